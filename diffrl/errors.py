@@ -1,0 +1,37 @@
+"""Errors meant for the user. Each message names the rule, what was received and the way out.
+
+The command line prints the message alone, without a traceback, and exits with the class's `exit_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DiffrlError(Exception):
+    """Something the user can mend: bad input, a missing file, a run that cannot go on."""
+
+    exit_code = 2
+
+
+class ConfigError(DiffrlError):
+    """One or more problems in a configuration, all reported at once."""
+
+    def __init__(self, problems: str | Sequence[str], source: str | None = None):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        where = f" in {source}" if source else ""
+        if len(self.problems) == 1:
+            text = f"{source}: {self.problems[0]}" if source else self.problems[0]
+        else:
+            text = f"{len(self.problems)} problems{where}:\n" + "\n".join(f"  - {p}" for p in self.problems)
+        super().__init__(text)
+
+
+class CheckpointError(DiffrlError):
+    """A checkpoint is missing, torn or does not belong to this run."""
+
+
+class GuardStop(DiffrlError):
+    """A guard ended the run because going on would have been wrong; what was saved stays."""
+
+    exit_code = 3
