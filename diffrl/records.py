@@ -115,10 +115,12 @@ class Credit:
 
     Args:
         advantage: (E,) float32; 0 for edges of samples that were left out.
+        outcome: (S,) float32 advantage of each sample as a whole.
         zero_spread_groups: groups whose rewards are all equal; they train nothing.
         dropped_groups: groups left out because too few of their samples could be scored.
     """
 
     advantage: Tensor
+    outcome: Tensor
     zero_spread_groups: int
     dropped_groups: int

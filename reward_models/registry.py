@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from reward_models.base import Scorer
 from reward_models.errors import RewardError
+
+if TYPE_CHECKING:
+    from reward_models.base import Scorer
 
 SCORERS: Mapping[str, str] = {
     "shapes": "reward_models.shapes:ShapesScorer",
@@ -52,6 +54,6 @@ def load_reward(name: str, **options: Any) -> Scorer:
     except (ImportError, AttributeError) as error:
         raise RewardError(f"The reward {name!r} cannot be imported: {error}.") from error
     try:
-        return cast(Scorer, factory(**options))
+        return cast("Scorer", factory(**options))
     except TypeError as error:
         raise RewardError(f"The reward {name!r} does not take these options: {options}. {error}.") from error

@@ -1,0 +1,188 @@
+"""The command line. Nothing heavy is imported until a command runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="diffrl",
+    help="Align flow-matching image and video generators with online reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[Path, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values that replace those of the file.")
+]
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")] = None,
+    overrides: OverridesArgument = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run's directory instead.")] = None,
+) -> None:
+    """Align a model, or go on with a run that was interrupted."""
+    from diffrl.errors import ConfigError
+
+    if (config is None) == (resume is None):
+        raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
+    _quiet_libraries()
+    if resume is not None:
+        from diffrl.training.run import resume as go_on
+
+        go_on(resume, _console())
+    elif config is not None:
+        from diffrl.config import load_config
+
+        resolved = load_config(config, overrides or [])
+        from diffrl.training.run import train as start
+
+        start(resolved, _console())
+
+
+@app.command()
+def check(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+    """Check a configuration and everything it names, without loading the model."""
+    from diffrl.config import load_config
+
+    resolved = load_config(config, overrides or [])
+    _quiet_libraries()
+    from diffrl.training.check import check_config
+
+    for line in check_config(resolved):
+        typer.echo(line)
+
+
+@app.command()
+def plan(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    processes: Annotated[int, typer.Option(min=1, help="Ranks that will share the work.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
+    from diffrl.config import load_config
+    from diffrl.plan import make_plan, plan_dict, render_plan
+
+    made = make_plan(load_config(config, overrides or []), processes)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(plan_dict(made), indent=2))
+    else:
+        typer.echo(render_plan(made))
+
+
+@app.command()
+def generate(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures; it must be new or empty.")],
+    model: Annotated[str | None, typer.Option(help="A pipeline's directory or hub id.")] = None,
+    run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
+    family: Annotated[str, typer.Option(help="Model family of --model.")] = "sd3",
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first prompts.")] = None,
+    per_prompt: Annotated[int, typer.Option(min=1, help="Pictures of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps. Default: the run's, else 28.")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=1.0, help="1 is off. Default: the run's, else 1.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Draw pictures from a pipeline, or from a run's aligned weights."""
+    _quiet_libraries()
+    from diffrl.training.generate import GenerateRequest, generate_pictures
+
+    request = GenerateRequest(
+        out=out,
+        model=model,
+        run=run,
+        family=family,
+        prompts=tuple(prompt or ()),
+        source=prompts,
+        limit=limit,
+        per_prompt=per_prompt,
+        seed=seed,
+        steps=steps,
+        guidance_scale=guidance_scale,
+        device=device,
+    )
+    written = generate_pictures(request)
+    typer.echo(f"{written} pictures in {out}, side by side in {out / 'grid.png'}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's directory.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
+) -> None:
+    """Write a run's weights in diffusers format, with a model card."""
+    _quiet_libraries()
+    from diffrl.training.export import export_run
+
+    for line in export_run(run, out):
+        typer.echo(line)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _quiet_libraries() -> None:
+    """Keep other libraries' progress bars and advice out of ours; errors still come through."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
+    from diffrl.errors import DiffrlError
+    from reward_models.errors import RewardError
+
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        app(args=list(sys.argv[1:] if arguments is None else arguments))
+    except (DiffrlError, RewardError) as error:
+        _fail(str(error), error.exit_code, rank)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(
+            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train a "
+            "LoRA. The run's last checkpoint is intact.",
+            2,
+            rank,
+        )
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(message: str, code: int, rank: int) -> None:
+    """Print one message and exit. Ranks meet the same mistake, so the first speaks for all with exit code 2."""
+    if rank == 0 or code != 2:
+        typer.echo(f"error: {message}", err=True)
+    raise SystemExit(code) from None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text
+
+
+if __name__ == "__main__":
+    main()

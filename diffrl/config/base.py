@@ -1,0 +1,60 @@
+"""What every section of the configuration shares: strictness, and problems worded for the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+Item = TypeVar("Item")
+ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
+"""A YAML list, kept as a tuple; its items stay strict."""
+
+SHOWN_CHARACTERS = 80
+
+
+class Section(BaseModel):
+    """A section of keys: unknown keys refused, values neither coerced nor changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+
+def show(value: Any) -> str:
+    """A value as the user would write it, cut to a readable length."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):  # keys that are no text, or a list that contains itself
+        text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def rule(text: str) -> PydanticCustomError:
+    """A problem with one value: `text` goes on after the key's path ("must be ... . Got ... . Do ... .")."""
+    return PydanticCustomError("rule", "{rule}", {"rule": text})
+
+
+def problems(texts: Sequence[str]) -> PydanticCustomError:
+    """Problems between several keys: whole sentences that name their paths."""
+    return PydanticCustomError("problems", "{text}", {"text": "\n".join(texts), "problems": list(texts)})
+
+
+def only(value: Any, why: str, fix: str) -> BeforeValidator:
+    """Accept nothing but `value`: the key is there, its feature is not.
+
+    Args:
+        value: the one value that is accepted; an empty list stands for "empty".
+        why: why it is the only one, without a full stop.
+        fix: what to do, without a full stop.
+    """
+
+    def check(given: Any) -> Any:
+        comparable = list(given) if isinstance(given, tuple) else given
+        if comparable != value or isinstance(comparable, bool) != isinstance(value, bool):
+            name = "empty" if value == [] else show(value)
+            raise rule(f"must be {name}: {why}. Got {show(given)}. {fix}.")
+        return given
+
+    return BeforeValidator(check)

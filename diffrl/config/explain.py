@@ -1,0 +1,196 @@
+"""Pydantic's errors in the user's words: the key, the rule, what was given, the way out."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from diffrl.config.base import show
+
+Location = tuple[int | str, ...]
+
+WRONG_TYPE = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a section, a mapping of keys to values",
+    "model_attributes_type": "must be a section, a mapping of keys to values",
+    "finite_number": "must be a finite number",
+    "invalid_key": "is not a known key: keys are text",
+}
+BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+NOT_HERE = {
+    ("rollout.dynamics", "ode"): "A deterministic step has no density, so grpo cannot train it",
+    ("rollout.stochastic", "splits"): "This version trains chains, which have no splits",
+}
+
+
+def explain(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
+    """One sentence or more a problem, in the order of the errors.
+
+    Args:
+        errors: `ValidationError.errors()`.
+        root: the model that was validated; its keys are what "did you mean" chooses from.
+    """
+    found: list[str] = []
+    for error in errors:
+        found += _explain_one(error, root)
+    return list(dict.fromkeys(found))
+
+
+def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    path = dotted(error["loc"], root)
+    if kind == "problems":
+        return list(context["problems"])
+    if kind == "rule":
+        return [f"{path} {context['rule']}"]
+    if kind == "extra_forbidden":
+        return [_unknown_key(error["loc"], root)]
+    if kind == "missing":
+        return [f"{path} is missing. {_meaning(error['loc'], root)}"]
+    if kind == "literal_error":
+        return [_not_a_choice(path, given, _choices(_field_type(error["loc"], root)))]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = [_kind_of(model) for model in _models_in(_field_type(error["loc"], root))]
+        if kind == "union_tag_not_found":
+            return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(given)}."]
+        return [_not_a_choice(f"{path}.kind", given["kind"], kinds, NOT_HERE.get((path, str(given["kind"]))))]
+    if kind == "too_short":
+        if len(given) >= context["min_length"]:  # entries that are wrong themselves have their own problem
+            return []
+        return [f"{path} must have at least {context['min_length']} entry. Got {show(given)}. Add one."]
+    if kind == "string_too_short":
+        return [f"{path} must not be empty. Got {show(given)}."]
+    if kind in BOUNDS:
+        name, sign = BOUNDS[kind]
+        return [f"{path} must be {sign} {show(context[name])}. Got {show(given)}."]
+    if kind in WRONG_TYPE:
+        return [f"{path} {WRONG_TYPE[kind]}. Got {show(given)}.{_quotes(kind, given)}"]
+    return [f"{path}: {error['msg']}. Got {show(given)}."]
+
+
+def _quotes(kind: str, given: Any) -> str:
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(given, str):
+        return " Remove the quotes, if there are any."
+    if kind == "string_type" and isinstance(given, (bool, int, float)):
+        return " Put it in quotes."
+    return ""
+
+
+def _not_a_choice(path: str, given: Any, choices: Sequence[Any], reason: str | None = None) -> str:
+    shown = ", ".join(str(choice) if isinstance(choice, str) else show(choice) for choice in choices)
+    if len(choices) == 1:
+        return f"{path} must be {shown}, the only one in this version. Got {show(given)}. Set it to {shown}."
+    close = difflib.get_close_matches(str(given), [str(choice) for choice in choices], n=1)
+    hint = f" {reason}." if reason else f" Did you mean {close[0]!r}?" if close else ""
+    return f"{path} must be one of {shown}. Got {show(given)}.{hint}"
+
+
+def _unknown_key(location: Location, root: type[BaseModel]) -> str:
+    *parents, key = location
+    model = next(iter(_models_at(tuple(parents), root)), root)
+    path = dotted(location, root)
+    close = difflib.get_close_matches(str(key), model.model_fields, n=1)
+    if close:
+        return f"{path} is not a known key. Did you mean {close[0]!r}?"
+    known = ", ".join(model.model_fields)
+    if parents and parents[-1] == _kind_of(model):  # one of several kinds of section
+        section, rest = path.rpartition(".")[0], ", ..." if len(model.model_fields) > 1 else ""
+        return (
+            f"{path} is not a key of kind {_kind_of(model)}. Its keys: {known}. Remove {key}, or give the section as a "
+            f"whole: {section}={{kind: {_kind_of(model)}{rest}}}."
+        )
+    elsewhere = [".".join(place) for place in _places(root) if place[-1] == key]
+    hint = f"Did you mean {' or '.join(elsewhere)}?" if elsewhere else f"Known keys: {known}."
+    return f"{path} is not a known key. {hint}"
+
+
+def dotted(location: Location, root: type[BaseModel]) -> str:
+    """The path as the user writes it: pydantic's location without the kinds it inserts for unions."""
+    parts: list[str] = []
+    for index, part in enumerate(location):
+        models = _models_at(location[:index], root, choose=False)
+        if len(models) < 2 or part not in {_kind_of(model) for model in models}:
+            parts.append(str(part))
+    return ".".join(parts)
+
+
+def _models_at(location: Location, root: type[BaseModel], choose: bool = True) -> list[type[BaseModel]]:
+    """The models that the section at this location may be; pydantic's inserted kind chooses one of several."""
+    models = [root]
+    for part in location:
+        if len(models) > 1:
+            chosen = [model for model in models if _kind_of(model) == part]
+            if chosen:
+                models = chosen
+                continue
+        if isinstance(part, int):
+            continue
+        field = next((model.model_fields[part] for model in models if part in model.model_fields), None)
+        if field is None:
+            return []
+        models = _models_in(field.annotation)
+    return models[:1] if choose else models
+
+
+def _field_type(location: Location, root: type[BaseModel]) -> Any:
+    """The annotation of the field that the location ends in, list indices apart."""
+    names = [part for part in location if not isinstance(part, int)]
+    owner = next(iter(_models_at(tuple(names[:-1]), root)))
+    return owner.model_fields[str(names[-1])].annotation
+
+
+def _meaning(location: Location, root: type[BaseModel]) -> str:
+    """What to write for a missing key."""
+    *parents, key = location
+    owner = next(iter(_models_at(tuple(parents), root)), None)
+    field = owner.model_fields.get(str(key)) if owner else None
+    if field is None:
+        return "Add it."
+    if field.description:
+        return f"Add it: {field.description}"
+    fields = [item for model in _models_in(field.annotation) for item in model.model_fields.items()]
+    needed = [name for name, inner in fields if inner.is_required()]
+    return f"Add the section; it needs {', '.join(needed)}." if needed else "Add it."
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every section type within an annotation, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
+        return [model for argument in get_args(annotation) for model in _models_in(argument)]
+    return []
+
+
+def _choices(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for argument in get_args(annotation) for choice in _choices(argument)]
+
+
+def _kind_of(model: type[BaseModel]) -> str:
+    kind = model.model_fields.get("kind")
+    return str(_choices(kind.annotation)[0]) if kind else ""
+
+
+def _places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every key of the configuration."""
+    for name, field in model.model_fields.items():
+        yield (*above, name)
+        for inner in _models_in(field.annotation):
+            yield from _places(inner, (*above, name))

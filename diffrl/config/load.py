@@ -1,0 +1,188 @@
+"""Read a configuration: YAML, `a.b=c` overrides, and every problem reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from diffrl.config.explain import explain
+from diffrl.config.schema import Config, cross_section_problems
+from diffrl.errors import ConfigError
+
+SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars, as editors show them: 1e-4 is a number, `on` and 2026-01-31 are text, 010 is ten.
+
+    Keys that occur twice are refused.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if isinstance(key, str) and key in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key!r} occurs twice, first on line {seen[key]}. Remove one of them",
+                    problem_mark=key_node.start_mark,
+                )
+            if isinstance(key, str):
+                seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back as the same values."""
+
+
+_SCALARS = (
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    ("tag:yaml.org,2002:merge", r"<<", "<"),
+)
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag, _pattern, _first in _SCALARS:
+        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value, 10))
+_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a configuration file.
+
+    Args:
+        path: a YAML file.
+        overrides: "a.b=c" each; c is read as YAML, parts of the path that are numbers index lists. Later ones win.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping, or there are problems; all of them are listed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The configuration must be a file. Got {path}, which is not there. Check the path."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration {path} cannot be read: {error}.") from error
+    data = _parse(text, str(path))
+    if not isinstance(data, dict):
+        got = "an empty file" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"the file must hold sections such as run: and model:. Got {got}.", str(path))
+    found: list[str] = []
+    for override in overrides:
+        try:
+            _apply(data, override)
+        except ConfigError as error:
+            found += error.problems
+    return make_config(data, str(path), found)
+
+
+def make_config(data: Mapping[str, Any], source: str | None = None, found: Sequence[str] = ()) -> Config:
+    """Check a mapping of sections.
+
+    Args:
+        data: as read from YAML.
+        source: where it is from, for the message.
+        found: problems found before, reported with the others.
+
+    Raises:
+        ConfigError: every problem, each with its path, the rule, what was given and a way out.
+    """
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        texts = explain(error.errors(include_url=False), Config)
+        if not any(detail["loc"] == () and detail["type"] == "problems" for detail in error.errors()):
+            texts += cross_section_problems(_valid_sections(data))
+        raise ConfigError([*found, *texts], source) from error
+    if found:
+        raise ConfigError(found, source)
+    return config
+
+
+def _valid_sections(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that are right on their own, so that the rules between them can be checked too."""
+    sections = {}
+    for name, field in Config.model_fields.items():
+        if name not in data:
+            if not field.is_required():
+                sections[name] = field.get_default(call_default_factory=True)
+            continue
+        annotation: Any = field.rebuild_annotation()
+        try:
+            sections[name] = TypeAdapter(annotation).validate_python(data[name])
+        except ValidationError:
+            continue
+    return sections
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{where}{error.problem or error.context}.", source) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"This is not YAML: {error}.", source) from error
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Put one override into the data. A key that nobody knows is found later, with all the others."""
+    path, equals, text = override.partition("=")
+    parts = path.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"An override must be section.key=value. Got {override!r}. Write for example run.seed=1.")
+    if not text.strip():
+        raise ConfigError(f"The override {override!r} must have a value. Write {path}=null for none, or '' for empty.")
+    value = _parse(text, f"override {override!r}")
+    here: Any = data
+    for index, part in enumerate(parts):
+        reached, last = ".".join(parts[:index]), index == len(parts) - 1
+        if isinstance(here, list):
+            key: Any = _list_index(part, here, reached, override)
+        elif isinstance(here, dict):
+            key = part
+        else:
+            raise ConfigError(f"{reached} has no keys of its own. Got the override {override!r}. Override {reached}.")
+        if last:
+            here[key] = value
+        else:
+            if isinstance(here, dict) and here.get(key) is None:
+                here[key] = {}
+            here = here[key]
+
+
+def _list_index(part: str, values: list[Any], path: str, override: str) -> int:
+    if part.isdecimal() and int(part) < len(values):
+        return int(part)
+    have = f"{len(values)} entries, numbered from 0" if len(values) != 1 else "one entry, number 0"
+    raise ConfigError(
+        f"{path} is a list of {have}. Got the override {override!r}. Use a number in range or override all of {path}."
+    )
+
+
+def dump_config(config: Config) -> str:
+    """YAML with every key of the configuration, defaults too; `load_config` reads it back as an equal one."""
+    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema that editors use."""
+    return {"$schema": SCHEMA_URL, **Config.model_json_schema(), "title": "diffrl configuration"}

@@ -1,0 +1,217 @@
+"""The configuration of a run: every key, its meaning, its bounds, and the rules between sections.
+
+A key whose feature does not exist yet accepts only the value that means "off". No value is ever adjusted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.config.method import (
+    CreditSettings,
+    GrpoSettings,
+    GuardSettings,
+    Rewards,
+    RolloutSettings,
+    TrainSettings,
+    Window,
+)
+
+SD3_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out")
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _folder_name(name: str) -> str:
+    if not FOLDER_NAME.fullmatch(name):
+        raise rule(
+            "must be a plain folder name: letters, digits, '.', '_' and '-', at most 100, beginning with a letter or "
+            f"digit. Got {show(name)}. Put folders into run.dir."
+        )
+    return name
+
+
+def _prompt_source(source: str) -> str:
+    if source in BUILT_IN_PROMPTS or source.endswith((".txt", ".jsonl")):
+        return source
+    if source.startswith("hub:") and len(source) > len("hub:"):
+        return source
+    close = difflib.get_close_matches(source, BUILT_IN_PROMPTS, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else "Give the file its ending or name a data set."
+    raise rule(
+        f"must be {' or '.join(BUILT_IN_PROMPTS)}, a .txt or .jsonl file, or hub:<dataset>. Got {show(source)}. {hint}"
+    )
+
+
+PromptSource = Annotated[str, AfterValidator(_prompt_source)]
+
+
+class RunSettings(Section):
+    """What the run is called, where it is kept and how long it is."""
+
+    name: Annotated[str, AfterValidator(_folder_name)] = Field("run", description="Folder of the run within dir.")
+    dir: str = Field("runs", min_length=1, description="Folder that holds runs, relative to where diffrl is started.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in training.")
+    iterations: int = Field(ge=1, description="Training iterations: rollout, reward, update.")
+    checkpoint_every: int = Field(20, ge=1, description="Iterations between checkpoints; one more at the end.")
+    keep_checkpoints: int | None = Field(
+        3, ge=2, description="Newest checkpoints kept, at least 2 so that a torn one has a predecessor. null = all."
+    )
+    eval_every: int | None = Field(
+        20, ge=1, description="Iterations between held-out evaluations. null = only before and after training."
+    )
+
+
+class LoraSettings(Section):
+    """Low-rank adapters, trained in place of the network's own weights."""
+
+    rank: int = Field(32, ge=1, description="Rank of each adapter.")
+    alpha: float = Field(64.0, gt=0, description="Adapters are scaled by alpha / rank.")
+    targets: Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
+        SD3_ATTENTION, description="Linear layers that get an adapter: their names' last parts, as peft matches them."
+    )
+
+
+class ModelSettings(Section):
+    """The pipeline that is aligned."""
+
+    family: Literal["sd3"] = Field(description="Model family; sd3 = Stable Diffusion 3 and 3.5.")
+    path: str = Field(min_length=1, description="A pipeline's folder in diffusers format, or its name on the hub.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the newest.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Of frozen weights and of network calls; trained weights are always float32."
+    )
+    lora: LoraSettings | None = Field(None, description="null = full fine-tuning of the transformer.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto = cuda if there is one; what really runs is recorded with the run."
+    )
+    height: int | None = Field(None, ge=1, description="Picture height in pixels. null = the pipeline's own.")
+    width: int | None = Field(None, ge=1, description="Picture width in pixels. null = the pipeline's own.")
+    max_sequence_length: int | None = Field(
+        None,
+        ge=0,
+        le=512,
+        description="T5 tokens of a prompt. null = the pipeline's own default (256). A pipeline without T5 "
+        "(text_encoder_3 = null) gets as many zero tokens instead: set what it was trained with.",
+    )
+
+
+class PromptSettings(Section):
+    """Prompts to train on and to evaluate on; train is shuffled anew each epoch, from run.seed."""
+
+    train: PromptSource = Field(description="shapes:train, a .txt (a prompt a line) or .jsonl file, or hub:<dataset>.")
+    eval: PromptSource = Field(description="Held-out prompts, in the same forms; shapes:held_out is built in.")
+    per_iteration: int = Field(ge=1, description="Prompts of one iteration, over all processes; each is one group.")
+
+
+class EvalSettings(Section):
+    """Held-out evaluation with deterministic sampling and the same noise every time."""
+
+    rewards: Rewards = Field(description="What is measured; need not be what is trained on.")
+    samples: int = Field(ge=1, description="Pictures of one evaluation; prompts are taken in turn.")
+    steps: int = Field(ge=1, description="Denoising steps, all deterministic.")
+    guidance_scale: float = Field(1.0, ge=1, description="Classifier-free guidance; 1 = none.")
+    seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the evaluation's noise, apart from run.seed.")
+    batch: int = Field(128, ge=1, description="Samples in one network call; bounds memory.")
+
+
+class WandbSettings(Section):
+    """Weights & Biases."""
+
+    project: str = Field(min_length=1, description="Project that the run is logged to.")
+    entity: str | None = Field(None, description="Team or user; null = your default.")
+    mode: Literal["online", "offline"] = Field("online", description="offline = written to the run, sent by you later.")
+
+
+class TrackSettings(Section):
+    """Where numbers and pictures go. metrics.jsonl is always written."""
+
+    tensorboard: bool = Field(False, description="Also write TensorBoard files.")
+    wandb: WandbSettings | None = Field(None, description="Also log to Weights & Biases. null = no.")
+    pictures_per_iteration: int = Field(8, ge=0, description="At most this many training pictures are kept.")
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSettings
+    model: ModelSettings
+    prompts: PromptSettings
+    rollout: RolloutSettings
+    rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
+    credit: CreditSettings = CreditSettings()
+    objective: GrpoSettings = GrpoSettings()
+    train: TrainSettings
+    eval: EvalSettings
+    guards: GuardSettings = GuardSettings()
+    track: TrackSettings = TrackSettings()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        found = cross_section_problems({name: getattr(self, name) for name in type(self).model_fields})
+        if found:
+            raise problems(found)
+        return self
+
+
+def _enough_edges(rollout: RolloutSettings, train: TrainSettings) -> str | None:
+    steps = rollout.stochastic.size if isinstance(rollout.stochastic, Window) else rollout.steps - 1
+    edges = rollout.tree.roots * steps
+    if train.updates_per_iteration <= edges:
+        return None
+    return (
+        "train.updates_per_iteration must be <= the edges of a prompt, rollout.tree.roots * stochastic steps. Got "
+        f"updates_per_iteration={train.updates_per_iteration}, roots={rollout.tree.roots}, stochastic steps={steps}. "
+        "Lower updates_per_iteration or add roots."
+    )
+
+
+def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
+    if credit.minimum_samples <= rollout.tree.roots:
+        return None
+    return (
+        "credit.minimum_samples must be <= rollout.tree.roots, or no group could ever train. Got "
+        f"minimum_samples={credit.minimum_samples}, roots={rollout.tree.roots}. Lower minimum_samples or add roots."
+    )
+
+
+def _warmup_ends(run: RunSettings, train: TrainSettings) -> str | None:
+    updates = run.iterations * train.updates_per_iteration
+    if train.warmup_updates < updates:
+        return None
+    return (
+        "train.warmup_updates must be < the run's updates, run.iterations * train.updates_per_iteration. Got "
+        f"warmup_updates={train.warmup_updates}, iterations={run.iterations}, "
+        f"updates_per_iteration={train.updates_per_iteration}. Lower warmup_updates or add iterations."
+    )
+
+
+def _optimizer_has_its_device(model: ModelSettings, train: TrainSettings) -> str | None:
+    if train.optimizer != "adamw_8bit" or model.device != "cpu":
+        return None
+    return (
+        "train.optimizer must be adamw on the CPU. Got optimizer=adamw_8bit, model.device=cpu. Set optimizer: adamw or "
+        "model.device: cuda."
+    )
+
+
+_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
+    (("rollout", "train"), _enough_edges),
+    (("rollout", "credit"), _groups_can_be_full),
+    (("run", "train"), _warmup_ends),
+    (("model", "train"), _optimizer_has_its_device),
+)
+
+
+def cross_section_problems(sections: Mapping[str, Any]) -> list[str]:
+    """Problems between sections, of those checks whose sections are all given (the others could not be read)."""
+    checked = (
+        check(*(sections[name] for name in names)) for names, check in _CROSS_CHECKS if sections.keys() >= set(names)
+    )
+    return [problem for problem in checked if problem is not None]

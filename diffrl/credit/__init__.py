@@ -1,0 +1,1 @@
+"""From rewards of samples to advantages of steps."""

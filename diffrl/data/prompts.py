@@ -1,0 +1,82 @@
+"""Where prompts come from: the embedded world, a text file, a JSON-lines file, or a dataset on the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import ConfigError
+from diffrl.records import Prompt
+
+
+def load_prompts(source: str) -> list[Prompt]:
+    """Read prompts in their order.
+
+    Args:
+        source: `shapes:train`, `shapes:held_out`, a path ending in .txt (one prompt a line) or .jsonl (objects with
+            "prompt" and whatever scorers need beside it), or `hub:<dataset>[:<split>]` (column "prompt" or "text").
+
+    Raises:
+        ConfigError: no such source, an unreadable line, or no prompt in it.
+    """
+    if source.startswith("shapes:"):
+        prompts = _embedded(source.removeprefix("shapes:"))
+    elif source.startswith("hub:"):
+        prompts = _from_hub(source.removeprefix("hub:"))
+    else:
+        prompts = _from_file(Path(source))
+    if not prompts:
+        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {source!r}.")
+    return prompts
+
+
+def _embedded(split: str) -> list[Prompt]:
+    from diffrl.data import shapes
+
+    if split not in ("train", "held_out"):
+        raise ConfigError(f"shapes has the splits train and held_out. Got {split!r}. Use shapes:train.")
+    return list(shapes.prompts(split))
+
+
+def _from_file(path: Path) -> list[Prompt]:
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ConfigError(
+            f"Prompts come from shapes:<split>, hub:<dataset> or a .txt or .jsonl file. Got {str(path)!r}."
+        )
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise ConfigError(f"The prompt file {str(path)!r} does not exist.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The prompt file {str(path)!r} cannot be read as UTF-8 text: {error}.") from error
+    if path.suffix == ".txt":
+        return [Prompt(line.strip()) for line in lines if line.strip()]
+    return [_from_json(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _from_json(line: str, where: str) -> Prompt:
+    try:
+        record: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"Each line of a .jsonl prompt file must be a JSON object. {where}: {error}.") from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"].strip():
+        raise ConfigError(f'Each line of a .jsonl prompt file must be an object with "prompt". {where} is not.')
+    text = record.pop("prompt").strip()
+    return Prompt(text, record)
+
+
+def _from_hub(name: str) -> list[Prompt]:
+    dataset, _, split = name.partition(":")
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ConfigError("hub: prompts need the datasets package. Run: pip install 'diffrl[datasets]'.") from error
+    try:
+        rows = load_dataset(dataset, split=split or "train")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The dataset {dataset!r} cannot be loaded: {error}.") from error
+    column = next((c for c in ("prompt", "text", "caption") if c in rows.column_names), None)
+    if column is None:
+        raise ConfigError(f"A prompt dataset needs a column prompt, text or caption. Got {rows.column_names}.")
+    return [Prompt(row[column].strip(), {k: v for k, v in row.items() if k != column}) for row in rows if row[column]]

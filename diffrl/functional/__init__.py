@@ -1,0 +1,1 @@
+"""The mathematics: tensors in, tensors out; no configuration, device, randomness, logging or I/O."""

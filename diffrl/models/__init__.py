@@ -1,0 +1,1 @@
+"""Model families behind one small Protocol, LoRA, and pictures."""

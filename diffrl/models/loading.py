@@ -1,0 +1,111 @@
+"""From a family name and a path to a `ModelAdapter`, with the mistakes people make answered in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import ModelAdapter
+from diffrl.registry import MODELS, resolve
+
+SETTINGS_FILE = "diffrl.json"
+"""Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
+the configuration, such as {"max_sequence_length": 0}."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means on this machine.
+
+    Raises:
+        ConfigError: CUDA was asked for by name and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("model.device=cuda needs a CUDA device. None was found. Use auto or cpu.")
+    return torch.device(name)
+
+
+def check_pipeline_directory(family: str, path: str, pipeline_class: str) -> None:
+    """Refuse a local path that is no diffusers directory of the family's pipeline class; hub ids pass.
+
+    Raises:
+        ConfigError: says what was found instead.
+    """
+    directory = Path(path)
+    if not directory.exists():
+        looks_like_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
+        if looks_like_hub_id and not (directory.parent.is_dir() and directory.parent != Path()):
+            return
+        raise ConfigError(
+            f"model.path must be a diffusers directory or a hub id. Got {path!r}, which does not exist here."
+        )
+    index = directory / "model_index.json"
+    if not index.is_file():
+        raise ConfigError(
+            f"model.path must be a diffusers directory. Got {path!r}, which has no model_index.json. "
+            "Point it at the folder that pipeline.save_pretrained wrote."
+        )
+    try:
+        found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    except ValueError as error:
+        raise ConfigError(f"{index} is not readable JSON: {error}. Save the pipeline again.") from error
+    if found != pipeline_class:
+        raise ConfigError(
+            f"model.family={family} needs a {pipeline_class}. Got {found} in {path!r}. "
+            "Choose the family that fits the pipeline, or another path."
+        )
+
+
+def shipped_settings(directory: Path) -> dict[str, Any]:
+    """Adapter options that a local pipeline brings along; empty if it brings none.
+
+    Raises:
+        ConfigError: the file is not a JSON object.
+    """
+    path = directory / SETTINGS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not readable JSON: {error}.") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} must be a JSON object of adapter options. Got {settings!r}.")
+    return settings
+
+
+def load_adapter(family: str, path: str, *, dtype: str, device: torch.device, **options: Any) -> ModelAdapter:
+    """Load a pipeline's components as an adapter of its family.
+
+    Args:
+        family: registered family name or "module:Adapter".
+        path: diffusers directory or hub id.
+        dtype: name of the compute dtype, a key of `DTYPES`.
+        device: where the components live.
+        **options: passed to the adapter (height, width, max_sequence_length, revision); None leaves the choice to the
+            pipeline's own `SETTINGS_FILE`, then to the adapter.
+
+    Raises:
+        ConfigError: wrong class, missing or unreadable files, an id that cannot be fetched.
+    """
+    adapter_class = resolve("model.family", MODELS, family)
+    check_pipeline_directory(family, path, adapter_class.pipeline_class)
+    given = {name: value for name, value in options.items() if value is not None}
+    options = {**shipped_settings(Path(path)), **given}
+    try:
+        adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], device=device, **options)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        if "out of memory" in str(error).lower() or "can't allocate" in str(error):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"model.path {path!r} could not be loaded: {reason}") from error
+    return adapter

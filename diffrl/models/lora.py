@@ -1,0 +1,69 @@
+"""LoRA on a transformer through peft: add, read, write, switch off for the reference policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffrl.errors import ConfigError
+
+ADAPTER_NAME = "default"
+
+
+def add_lora(transformer: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
+    """Add trainable LoRA weights in float32; B starts at zero, so the policy starts as the base model.
+
+    Args:
+        transformer: a diffusers transformer with peft support.
+        rank: r of the update B A, (out, r) x (r, in).
+        alpha: the update is scaled by alpha / rank.
+        targets: module names as peft matches them: whole names, or endings after a dot.
+        seed: of A's Gaussian initialisation.
+
+    Raises:
+        ConfigError: a target matches no module.
+    """
+    from peft import LoraConfig
+
+    linears = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    missing = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in linears)]
+    if missing:
+        endings = sorted({".".join(name.split(".")[2:]) for name in linears if name.count(".") > 1})
+        raise ConfigError(
+            f"model.lora.targets must name linear layers of the transformer. Got {', '.join(missing)}, "
+            f"which match none. Layers inside its blocks: {', '.join(endings)}."
+        )
+    device = next(transformer.parameters()).device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
+        transformer.add_adapter(config, adapter_name=ADAPTER_NAME)
+    for name, parameter in transformer.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(device, torch.float32)
+
+
+def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:
+    """The LoRA weights in peft's naming, which diffusers' `save_lora_weights` takes."""
+    from peft.utils import get_peft_model_state_dict
+
+    return dict(get_peft_model_state_dict(transformer, adapter_name=ADAPTER_NAME))
+
+
+def lora_metadata(transformer: Any) -> Mapping[str, Any]:
+    """The peft configuration that must travel with the weights: without it a loader guesses alpha = rank."""
+    return dict(transformer.peft_config[ADAPTER_NAME].to_dict())
+
+
+@contextmanager
+def lora_disabled(transformer: Any) -> Iterator[None]:
+    """Inside, the transformer is the base model."""
+    transformer.disable_adapters()
+    try:
+        yield
+    finally:
+        transformer.enable_adapters()

@@ -1,0 +1,1 @@
+"""Addressed noise, denoising, and what a rollout keeps."""

@@ -1,0 +1,295 @@
+"""The run store: an SQLite index of every sample kept, and lossless WebP pictures beside it.
+
+    samples.sqlite                          one row a sample, one row a reward of it
+    samples/eval-000040/3-1.webp            stage, iteration / group, root
+    samples/train-000041/3-1-0.1.webp       the same with a path: child 1 of child 0 of the root
+
+A sample's address says where its noise comes from, so equal addresses are the same prompt and noise: across iterations
+of one run (stage "eval": compare group, root and path) and across runs (compare prompt, seed, group, root and path).
+The parent of a node has its path without the last index. The index is in WAL mode: readers never block the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from diffrl.errors import DiffrlError
+from diffrl.models.images import from_pil, save_webp_lossless
+
+INDEX, PICTURES = "samples.sqlite", "samples"
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY,
+    stage TEXT NOT NULL,            -- what the sample was drawn for: 'train', 'eval', 'generate', ...
+    iteration INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,      -- the slot of the iteration's batch that holds the prompt
+    root INTEGER NOT NULL,          -- index of the initial noise within the group
+    path TEXT NOT NULL,             -- child indices from the root, '0.1'; '' is the root
+    seed INTEGER NOT NULL,
+    prompt TEXT NOT NULL,
+    metadata TEXT NOT NULL,         -- JSON object that came with the prompt
+    total REAL,                     -- weighted reward; NULL where a scorer failed
+    advantage REAL,
+    error TEXT,                     -- why a scorer failed
+    picture TEXT,                   -- relative to the run directory
+    UNIQUE (stage, iteration, group_id, root, path)
+);
+CREATE INDEX samples_by_prompt ON samples (prompt, seed);
+CREATE TABLE rewards (
+    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
+    raw REAL,                       -- in the scorer's units; NULL where it failed
+    PRIMARY KEY (sample_id, name)
+) WITHOUT ROWID;
+CREATE INDEX rewards_by_value ON rewards (name, raw);
+"""
+KEY = "stage, iteration, group_id, root, path"
+VALUES = "seed, prompt, metadata, total, advantage, error, picture"
+UPSERT = f"""
+INSERT INTO samples ({KEY}, {VALUES}) VALUES ({", ".join("?" * 12)})
+ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in VALUES.split(", "))} RETURNING id
+"""
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """One sample with its address, its rewards and its picture.
+
+    Args:
+        stage: what it was drawn for: "train", "eval", "generate" or another lower-case word.
+        iteration: the training iteration, from 0.
+        group: the slot of the iteration's batch that holds the prompt.
+        root: index of the initial noise within the group.
+        seed: the seed that the address belongs to.
+        prompt: its text.
+        path: child indices from the root, as in `Address`.
+        metadata: JSON values that came with the prompt.
+        total: the weighted reward; None or NaN where a scorer failed.
+        advantage: None where it was not trained on.
+        rewards: raw value by name, parts as "reward/part"; None or NaN where the scorer failed. Read back as None.
+        error: why a scorer failed.
+        picture: (3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
+        file: where the picture lies, relative to the run directory; set by the store.
+    """
+
+    stage: str
+    iteration: int
+    group: int
+    root: int
+    seed: int
+    prompt: str
+    path: tuple[int, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    total: float | None = None
+    advantage: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    picture: Tensor | None = None
+    file: str | None = None
+
+
+class SampleStore:
+    """The samples of one run. Failures of the index or of the disk are DiffrlErrors that name the file."""
+
+    def __init__(self, run_dir: Path, readonly: bool = False):
+        """Open the store of a run, making it if there is none yet and `readonly` is False."""
+        self.run_dir = Path(run_dir)
+        self.index = self.run_dir / INDEX
+        if readonly and not self.index.is_file():
+            raise DiffrlError(f"{self.run_dir} holds no samples: {INDEX} is missing. Give the directory of a run.")
+        with self._explained():
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self._database = self._connect(readonly)
+
+    @classmethod
+    def open_readonly(cls, run_dir: Path) -> SampleStore:
+        """Open an existing store for reading, also while a run writes to it."""
+        return cls(run_dir, readonly=True)
+
+    def write(self, samples: Sequence[StoredSample]) -> None:
+        """Add samples, all or none; one with the same stage, iteration and address is replaced.
+
+        Pictures are in place before their rows, so a row never names a file that is not there yet. They are not forced
+        onto the disk: a power cut (not a kill) may lose the last ones.
+        """
+        with self._explained():
+            files = [self._save_picture(sample) for sample in samples]
+            with self._transaction("IMMEDIATE"):
+                for sample, file in zip(samples, files, strict=True):
+                    row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
+                    numbers = (_finite(sample.total), _finite(sample.advantage), sample.error, file)
+                    (number,) = self._database.execute(UPSERT, (*row, *numbers)).fetchone()
+                    self._database.execute("DELETE FROM rewards WHERE sample_id = ?", (number,))
+                    rewards = ((number, name, _finite(raw)) for name, raw in sample.rewards.items())
+                    self._database.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rewards)
+            for sample, file in zip(samples, files, strict=True):
+                if file is None:  # it may replace a sample that had one
+                    (self.run_dir / _picture_file(sample)).unlink(missing_ok=True)
+
+    def truncate_after(self, iteration: int, stages: Sequence[str]) -> None:
+        """Remove the samples of these stages beyond an iteration, and every picture file of theirs, rows or not."""
+        with self._explained():
+            with self._transaction("IMMEDIATE"):
+                rows = ((stage, iteration) for stage in stages)
+                self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
+            for folder in (self.run_dir / PICTURES).glob("*-*"):
+                stage, _, number = folder.name.rpartition("-")
+                if stage in stages and number.isdecimal() and int(number) > iteration:
+                    shutil.rmtree(folder)
+
+    def read(
+        self,
+        stage: str | None = None,
+        iteration: int | None = None,
+        prompt: str | None = None,
+        limit: int = -1,
+        offset: int = 0,
+    ) -> list[StoredSample]:
+        """Samples in the order of iteration, group, root and path.
+
+        Args:
+            stage: only this stage.
+            iteration: only this iteration.
+            prompt: only prompts that contain this text; upper and lower case of ASCII letters are the same.
+            limit: at most so many; -1 is all.
+            offset: so many are skipped before.
+        """
+        conditions = {"stage = ?": stage, "iteration = ?": iteration, "instr(lower(prompt), lower(?))": prompt}
+        given = {condition: value for condition, value in conditions.items() if value is not None}
+        where = " AND ".join(["1", *given])
+        chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
+        values = (*given.values(), limit, offset)
+        with self._explained(), self._transaction("DEFERRED"):
+            rows = self._database.execute(f"SELECT id, {KEY}, {VALUES} {chosen}", values).fetchall()
+            rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
+            join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
+            for number, name, raw in self._database.execute(join, values):
+                rewards[number][name] = raw
+            return [_sample(row, rewards[row[0]]) for row in rows]
+
+    def picture(self, sample: StoredSample) -> Tensor:
+        """The picture of a sample that was read: (3, H, W) uint8."""
+        if sample.file is None:
+            raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without a picture.")
+        file = self.run_dir / sample.file
+        if not file.resolve().is_relative_to((self.run_dir / PICTURES).resolve()):
+            raise DiffrlError(f"{self.index} names a picture outside its run: {sample.file!r}. Do not trust this run.")
+        try:
+            with Image.open(file) as image:
+                return from_pil(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DiffrlError(f"Cannot read the picture {file}: {error}.") from error
+
+    def sync(self) -> None:
+        """Force the rows written so far onto the disk, without waiting for readers."""
+        with self._explained():
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def close(self) -> None:
+        """Close the index; closing twice does nothing."""
+        self._database.close()
+
+    def __enter__(self) -> SampleStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, readonly: bool) -> sqlite3.Connection:
+        mode = "ro" if readonly else "rwc"
+        if readonly and not os.access(self.run_dir, os.W_OK) and not self.index.with_name(f"{INDEX}-wal").exists():
+            mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
+        address = f"{self.index.resolve().as_uri()}?mode={mode}"
+        database = sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
+        try:
+            if not readonly:
+                database.execute("PRAGMA journal_mode = WAL").fetchall()
+                database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA foreign_keys = ON")
+            self._check_schema(database, readonly)
+        except (sqlite3.DatabaseError, DiffrlError):
+            database.close()
+            raise
+        return database
+
+    def _check_schema(self, database: sqlite3.Connection, readonly: bool) -> None:
+        database.execute("BEGIN" if readonly else "BEGIN IMMEDIATE")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version == 0 and tables == 0 and not readonly:
+            for statement in SCHEMA.strip().rstrip(";").split(";\n"):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
+            raise DiffrlError(f"{self.index} {found}. Use the diffrl that wrote it, or move the file away.")
+        database.execute("COMMIT")
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[None]:
+        self._database.execute(f"BEGIN {kind}")
+        try:
+            yield
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say which file failed, in place of a traceback from within SQLite."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise DiffrlError(f"The sample index {self.index} cannot be used: {error}.") from error
+        except OSError as error:
+            raise DiffrlError(f"The samples of {self.run_dir} cannot be written: {error}.") from error
+
+    def _save_picture(self, sample: StoredSample) -> str | None:
+        file = _picture_file(sample)
+        if sample.picture is None:
+            return None
+        (self.run_dir / file).parent.mkdir(parents=True, exist_ok=True)
+        save_webp_lossless(sample.picture, self.run_dir / file)
+        return file
+
+
+def _key(sample: StoredSample) -> tuple[str, int, int, int, str]:
+    return sample.stage, sample.iteration, sample.group, sample.root, ".".join(map(str, sample.path))
+
+
+def _picture_file(sample: StoredSample) -> str:
+    stage, iteration, group, root, path = _key(sample)
+    if not re.fullmatch(r"[a-z][a-z_]*", stage) or min(iteration, group, root, *sample.path) < 0:
+        raise ValueError(f"A stage is a lower-case word and an address has no negative number. Got {_key(sample)}.")
+    return f"{PICTURES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
+
+
+def _sample(row: tuple[Any, ...], rewards: Mapping[str, float | None]) -> StoredSample:
+    _, stage, iteration, group, root, path, seed, prompt, metadata, total, advantage, error, file = row
+    address = {"stage": stage, "iteration": iteration, "group": group, "root": root, "seed": seed}
+    indices = tuple(int(index) for index in path.split(".") if index)
+    values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "file": file}
+    return StoredSample(**address, prompt=prompt, path=indices, metadata=json.loads(metadata), **values)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,1 @@
+"""The trainer and everything that knows of configurations, ranks and files."""

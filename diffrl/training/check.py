@@ -1,0 +1,59 @@
+"""Everything about a configuration that can be known without loading the model."""
+
+from __future__ import annotations
+
+from diffrl.config import Config
+from diffrl.data.prompts import load_prompts
+from diffrl.errors import ConfigError, DiffrlError
+from diffrl.models.loading import check_pipeline_directory, choose_device
+from diffrl.plan import make_plan
+from diffrl.registry import MODELS, resolve
+from diffrl.training.memory import GIB, available_bytes, check_memory
+from diffrl.training.run_dir import new_run_dir
+from diffrl.training.session import check_trackers, make_scorers
+
+
+def check_config(config: Config) -> list[str]:
+    """Look at everything that a configuration names.
+
+    Returns:
+        Lines that say what was found.
+
+    Raises:
+        ConfigError: lists all problems.
+    """
+    problems: list[str] = []
+    found: list[str] = []
+
+    def attempt(label: str, action) -> None:  # type: ignore[no-untyped-def]
+        try:
+            found.append(f"{label:<12} {action()}")
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except DiffrlError as error:
+            problems.append(str(error))
+
+    def model() -> str:
+        family = resolve("model.family", MODELS, config.model.family)
+        check_pipeline_directory(config.model.family, config.model.path, family.pipeline_class)
+        return f"{config.model.path} ({family.pipeline_class})"
+
+    def memory() -> str:
+        plan, device = make_plan(config), choose_device(config.model.device)
+        if plan.memory is None:
+            return "cannot be estimated before the pipeline is here"
+        check_memory(plan.memory.peak, device)
+        return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+    attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
+    attempt("", lambda: f"{len(load_prompts(config.prompts.eval)):,} held out")
+    attempt("rewards", lambda: ", ".join(s.name for s in make_scorers(config.rewards, "rewards")))
+    attempt("", lambda: ", ".join(s.name for s in make_scorers(config.eval.rewards, "eval.rewards")) + " (held out)")
+    attempt("model", model)
+    attempt("device", lambda: str(choose_device(config.model.device)))
+    attempt("memory", memory)
+    attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
+    attempt("run", lambda: f"{new_run_dir(config)} is free")
+    if problems:
+        raise ConfigError(problems)
+    return [*found, "The configuration is fine."]

@@ -1,0 +1,122 @@
+"""A run's weights in the formats that diffusers reads, with a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffrl.models.loading import SETTINGS_FILE
+from diffrl.models.lora import lora_layers, lora_metadata
+from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
+
+LORA_USE = """```python
+from diffusers import {pipeline_class}
+
+pipeline = {pipeline_class}.from_pretrained({base!r})
+pipeline.load_lora_weights({folder!r})
+image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
+```"""
+FULL_USE = """```python
+from diffusers import {pipeline_class}
+
+pipeline = {pipeline_class}.from_pretrained({folder!r})
+image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
+```"""
+
+
+def export_run(run: Path, out: Path) -> list[str]:
+    """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
+
+    Returns:
+        Lines for the user.
+
+    Raises:
+        ConfigError: no such run, or `out` is not empty.
+        CheckpointError: the run has no checkpoint that can be used.
+    """
+    require_empty(out, "--out")
+    model = load_aligned(run, torch.device("cpu"))
+    pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
+    out.mkdir(parents=True, exist_ok=True)
+    if model.config.model.lora is not None:
+        type(pipeline).save_lora_weights(
+            str(out),
+            transformer_lora_layers=lora_layers(model.policy.inner),
+            transformer_lora_adapter_metadata=lora_metadata(model.policy.inner),
+            safe_serialization=True,
+        )
+        what = "LoRA"
+    else:
+        pipeline.save_pretrained(str(out), safe_serialization=True)
+        settings = Path(model.config.model.path) / SETTINGS_FILE
+        if settings.is_file():
+            (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
+        what = "pipeline"
+    (out / "README.md").write_text(model_card(model, out), encoding="utf-8")
+    return [*model.messages, f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."]
+
+
+def model_card(model: AlignedModel, out: Path) -> str:
+    """The card: what was trained on what, what it gained, how to use it."""
+    config = model.config
+    pipeline_class = type(model.adapter).pipeline_class  # type: ignore[attr-defined]
+    base = config.model.path
+    length = config.model.max_sequence_length
+    use = (LORA_USE if config.model.lora else FULL_USE).format(
+        pipeline_class=pipeline_class,
+        base=base,
+        folder=str(out),
+        prompt="a red circle above a blue square" if config.prompts.train.startswith("shapes:") else "a prompt",
+        steps=config.eval.steps,
+        guidance=config.eval.guidance_scale,
+        extra="" if length is None else f", max_sequence_length={length}",
+    )
+    rewards = ", ".join(f"{reward.name} (weight {reward.weight:g})" for reward in config.rewards)
+    header = ["---", "library_name: diffusers", "tags: [diffrl, reinforcement-learning, text-to-image]"]
+    if config.model.lora:
+        header.append(f"base_model: {base}")
+    lines = [
+        *header,
+        "---",
+        "",
+        f"# {config.run.name}",
+        "",
+        f"`{base}`, aligned with diffrl: {config.objective.kind.upper()} on {rewards}, "
+        f"{model.checkpoint.step} iterations, seed {config.run.seed}, "
+        + (f"LoRA rank {config.model.lora.rank}." if config.model.lora else "full fine-tuning of the transformer.")
+        + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
+        "",
+        *_gains(model),
+        "## Use",
+        "",
+        use,
+        "",
+        "## Configuration",
+        "",
+        "```yaml",
+        (model.run_dir / "config.yaml").read_text(encoding="utf-8").strip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _gains(model: AlignedModel) -> list[str]:
+    """The held-out table, if the run has ended."""
+    path = model.run_dir / "summary.json"
+    if not path.is_file():
+        return ["The run had not ended when this was exported.", ""]
+    held_out = json.loads(path.read_text(encoding="utf-8"))["held_out"]
+    names = [key.removesuffix("_before") for key in held_out if key.endswith("_before")]
+    rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]
+    return [
+        f"Held-out reward, {model.config.eval.samples} samples from the same noise:",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]

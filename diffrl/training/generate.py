@@ -1,0 +1,101 @@
+"""Prompts to pictures, from a pipeline as it is or from a run's aligned weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffrl.data.prompts import load_prompts
+from diffrl.errors import ConfigError
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.images import Cell, comparison_grid, to_pil
+from diffrl.models.loading import choose_device, load_adapter
+from diffrl.records import Prompt
+from diffrl.rollout.address import Address
+from diffrl.rollout.denoise import denoise
+from diffrl.rollout.regenerate import decode
+from diffrl.training.aligned import load_aligned, require_empty
+
+DEFAULT_STEPS = 28
+BATCH = 64
+GRID_PROMPTS = 24
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What to draw; see `diffrl generate --help`."""
+
+    out: Path
+    model: str | None = None
+    run: Path | None = None
+    family: str = "sd3"
+    prompts: tuple[str, ...] = ()
+    source: str | None = None
+    limit: int | None = None
+    per_prompt: int = 1
+    seed: int = 0
+    steps: int | None = None
+    guidance_scale: float | None = None
+    device: str = "auto"
+
+
+def generate_pictures(request: GenerateRequest) -> int:
+    """Draw and write `<prompt>-<number>.png`, samples.jsonl and grid.png; returns the number of pictures.
+
+    The noise of a picture depends on the seed, its prompt's place in the list and its number alone, so two calls that
+    differ in the weights only can be compared picture by picture.
+
+    Raises:
+        ConfigError: the request does not add up, or what it names cannot be loaded.
+    """
+    prompts = _prompts(request)
+    require_empty(request.out, "--out")
+    if (request.model is None) == (request.run is None):
+        raise ConfigError("diffrl generate takes --model PATH or --run RUN_DIR, and not both.")
+    device = choose_device(request.device)
+    steps, guidance_scale = request.steps, request.guidance_scale
+    if request.run is not None:
+        aligned = load_aligned(request.run, device)
+        adapter, evaluation = aligned.adapter, aligned.config.eval
+        steps = steps or evaluation.steps
+        guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
+    else:
+        adapter = load_adapter(request.family, str(request.model), dtype="float32", device=device)
+    encode = PromptEncodings(adapter)
+    sigmas = adapter.sigmas(steps or DEFAULT_STEPS)
+    jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
+    request.out.mkdir(parents=True, exist_ok=True)
+    first: list[Cell] = []
+    with (request.out / "samples.jsonl").open("w", encoding="utf-8") as index:
+        for start in range(0, len(jobs), BATCH):
+            piece = jobs[start : start + BATCH]
+            used = sorted({i for i, _ in piece})
+            latents, _ = denoise(
+                adapter,
+                encode([prompts[i].text for i in used]),
+                torch.tensor([used.index(i) for i, _ in piece]),
+                [Address("generate", request.seed, 0, i, j) for i, j in piece],
+                sigmas=sigmas,
+                transition=None,
+                guidance_scale=1.0 if guidance_scale is None else guidance_scale,
+                micro_batch=BATCH,
+            )
+            for (i, j), picture in zip(piece, decode(adapter, latents, BATCH), strict=True):
+                name = f"{i:04d}-{j}.png"
+                to_pil(picture).save(request.out / name)
+                index.write(json.dumps({"file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}) + "\n")
+                if j == 0 and i < GRID_PROMPTS:
+                    first.append(Cell(prompts[i].text, [picture]))
+    comparison_grid(first, labels=[""], columns=6, picture_size=128).save(request.out / "grid.png")
+    return len(jobs)
+
+
+def _prompts(request: GenerateRequest) -> list[Prompt]:
+    listed = load_prompts(request.source) if request.source else []
+    prompts = [Prompt(text.strip()) for text in request.prompts if text.strip()] + listed
+    if not prompts:
+        raise ConfigError("diffrl generate needs at least one prompt. Give --prompt TEXT or --prompts SOURCE.")
+    return prompts[: request.limit]

@@ -1,0 +1,156 @@
+"""What ends, skips or reports a run that has stopped making sense.
+
+Every function states what it saw; `GuardStop` ends the run with exit code 3, and what was saved before stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.config.method import GuardSettings
+from diffrl.errors import GuardStop
+from diffrl.records import Prompt, RewardTable
+
+Report = Callable[[str], None]
+Action = Literal["warn", "skip", "stop"]
+
+USUAL_CAUSES = (
+    "Usual causes: the update runs in another precision than the rollout; something random (dropout) is active in one "
+    "of them; the conditioning or guidance differs; latents were scored before they were rounded for storage; the "
+    "noise was scaled and its density was not."
+)
+
+
+def check_on_policy(errors: Sequence[tuple[int, float]], sigmas: Tensor, tolerance: float) -> float:
+    """Refuse to train a policy whose ratio is not 1 before its first update.
+
+    Args:
+        errors: (step, max |ratio - 1|) of every trained step.
+        sigmas: (T + 1,) the grid, for the message.
+        tolerance: what is still rounding.
+
+    Returns:
+        The largest error.
+
+    Raises:
+        GuardStop: above tolerance; names the first step that broke.
+    """
+    worst = max(error if math.isfinite(error) else math.inf for _, error in errors)
+    if worst <= tolerance:
+        return worst
+    broken = next(step for step, error in errors if not error <= tolerance)
+    table = ", ".join(f"step {step}: {error:.2e}" for step, error in errors)
+    raise GuardStop(
+        f"Before the first update the ratio must be 1 at every trained step (guards.on_policy_tolerance {tolerance:g}). "
+        f"It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. {USUAL_CAUSES}"
+    )
+
+
+def failed_samples(
+    table: RewardTable, groups: Tensor, prompts: Sequence[Prompt], action: Action, report: Report
+) -> Tensor:
+    """Which samples may enter group statistics.
+
+    Args:
+        table: rewards of S samples.
+        groups: (S,) their group ids.
+        prompts: S prompts.
+        action: warn leaves the sample out, skip its whole group, stop ends the run.
+        report: takes the message.
+
+    Returns:
+        (S,) bool.
+    """
+    if bool(table.ok.all()):
+        return table.ok
+    first = int(torch.nonzero(~table.ok)[0])
+    message = (
+        f"{int((~table.ok).sum())} of {len(table.ok)} samples have no usable reward; "
+        f"the first is {prompts[first].text!r}: {table.errors[first]}."
+    )
+    if action == "stop":
+        raise GuardStop(f"{message} The run stops because guards.nonfinite_reward is stop.")
+    report(f"{message} {'Their groups are' if action == 'skip' else 'They are'} left out.")
+    if action == "warn":
+        return table.ok
+    return table.ok & ~torch.isin(groups, groups[~table.ok])
+
+
+@dataclass
+class UpdateGuard:
+    """Decides, before an optimiser update, whether it may happen, and watches the groups' spread.
+
+    Args:
+        settings: the guards section.
+        report: takes messages.
+    """
+
+    settings: GuardSettings
+    report: Report
+    flat_iterations: int = field(default=0)
+
+    def allows(self, loss: float, norm: float, ratio_error: float, approx_kl: float, culprits: Sequence[str]) -> bool:
+        """Whether to step; False skips this update.
+
+        Args:
+            loss: of the update.
+            norm: of its gradient.
+            ratio_error: max |ratio - 1| over its edges.
+            approx_kl: mean estimated divergence from the policy that drew them.
+            culprits: prompts of edges whose loss is not finite.
+        """
+        s = self.settings
+        named = f" Prompts: {'; '.join(repr(p) for p in culprits[:3])}." if culprits else ""
+        checks: list[tuple[bool, Action, str]] = [
+            (not math.isfinite(loss), s.nonfinite_loss, f"The loss is {loss}.{named} (guards.nonfinite_loss)"),
+            (not math.isfinite(norm), s.nonfinite_gradient, f"The gradient's norm is {norm}. (guards.nonfinite_gradient)"),
+            (
+                ratio_error > s.ratio.limit,
+                s.ratio.action,
+                f"max |ratio - 1| is {ratio_error:.3g}, above {s.ratio.limit:g}. (guards.ratio) Lower the learning rate.",
+            ),
+            (
+                approx_kl > s.kl.limit,
+                s.kl.action,
+                f"The approximate KL is {approx_kl:.3g}, above {s.kl.limit:g}. (guards.kl) Lower the learning rate.",
+            ),
+        ]
+        allowed = True
+        for broken, action, message in checks:
+            if not broken:
+                continue
+            if action == "stop":
+                raise GuardStop(f"{message} The run stops; its last checkpoint is intact.")
+            self.report(f"{message}{' This update is skipped.' if action == 'skip' else ''}")
+            allowed &= action == "warn"
+        return allowed
+
+    def watch_spread(self, zero_spread: int, groups: int) -> None:
+        """Count iterations in which nearly all groups have equal rewards, and act when there are too many in a row."""
+        s = self.settings.collapsed_spread
+        self.flat_iterations = self.flat_iterations + 1 if zero_spread >= s.fraction * groups else 0
+        if self.flat_iterations < s.patience:
+            return
+        message = (
+            f"In {self.flat_iterations} iterations in a row at least {s.fraction:.0%} of the groups had equal rewards: "
+            "nothing is left to learn from. (guards.collapsed_spread)"
+        )
+        if s.action == "stop":
+            raise GuardStop(f"{message} The run stops; its last checkpoint is intact.")
+        if self.flat_iterations == s.patience:
+            self.report(message)
+
+    def check_failures(self, failed: int, samples: int) -> None:
+        """Stop when scoring fails too often."""
+        limit = self.settings.failed_samples.limit
+        if failed > limit * samples:
+            raise GuardStop(
+                f"{failed} of {samples} samples could not be scored, above {limit:.0%}. (guards.failed_samples) "
+                "Look at the reward's first error above."
+            )

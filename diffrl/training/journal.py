@@ -1,0 +1,162 @@
+"""Everything a run writes while it goes on; ranks other than the first write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffrl.config import Config
+from diffrl.records import Credit, RewardTable, Rollout
+from diffrl.tracking.metrics import MetricsLog
+from diffrl.tracking.store import SampleStore, StoredSample
+from diffrl.training.checkpoint import optimizer_tensors, prune_checkpoints, rng_state, save_checkpoint
+from diffrl.training.ema import EMA
+from diffrl.training.evaluate import Evaluation
+from diffrl.training.session import Session
+
+CHECKPOINTS = "checkpoints"
+
+
+class Journal:
+    """Metrics, samples, messages and checkpoints of one run.
+
+    Args:
+        run_dir: the run.
+        config: its configuration.
+        accelerator: holds the trackers that were asked for; knows which rank this is.
+    """
+
+    def __init__(self, run_dir: Path, config: Config, accelerator: Any):
+        self.run_dir, self.config = run_dir, config
+        self._accelerator = accelerator
+        self._writes = bool(accelerator.is_main_process)
+        if self._writes:
+            self._metrics = MetricsLog(run_dir / "metrics.jsonl")
+            self._store = SampleStore(run_dir)
+        if config.track.tensorboard or config.track.wandb:
+            self._start_trackers()
+
+    def _start_trackers(self) -> None:
+        wandb = self.config.track.wandb
+        kwargs: dict[str, Any] = {}
+        if wandb:
+            # A resumed run goes on in the same W&B run, which its name identifies.
+            options = {"name": self.config.run.name, "id": self.config.run.name, "resume": "allow"}
+            kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
+        flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
+        self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)
+
+    def rewind(self, iteration: int) -> None:
+        """Forget what was written after an iteration, so that resuming neither doubles nor loses a row."""
+        if self._writes:
+            self._metrics.truncate_after(iteration)
+            self._store.truncate_after(iteration, ["train", "eval"])
+
+    def log(self, message: str) -> None:
+        """A line of log.txt."""
+        if self._writes:
+            with (self.run_dir / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(message + "\n")
+
+    def metrics(self, row: Mapping[str, float | int]) -> None:
+        """A row of metrics.jsonl, and of the trackers."""
+        if self._writes:
+            self._metrics.append(row)
+        if self._accelerator.trackers:
+            values = {name: value for name, value in row.items() if name != "iteration"}
+            self._accelerator.log(values, step=int(row["iteration"]))
+
+    def train_samples(self, iteration: int, rollout: Rollout, table: RewardTable, credit: Credit) -> None:
+        """This rank's samples of an iteration, the first of them with their pictures."""
+        if not self._writes:
+            return
+        rewards = _columns({**table.raw, **table.parts})
+        totals, advantages = table.total.tolist(), credit.outcome.tolist()
+        roots = rollout.root.tolist()
+        kept = self.config.track.pictures_per_iteration
+        self._store.write(
+            [
+                StoredSample(
+                    stage="train",
+                    iteration=iteration,
+                    group=rollout.batch.groups[p],
+                    root=roots[i],
+                    seed=self.config.run.seed,
+                    prompt=rollout.batch.prompts[p].text,
+                    metadata=rollout.batch.prompts[p].metadata,
+                    total=totals[i],
+                    advantage=advantages[i],
+                    rewards=rewards[i],
+                    error=table.errors[i],
+                    picture=rollout.images[i] if i < kept else None,
+                )
+                for i, p in enumerate(rollout.prompt.tolist())
+            ]
+        )
+
+    def eval_samples(self, iteration: int, found: Evaluation) -> None:
+        """The first samples of a held-out evaluation, with their pictures."""
+        if not self._writes:
+            return
+        rewards = _columns({**found.table.raw, **found.table.parts})
+        count = min(self.config.track.pictures_per_evaluation, len(found.prompts))
+        self._store.write(
+            [
+                StoredSample(
+                    stage="eval",
+                    iteration=iteration,
+                    group=found.addresses[i].group,
+                    root=found.addresses[i].root,
+                    seed=found.addresses[i].seed,
+                    prompt=found.prompts[i].text,
+                    metadata=found.prompts[i].metadata,
+                    total=float(found.table.total[i]),
+                    rewards=rewards[i],
+                    error=found.table.errors[i],
+                    picture=found.images[i],
+                )
+                for i in range(count)
+            ]
+        )
+
+    def checkpoint(self, iteration: int, session: Session, ema: EMA | None, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, after what it stands on is on the disk."""
+        self._metrics.sync()
+        self._store.sync()
+        optimizer, optimizer_json = optimizer_tensors(session.optimizer)
+        random, random_json = rng_state()
+        tensors = {"policy": session.policy.state(), "optimizer": optimizer, "random": random}
+        if ema:
+            tensors["ema"] = ema.average
+        save_checkpoint(
+            self.run_dir / CHECKPOINTS,
+            iteration,
+            tensors,
+            {**state, "optimizer": optimizer_json, "random": random_json},
+        )
+        prune_checkpoints(self.run_dir / CHECKPOINTS, self.config.run.keep_checkpoints)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        if self._writes:
+            self._metrics.close()
+            self._store.close()
+        if self._accelerator.trackers:
+            self._accelerator.end_training()
+
+
+def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
+    """One mapping a sample from one tensor a name."""
+    lists = {name: tensor.tolist() for name, tensor in values.items()}
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat

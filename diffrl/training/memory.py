@@ -1,0 +1,50 @@
+"""How much memory a run may take and how much it took."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import psutil
+import torch
+
+from diffrl.errors import ConfigError
+
+GIB = 2**30
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that a run could still take on a device: free on CUDA; on the CPU, within the process's own limit too."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    available: int = psutil.virtual_memory().available
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        available = min(available, soft - psutil.Process().memory_info().vms)
+    return available
+
+
+def check_memory(estimate: int | None, device: torch.device) -> None:
+    """Refuse a run that cannot fit; an unknown estimate passes.
+
+    Raises:
+        ConfigError: says how much is missing and which keys take less.
+    """
+    if estimate is None:
+        return
+    available = available_bytes(device)
+    if estimate > available:
+        raise ConfigError(
+            f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB are free on "
+            f"{device.type}. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
+            "a LoRA (model.lora.rank=16)."
+        )
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held: allocated on CUDA, resident on the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

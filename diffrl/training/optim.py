@@ -1,0 +1,60 @@
+"""The optimiser and its learning rate, the latter a pure function of the number of updates done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from diffrl.errors import ConfigError
+
+
+def learning_rate_factor(
+    update: int, total: int, schedule: Literal["constant", "cosine"], warmup: int = 0, final: float = 0.1
+) -> float:
+    """What the base learning rate is multiplied with.
+
+    Args:
+        update: updates already done, from 0.
+        total: updates of the whole run.
+        schedule: cosine falls from 1 to `final` over the updates after the warm-up.
+        warmup: updates of a linear rise from 1 / warmup to 1.
+        final: factor that the cosine ends at.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (update - warmup) / max(1, total - warmup))
+    return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter],
+    kind: Literal["adamw", "adamw_8bit"],
+    learning_rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    """AdamW from torch, or its 8-bit form from bitsandbytes.
+
+    Raises:
+        ConfigError: the 8-bit form was asked for without a CUDA device or without bitsandbytes.
+    """
+    options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, **options)
+    if not torch.cuda.is_available():
+        raise ConfigError("train.optimizer=adamw_8bit needs a CUDA device. None was found. Use adamw.")
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            "train.optimizer=adamw_8bit needs bitsandbytes. Run: pip install 'diffrl[optim8bit]'."
+        ) from error
+    optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **options)
+    return optimizer

@@ -1,0 +1,121 @@
+"""What a user watches while a run goes on: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+LINE_SECONDS = 10.0
+WIDTH = 60
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """A curve in one line of text: values averaged into at most `width` columns, lowest to highest."""
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    edges = [round(i * len(values) / columns) for i in range(columns + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BLOCKS[min(7, int((value - low) / span * 8))] for value in means)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 45s, 3m 05s or 2h 07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Shows iterations, the reward curve, the rate and what is left. Messages appear above it and stay.
+
+    Args:
+        console: where to show.
+        total: iterations of the run.
+        quiet: show nothing but messages (ranks other than the first).
+    """
+
+    def __init__(self, console: Console, total: int, quiet: bool = False):
+        self._console, self._total, self._quiet = console, total, quiet
+        self._rewards: list[float] = []
+        self._held_out: list[tuple[int, str]] = []
+        self._done = self._first = 0
+        self._started = time.monotonic()
+        self._training_seconds = 0.0
+        self._last_line = -LINE_SECONDS
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.update(self._panel())
+            self._live.__exit__(*error)
+            self._live = None
+
+    def resume(self, done: int, rewards: Sequence[float]) -> None:
+        """Start from an iteration that an earlier process reached."""
+        self._done = self._first = done
+        self._rewards = list(rewards)
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def held_out(self, iteration: int, text: str) -> None:
+        """A held-out evaluation came in."""
+        self._held_out.append((iteration, text))
+        if self._live is None and not self._quiet:
+            self.message(f"held-out after {iteration} iterations: {text}")
+        self._refresh()
+
+    def iteration(self, done: int, reward: float, seconds: float) -> None:
+        """An iteration is done; `seconds` is what it took."""
+        self._done = done
+        self._rewards.append(reward)
+        self._training_seconds += seconds
+        now = time.monotonic()
+        if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
+            self._last_line = now
+            self.message(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {sparkline(self._rewards, 30)}")
+        self._refresh()
+
+    def _rate(self) -> str:
+        count = self._done - self._first
+        if count <= 0 or self._training_seconds <= 0:
+            return ""
+        rate = count / self._training_seconds
+        wall = (time.monotonic() - self._started) / count
+        return f"{rate:.2f} it/s  ETA {duration((self._total - self._done) * wall)}"
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self._panel())
+
+    def _panel(self) -> Panel:
+        filled = round(WIDTH * self._done / max(1, self._total))
+        table = Table.grid(padding=(0, 2))
+        table.add_row("iteration", f"{'━' * filled}{'╌' * (WIDTH - filled)}  {self._done}/{self._total}")
+        if self._rewards:
+            low, high = min(self._rewards), max(self._rewards)
+            table.add_row("reward", Text(sparkline(self._rewards), style="green"))
+            table.add_row("", f"now {self._rewards[-1]:.3f}   lowest {low:.3f}   highest {high:.3f}   {self._rate()}")
+        for iteration, text in self._held_out[-4:]:
+            table.add_row("held-out", f"after {iteration}: {text}")
+        return Panel(Group(table), title="diffrl", expand=False)

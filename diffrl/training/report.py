@@ -1,0 +1,153 @@
+"""What a run leaves for people: summary.json, two tables, the before/after grid and the curve."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from diffrl.models.images import Cell, comparison_grid
+from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.store import SampleStore
+
+SHORT_NAMES = {"shapes_strict": "strict", "shapes": "partial"}
+PHASES = ("rollout", "decode", "reward", "update", "other")
+GRID_SAMPLES = 16
+
+
+def short_name(reward: str) -> str:
+    """What a held-out reward is called in the summary."""
+    return SHORT_NAMES.get(reward, reward)
+
+
+def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:
+    """First and last held-out value of each reward, as `<name>_before` and `<name>_after`.
+
+    Scorers of the embedded world report "strict" and "partial" as parts; these are named too, whichever was asked for.
+    """
+    columns = {short_name(reward): f"held_out/{reward}" for reward in rewards}
+    for part in SHORT_NAMES.values():
+        found = (f"held_out/{reward}/{part}" for reward in rewards if rows and f"held_out/{reward}/{part}" in rows[0])
+        if part not in columns and (column := next(found, None)):
+            columns[part] = column
+    change: dict[str, float | None] = {}
+    for name, column in columns.items():
+        values = [row[column] for row in rows if column in row]
+        change[f"{name}_before"] = values[0] if values else None
+        change[f"{name}_after"] = values[-1] if values else None
+    return change
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file so that it is either the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_before_after(run_dir: Path, reward: str, last_iteration: int, destination: Path) -> bool:
+    """Draw the first held-out samples before and after training: same prompts, same noise, no selection.
+
+    Args:
+        run_dir: the run.
+        reward: whose value marks a picture; 1 is a pass.
+        last_iteration: of the evaluation after training.
+        destination: PNG file.
+
+    Returns:
+        Whether both evaluations were in the store.
+    """
+    with SampleStore.open_readonly(run_dir) as store:
+        before = store.read(stage="eval", iteration=0, limit=GRID_SAMPLES)
+        after = {(s.group, s.root): s for s in store.read(stage="eval", iteration=last_iteration)}
+        pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after]
+        if not pairs:
+            return False
+        cells = [
+            Cell(pair[0].prompt, [store.picture(s) for s in pair], [_passed(s.rewards.get(reward)) for s in pair])
+            for pair in pairs
+        ]
+    comparison_grid(cells, picture_size=96).save(destination)
+    return True
+
+
+def _passed(value: float | None) -> bool | None:
+    """A mark for rewards that pass or fail; none for others."""
+    return None if value not in (0.0, 1.0) else value == 1.0
+
+
+def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> None:
+    """Draw training reward and held-out rewards against iterations; PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    figure = Figure(figsize=(7.0, 3.4), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    training = [(row["iteration"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
+    if training:
+        axes.plot(*zip(*training, strict=True), color="#9aa5b1", linewidth=1.2, label="training reward")
+    for reward, color in zip(rewards, ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c"), strict=False):
+        points = [(row["iteration"], row[f"held_out/{reward}"]) for row in rows if f"held_out/{reward}" in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=color, label=f"held-out {short_name(reward)}")
+    axes.set_xlabel("iteration")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(destination)
+
+
+def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path) -> None:
+    """The end of a run: held-out rewards, where the time went, where everything lies, what to try next."""
+    held_out = summary["held_out"]
+    table = Table(title="Held-out reward", title_justify="left")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name in (key.removesuffix("_before") for key in held_out if key.endswith("_before")):
+        before, after = held_out[f"{name}_before"], held_out[f"{name}_after"]
+        if before is None or after is None:
+            continue
+        table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+    console.print(table)
+    console.print(timing_table(summary["seconds"]))
+    evaluations = summary["network_evaluations"]
+    console.print(
+        f"Network evaluations: {evaluations['counted']:,} counted, {evaluations['planned']:,} planned. "
+        f"Peak memory: {summary['peak_memory_bytes'] / 2**30:.2f} GiB.",
+        highlight=False,
+    )
+    console.print(f"\nThe run lies in {run_dir}", highlight=False, soft_wrap=True)
+    for name, what in (
+        ("before_after.png", "the same prompts and noise, before and after"),
+        ("curve.png", "rewards over iterations"),
+        ("summary.json", "these numbers"),
+        ("metrics.jsonl", "every iteration"),
+    ):
+        if (run_dir / name).exists():
+            console.print(f"  {name:<17} {what}", highlight=False)
+    console.print("\nNext:")
+    for command in (
+        f'diffrl generate --run {run_dir} --prompt "a red circle above a blue square" --out samples',
+        f"diffrl export {run_dir} --out exported",
+        f"diffrl train {run_dir / 'config.yaml'} run.name=longer run.iterations={2 * summary['iterations']}",
+    ):
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def timing_table(seconds: Mapping[str, float]) -> Table:
+    """Seconds of the iterations by phase and their shares; what lies outside iterations apart."""
+    total = sum(seconds.get(phase, 0.0) for phase in PHASES)
+    table = Table(title="Time of the iterations", title_justify="left")
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    table.add_column("all", justify="right")
+    table.add_row(*(f"{seconds.get(phase, 0.0):.1f} s" for phase in PHASES), f"{total:.1f} s")
+    table.add_row(*(f"{seconds.get(phase, 0.0) / max(total, 1e-9):.1%}" for phase in PHASES), "")
+    return table

@@ -1,0 +1,144 @@
+"""A run from its first line to its last: start, resume, finish."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from diffrl.config import Config
+from diffrl.errors import CheckpointError, ConfigError
+from diffrl.tracking.metrics import read_metrics
+from diffrl.training.checkpoint import Checkpoint, latest_checkpoint, restore_optimizer, restore_rng
+from diffrl.training.journal import CHECKPOINTS, Journal
+from diffrl.training.loop import Interrupted, Trainer
+from diffrl.training.progress import Progress
+from diffrl.training.report import (
+    held_out_change,
+    print_summary,
+    write_before_after,
+    write_curve,
+    write_json,
+)
+from diffrl.training.run_dir import create_run_dir, environment, new_run_dir, open_run_dir, versions
+from diffrl.training.session import Session, open_session
+
+
+def train(config: Config, console: Console) -> Path:
+    """Start a run and see it through.
+
+    Returns:
+        The run's directory.
+
+    Raises:
+        DiffrlError: anything the user can mend, before anything is written.
+        GuardStop: a guard ended the run.
+        SystemExit: a signal ended it, after a checkpoint.
+    """
+    run_dir = new_run_dir(config)
+    session = open_session(config, run_dir)
+    if session.accelerator.is_main_process:
+        create_run_dir(
+            run_dir, config, environment(session.device, config.model.dtype, session.accelerator.num_processes)
+        )
+    session.accelerator.wait_for_everyone()
+    _see_through(session, run_dir, None, console)
+    return run_dir
+
+
+def resume(path: str | Path, console: Console) -> Path:
+    """Go on with a run from its newest whole checkpoint, as if it had never stopped.
+
+    Raises:
+        DiffrlError: no run there, or none of its checkpoints can be used.
+    """
+    run_dir, config = open_run_dir(path)
+    messages: list[str] = []
+    checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, messages.append)
+    session = open_session(config, run_dir)
+    if checkpoint is None:
+        messages.append("The run was ended before its first checkpoint: it starts again from the beginning.")
+    else:
+        messages.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+    if session.accelerator.is_main_process:
+        for message in messages:
+            console.print(message, highlight=False, markup=False)
+    _see_through(session, run_dir, checkpoint, console)
+    return run_dir
+
+
+def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console) -> None:
+    main = session.accelerator.is_main_process
+    with Progress(console, session.config.run.iterations, quiet=not main) as progress:
+        journal = Journal(run_dir, session.config, session.accelerator)
+        trainer = Trainer(session, journal, progress)
+        journal.rewind(-1 if checkpoint is None else checkpoint.step)
+        if checkpoint is not None:
+            restore(trainer, checkpoint)
+            if main:
+                rows = read_metrics(run_dir / "metrics.jsonl")
+                progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
+        try:
+            trainer.run()
+        except Interrupted as stop:
+            number = stop.args[0]
+            trainer.report(
+                f"{signal.Signals(number).name}: checkpoint written after iteration {trainer.iteration}. "
+                f"Go on with: diffrl train --resume {run_dir}"
+            )
+            raise SystemExit(128 + number) from stop
+        finally:
+            journal.close()
+    if main:
+        finish(trainer, run_dir, console)
+    session.accelerator.wait_for_everyone()
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Put weights, optimiser, average, generators and counters back.
+
+    Raises:
+        CheckpointError: the checkpoint is of another kind of run.
+    """
+    session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
+    if ("ema" in tensors) != (trainer.ema is not None):
+        raise CheckpointError("The checkpoint and the configuration disagree on train.ema. Resume with the run's own.")
+    session.policy.restore(tensors["policy"])
+    restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
+    if trainer.ema is not None:
+        trainer.ema.restore(tensors["ema"])
+    restore_rng(tensors["random"], state.pop("random"))
+    trainer.restore(state)
+
+
+def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
+    """Write summary.json and the pictures, and tell the user how it went."""
+    config, session = trainer.config, trainer.session
+    rewards = [reward.name for reward in config.eval.rewards]
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    summary: dict[str, Any] = {
+        "run": config.run.name,
+        "seed": config.run.seed,
+        "iterations": config.run.iterations,
+        "updates": trainer.updates,
+        "held_out": held_out_change(rows, rewards),
+        "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
+        "network_evaluations": {
+            "planned": session.plan.total_network_evaluations,
+            "counted": trainer.evaluations_total,
+        },
+        "peak_memory_bytes": trainer.peak_memory(),
+        "on_policy_error": trainer.on_policy_error,
+        "device": session.device.type,
+        "dtype": config.model.dtype,
+        "processes": session.accelerator.num_processes,
+        "versions": versions(),
+    }
+    write_json(run_dir / "summary.json", summary)
+    write_curve(run_dir, rewards, run_dir / "curve.png")
+    write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
+    print_summary(console, summary, run_dir)
+    if summary["network_evaluations"]["planned"] != summary["network_evaluations"]["counted"]:
+        trainer.report("The plan and the count of network evaluations differ; was the run resumed, or an update skipped?")

@@ -1,0 +1,81 @@
+"""The directory of a run: made once, never overwritten, and opened again to resume."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffrl import __version__
+from diffrl.config import Config, dump_config, load_config
+from diffrl.errors import ConfigError
+from diffrl.training.report import write_json
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "safetensors")
+
+
+def new_run_dir(config: Config) -> Path:
+    """Where a new run will lie.
+
+    Raises:
+        ConfigError: something is there already.
+    """
+    path = Path(config.run.dir) / config.run.name
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(
+            f"A run never overwrites another. {path} already exists. Choose another name (run.name=...), or go on with "
+            f"it: diffrl train --resume {path}."
+        )
+    return path
+
+
+def create_run_dir(path: Path, config: Config, environment: dict[str, Any]) -> None:
+    """Make the directory with the resolved configuration and what the run runs on."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "environment.json", environment)
+    temporary = path / ".config.yaml.tmp"
+    temporary.write_text(dump_config(config), encoding="utf-8")
+    os.replace(temporary, path / "config.yaml")
+
+
+def open_run_dir(path: str | Path) -> tuple[Path, Config]:
+    """A run and its resolved configuration.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    directory = Path(path)
+    if not (directory / "config.yaml").is_file():
+        raise ConfigError(f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}.")
+    return directory, load_config(directory / "config.yaml")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, diffrl and what it stands on."""
+    found = {"python": platform.python_version(), "diffrl": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, Any]:
+    """What the run really runs on."""
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "dtype": dtype,
+        "processes": world_size,
+    }

@@ -1,0 +1,191 @@
+"""Everything a run needs, made from its configuration; what can be refused is refused before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config.method import RewardSettings
+from diffrl.config.schema import Config
+from diffrl.data.prompts import load_prompts
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import ModelAdapter
+from diffrl.models.loading import choose_device, load_adapter
+from diffrl.objectives.base import Objective
+from diffrl.plan import Plan, make_plan
+from diffrl.records import Prompt
+from diffrl.registry import OBJECTIVES, resolve
+from diffrl.rewards.score import WeightedScorer
+from diffrl.training.clock import NetworkCounter
+from diffrl.training.distributed import make_accelerator
+from diffrl.training.memory import check_memory
+from diffrl.training.optim import make_optimizer
+from diffrl.training.policy import Policy
+from diffrl.transition import make_transition
+from reward_models import load_reward
+
+
+@dataclass
+class Session:
+    """A loaded run, ready to train.
+
+    Args:
+        config: as resolved.
+        accelerator: joins the ranks.
+        plan: what the run will cost.
+        adapter: the model, its transformer prepared for training.
+        policy: the trained weights.
+        counter: counts this rank's network evaluations.
+        objective: the loss.
+        optimizer: over the policy's weights.
+        scorers: training rewards.
+        eval_scorers: held-out rewards.
+        prompts: training prompts.
+        eval_prompts: held-out prompts.
+        sigmas: (T + 1,) the rollout's grid.
+    """
+
+    config: Config
+    accelerator: Any
+    plan: Plan
+    adapter: ModelAdapter
+    policy: Policy
+    counter: NetworkCounter
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    scorers: Sequence[WeightedScorer]
+    eval_scorers: Sequence[WeightedScorer]
+    prompts: Sequence[Prompt]
+    eval_prompts: Sequence[Prompt]
+    sigmas: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives."""
+        device: torch.device = self.accelerator.device
+        return device
+
+
+def open_session(config: Config, run_dir: Path) -> Session:
+    """Load prompts, scorers and model, and prepare the policy for training.
+
+    Raises:
+        ConfigError: anything in the configuration that cannot be had on this machine.
+    """
+    prompts, eval_prompts = load_prompts(config.prompts.train), load_prompts(config.prompts.eval)
+    scorers = make_scorers(config.rewards, "rewards")
+    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards")
+    device = choose_device(config.model.device)
+    accelerator = make_accelerator(device, check_trackers(config), str(run_dir))
+    world = accelerator.num_processes
+    check_world_size(config, world)
+    plan = make_plan(config, world)
+    check_memory(plan.memory.peak if plan.memory else None, accelerator.device)
+    adapter = open_adapter(config, accelerator.device)
+    counter = NetworkCounter(adapter.transformer)
+    policy = Policy(
+        adapter,
+        config.model.lora.model_dump() if config.model.lora else None,
+        config.run.seed,
+        keep_reference=config.objective.kl > 0,
+        gradient_checkpointing=config.train.gradient_checkpointing,
+    )
+    t = config.train
+    parameters = list(policy.parameters.values())
+    optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
+    if world > 1:
+        adapter.transformer = accelerator.prepare_model(adapter.transformer)
+    sigmas = adapter.sigmas(config.rollout.steps)
+    dynamics = config.rollout.dynamics.model_dump()
+    transition = make_transition(dynamics.pop("kind"), sigmas, **dynamics)
+    o = config.objective
+    objective = resolve("objective.kind", OBJECTIVES, o.kind)(
+        transition, o.clip, o.clip if o.clip_high is None else o.clip_high, o.kl, o.kl_form
+    )
+    return Session(
+        config,
+        accelerator,
+        plan,
+        adapter,
+        policy,
+        counter,
+        objective,
+        optimizer,
+        scorers,
+        eval_scorers,
+        prompts,
+        eval_prompts,
+        sigmas,
+    )
+
+
+def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
+    """The configured model on a device."""
+    m = config.model
+    return load_adapter(
+        m.family,
+        m.path,
+        dtype=m.dtype,
+        device=device,
+        revision=m.revision,
+        height=m.height,
+        width=m.width,
+        max_sequence_length=m.max_sequence_length,
+    )
+
+
+def make_scorers(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
+    """The configured scorers.
+
+    Raises:
+        ConfigError: a scorer cannot be made; says which.
+    """
+    from reward_models import RewardError
+
+    made = []
+    for number, s in enumerate(settings):
+        try:
+            scorer = load_reward(s.name, **s.options)
+        except RewardError as error:
+            raise ConfigError(f"{where}.{number}: {error}") from error
+        made.append(WeightedScorer(s.name, scorer, s.weight, s.shift, s.scale, s.batch_size))
+    return made
+
+
+def check_world_size(config: Config, world_size: int) -> None:
+    """Refuse a batch that the ranks cannot share evenly.
+
+    Raises:
+        ConfigError: says which number to change.
+    """
+    problems = []
+    if config.prompts.per_iteration % world_size:
+        problems.append(
+            f"prompts.per_iteration must be a multiple of the number of processes. Got {config.prompts.per_iteration} "
+            f"with {world_size} processes. Change either."
+        )
+    if config.eval.samples < world_size:
+        problems.append(
+            f"eval.samples must be at least the number of processes. Got {config.eval.samples} with {world_size}."
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_trackers(config: Config) -> list[str]:
+    """Names of the asked-for trackers.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    wanted = {"tensorboard": config.track.tensorboard, "wandb": config.track.wandb is not None}
+    for name in (name for name, asked in wanted.items() if asked):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"track.{name} needs the {name} package. Run: pip install 'diffrl[{name}]'.")
+    return [name for name, asked in wanted.items() if asked]

@@ -1,0 +1,387 @@
+"""Train the tiny pipeline of the embedded shapes world and save it as an ordinary diffusers folder.
+
+    python scripts/build_tiny_pipeline.py --seed 0 --out assets/tiny-sd3
+
+About ten minutes on two CPU cores; a CUDA device is used if there is one. Phases: render the train split, train an
+`AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified
+flow, save the moving average in fp16, measure the saved files and write the model card. Training stops early on
+purpose: the pipeline is meant to be a policy that alignment can still improve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
+from tiny_pipeline_card import describe_machine, measure, write_card
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+
+from diffrl.data.shapes import prompts, render, scene_of
+
+MAX_TOKENS = 12
+STOCK_ZERO_TOKENS = 256
+"""How many zero tokens the stock pipeline appends for a missing T5 encoder (its default `max_sequence_length`)."""
+
+CAPTION_DROPOUT = 0.1
+EMA_DECAY = 0.998
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the command line decides."""
+
+    seed: int
+    out: Path
+    vae_steps: int
+    steps: int
+    pictures_per_pair: int = 20
+    pictures_per_count: int = 80
+    samples: int = 500
+
+
+# ---------------------------------------------------------------- components
+
+
+def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Byte-pair merges that turn every one of `words` into a single token; the most frequent pair first."""
+    splits = [[*word[:-1], word[-1] + "</w>"] for word in sorted(set(words))]
+    merges: list[tuple[str, str]] = []
+    while any(len(split) > 1 for split in splits):
+        pairs: dict[tuple[str, str], int] = {}
+        for split in splits:
+            for pair in zip(split, split[1:], strict=False):
+                pairs[pair] = pairs.get(pair, 0) + 1
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merges.append(best)
+        for split in splits:
+            for i in range(len(split) - 2, -1, -1):
+                if tuple(split[i : i + 2]) == best:
+                    split[i : i + 2] = ["".join(best)]
+    return merges
+
+
+def build_tokenizer(words: Sequence[str]) -> CLIPTokenizer:
+    """A CLIP tokenizer in which each of `words` is one token and any other text falls apart into bytes."""
+    alphabet = sorted(ByteLevel.alphabet())
+    merges = train_merges(words)
+    tokens = [*alphabet, *(letter + "</w>" for letter in alphabet), *("".join(pair) for pair in merges)]
+    vocab = {token: i for i, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=MAX_TOKENS)
+
+
+def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+    """A two-layer CLIP text encoder with the tokenizer's special ids."""
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=256,
+        projection_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=MAX_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def build_vae() -> AutoencoderKL:
+    """32x32x3 pictures to 8x8x4 latents."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 32, 64),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=8,
+        sample_size=32,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+    )
+
+
+def build_transformer() -> SD3Transformer2DModel:
+    """Four joint blocks over 16 picture tokens."""
+    return SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=128,
+        caption_projection_dim=128,
+        pooled_projection_dim=128,
+        pos_embed_max_size=4,
+    )
+
+
+# ---------------------------------------------------------------- training
+
+
+def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
+    """Pictures of the train split.
+
+    Returns:
+        uint8 pictures (N, 3, 32, 32), the distinct captions (the last one is ""), and each picture's caption (N,).
+    """
+    rng = np.random.default_rng(recipe.seed)
+    train = prompts("train")
+    pictures, captions = [], []
+    for i, prompt in enumerate(train):
+        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_pair
+        pictures += [render(scene_of(prompt), rng) for _ in range(count)]
+        captions += [i] * count
+    stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+    return stacked, [prompt.text for prompt in train] + [""], torch.tensor(captions)
+
+
+def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log) -> None:
+    """L1 with a light KL term; afterwards the config's shift and scale make latents zero-mean, unit-variance."""
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min(1.0, (i + 1) / 50) * 0.5 * (1 + math.cos(math.pi * min(1.0, i / steps)))
+    )
+    for step in range(1, steps + 1):
+        rows = torch.randint(len(pictures), (64,), generator=generator)
+        images = to_unit(pictures[rows], vae.device)
+        posterior = vae.encode(images).latent_dist
+        noise = torch.randn(posterior.mean.shape, generator=generator).to(vae.device)
+        decoded = vae.decode(posterior.mean + posterior.std * noise).sample
+        loss = F.l1_loss(decoded, images) + 1e-4 * posterior.kl().mean() / posterior.mean[0].numel()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        log(step, steps, loss)
+    latents = encode(vae, pictures[: 64 * 64])
+    vae.register_to_config(scaling_factor=1 / float(latents.std()), shift_factor=float(latents.mean()))
+
+
+@torch.no_grad()
+def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
+    """Posterior means of uint8 pictures, (N, 4, 8, 8), before shift and scale."""
+    return torch.cat([vae.encode(to_unit(chunk, vae.device)).latent_dist.mean for chunk in pictures.split(256)])
+
+
+def to_unit(pictures: Tensor, device: torch.device) -> Tensor:
+    """uint8 to float32 in [-1, 1], channels last: convolutions are faster so."""
+    return pictures.to(device, memory_format=torch.channels_last).float() / 127.5 - 1
+
+
+class RepeatedTokenAttention(JointAttnProcessor2_0):
+    """Joint attention with a bias on the keys, for training only.
+
+    n equal tokens stay equal through all blocks (context has no positions), and a softmax over n equal keys is a
+    softmax over one of them with log(n) added to its logit. So one zero token with this bias is exactly the stock
+    pipeline's run of n zero tokens, at a fraction of the cost; a bias of -inf is none of them.
+    """
+
+    def __call__(
+        self, attn: Attention, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend; `attention_mask` (B, 1, 1, picture + context tokens) is added to the logits."""
+
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
+
+        picture, context = hidden_states, encoder_hidden_states
+        query = torch.cat([heads(attn.to_q(picture)), heads(attn.add_q_proj(context))], dim=2)
+        key = torch.cat([heads(attn.to_k(picture)), heads(attn.add_k_proj(context))], dim=2)
+        value = torch.cat([heads(attn.to_v(picture)), heads(attn.add_v_proj(context))], dim=2)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        picture, context = mixed[:, : picture.shape[1]], mixed[:, picture.shape[1] :]
+        return attn.to_out[0](picture), context if attn.context_pre_only else attn.to_add_out(context)
+
+
+def encode_captions(model: nn.ModuleDict, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Token embeddings (B, MAX_TOKENS, 128) and pooled embeddings (B, 128), as the stock pipeline makes them."""
+    outputs = [model[name](ids, output_hidden_states=True) for name in ("text_encoder", "text_encoder_2")]
+    tokens = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+    return tokens, torch.cat([output.text_embeds for output in outputs], dim=-1)
+
+
+def predict_velocity(
+    model: nn.ModuleDict, latents: Tensor, sigma: Tensor, tokens: Tensor, pooled: Tensor, zero_tokens: Tensor
+) -> Tensor:
+    """Velocity with `zero_tokens` (B,) zero tokens after the caption, by one token and a bias."""
+    bias = torch.zeros(len(latents), 1, 1, 16 + MAX_TOKENS + 1, device=latents.device)
+    bias[:, 0, 0, -1] = zero_tokens.float().log()
+    return model["transformer"](
+        hidden_states=latents,
+        encoder_hidden_states=F.pad(tokens, (0, 0, 0, 1)),
+        pooled_projections=pooled,
+        timestep=sigma * 1000,
+        joint_attention_kwargs={"attention_mask": bias},
+    ).sample
+
+
+def train_flow(
+    model: nn.ModuleDict,
+    latents: Tensor,
+    captions: Tensor,
+    token_ids: Tensor,
+    steps: int,
+    generator: torch.Generator,
+    log: Log,
+    on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
+) -> nn.ModuleDict:
+    """Rectified flow with logit-normal times; returns the moving average of the weights.
+
+    Args:
+        model: "transformer", "text_encoder" and "text_encoder_2", trained in place.
+        latents: (N, 4, 8, 8), zero mean and unit variance.
+        captions: (N,) row of each picture's caption in `token_ids`.
+        token_ids: (captions, MAX_TOKENS); the last row is the empty caption.
+        steps: optimiser steps of 128 pictures.
+        generator: CPU generator of all randomness.
+        log: receives step, steps and loss.
+        on_step: receives the step and the moving average after it.
+    """
+    average = copy.deepcopy(model).requires_grad_(False)
+    model["transformer"].set_attn_processor(RepeatedTokenAttention())
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 100))
+    for step in range(1, steps + 1):
+        rows = torch.randint(len(latents), (128,), generator=generator)
+        clean = latents[rows]
+        noise = torch.randn(clean.shape, generator=generator).to(clean.device)
+        sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)
+        dropped = torch.rand(len(rows), generator=generator) < CAPTION_DROPOUT
+        caption = torch.where(dropped, len(token_ids) - 1, captions[rows])
+        zero_tokens = STOCK_ZERO_TOKENS * torch.randint(2, (len(rows),), generator=generator).to(clean.device)
+
+        tokens, pooled = encode_captions(model, token_ids[caption])
+        noisy = torch.lerp(clean, noise, sigma[:, None, None, None])
+        loss = F.mse_loss(predict_velocity(model, noisy, sigma, tokens, pooled, zero_tokens), noise - clean)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warmup.step()
+        decay = min(EMA_DECAY, step / (step + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+        log(step, steps, loss)
+        on_step(step, average)
+    return average.eval()
+
+
+class Log:
+    """Prints a phase's progress about twenty times."""
+
+    def __init__(self, phase: str):
+        self.phase, self.start = phase, time.perf_counter()
+
+    def __call__(self, step: int, steps: int, loss: Tensor) -> None:
+        """Print if this step is one of the twenty."""
+        if step % max(1, steps // 20) == 0:
+            seconds = time.perf_counter() - self.start
+            print(f"{self.phase} {step}/{steps}  loss {float(loss.detach()):.4f}  {seconds:.0f} s", flush=True)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def save(out: Path, vae: AutoencoderKL, model: nn.ModuleDict, tokenizer: CLIPTokenizer) -> None:
+    """Write a stock `StableDiffusion3Pipeline` in fp16."""
+    pipeline = StableDiffusion3Pipeline(
+        transformer=model["transformer"].half(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        vae=vae.half(),
+        text_encoder=model["text_encoder"].half(),
+        tokenizer=tokenizer,
+        text_encoder_2=model["text_encoder_2"].half(),
+        tokenizer_2=tokenizer,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+    pipeline.save_pretrained(out)
+    for name in ("tokenizer", "tokenizer_2"):
+        tokenizer.backend_tokenizer.model.save(str(out / name))
+
+
+def build(recipe: Recipe) -> dict[str, object]:
+    """Train, save, measure and describe; returns what `build.json` holds."""
+    start = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(recipe.seed)  # the initial weights
+    generator = torch.Generator().manual_seed(recipe.seed)
+    pictures, texts, captions = render_train_split(recipe)
+    print(f"rendered {len(pictures)} pictures of {len(texts) - 1} prompts", flush=True)
+
+    vae = build_vae().to(device, memory_format=torch.channels_last)
+    train_vae(vae, pictures, recipe.vae_steps, generator, Log("vae"))
+    vae.eval().requires_grad_(False)
+    latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
+
+    tokenizer = build_tokenizer([word for text in texts for word in text.split()])
+    model = nn.ModuleDict(
+        {
+            "transformer": build_transformer(),
+            "text_encoder": build_text_encoder(tokenizer),
+            "text_encoder_2": build_text_encoder(tokenizer),
+        }
+    ).to(device)
+    token_ids = tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids.to(device)
+    average = train_flow(model, latents, captions, token_ids, recipe.steps, generator, Log("flow"))
+    save(recipe.out, vae, average, tokenizer)
+    trained = time.perf_counter() - start
+    print(f"saved {recipe.out} after {trained:.0f} s; measuring", flush=True)
+
+    record = {
+        "seed": recipe.seed,
+        "vae_steps": recipe.vae_steps,
+        "steps": recipe.steps,
+        "pictures": len(pictures),
+        "train_prompts": len(texts) - 1,
+        "machine": describe_machine(device, torch.get_num_threads()),
+        "training_seconds": round(trained),
+        **measure(recipe.out, recipe.samples, seed=recipe.seed + 1),
+    }
+    (recipe.out / "build.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_card(recipe.out, record)
+    return record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
+    parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
+    parser.add_argument("--steps", type=int, default=2000, help="transformer steps of 128 pictures")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps)
+    if options.tiny:
+        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_pair=1, pictures_per_count=1, samples=4)
+    record = build(recipe)
+    print(json.dumps(record, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

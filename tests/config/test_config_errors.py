@@ -1,0 +1,269 @@
+"""Every mistake is named with its path, the rule, what was given and a way out; all of them at once."""
+
+import copy
+
+import pytest
+import yaml
+
+from diffrl.config import dump_config, load_config
+from diffrl.config.load import make_config
+from diffrl.errors import ConfigError
+
+FULL = {
+    "run": {"name": "r", "iterations": 7},
+    "model": {"family": "sd3", "path": "somewhere", "lora": {"rank": 3}},
+    "prompts": {"train": "shapes:train", "eval": "list.txt", "per_iteration": 5},
+    "rollout": {
+        "steps": 7,
+        "dynamics": {"kind": "flow_sde"},
+        "stochastic": {"kind": "window", "size": 3},
+        "tree": {"roots": 5},
+    },
+    "rewards": [{"name": "shapes"}, {"name": "shapes_strict"}],
+    "train": {"learning_rate": 1e-4, "ema": {"decay": 0.9}},
+    "eval": {"rewards": [{"name": "shapes"}], "samples": 11, "steps": 3},
+    "track": {"wandb": {"project": "p"}},
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Loads FULL with overrides."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(FULL))
+    return lambda *overrides: load_config(path, overrides)
+
+
+def problems_of(load, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides)
+    return caught.value.problems
+
+
+def keys_of(value, path=()):
+    """(path of the mapping, key) of every key of a configuration."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield path, key
+            if key != "options":
+                yield from keys_of(inner, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from keys_of(inner, (*path, index))
+
+
+def test_a_misspelt_key_is_refused_at_every_level_with_the_right_one():
+    complete = yaml.safe_load(dump_config(make_config(FULL)))
+    checked = 0
+    for path, key in keys_of(complete):
+        if key == "kind" and path[-1] in ("dynamics", "stochastic"):
+            continue  # without its kind such a section has a problem of its own
+        wrong = copy.deepcopy(complete)
+        place = wrong
+        for part in path:
+            place = place[part]
+        place[key + "x"] = place.pop(key)
+        with pytest.raises(ConfigError) as caught:
+            make_config(wrong)
+        name = ".".join(map(str, (*path, key)))
+        assert f"{name}x is not a known key. Did you mean {key!r}?" in caught.value.problems, name
+        checked += 1
+    assert checked > 90
+
+
+def test_a_key_of_another_section_is_pointed_to(load):
+    assert problems_of(load, "rollout.learning_rate=1") == [
+        "rollout.learning_rate is not a known key. Did you mean train.learning_rate?"
+    ]
+
+
+def test_all_problems_are_reported_at_once(load):
+    found = problems_of(
+        load,
+        "prompts.per_iteration=true",
+        "credit.baseline=medain",
+        "rewards.9.weight=1",
+        "trian.learning_rate=1",
+        "rollout.stochastic.size=7",
+        "train.warmup_updates=7",
+    )
+    assert len(found) == 6
+    text = "\n".join(found)
+    for expected in (
+        "prompts.per_iteration must be a whole number. Got true.",
+        "credit.baseline must be one of mean, median. Got \"medain\". Did you mean 'median'?",
+        "rewards is a list of 2 entries, numbered from 0. Got the override 'rewards.9.weight=1'.",
+        "trian is not a known key. Did you mean 'train'?",
+        "rollout.stochastic.start + size must be <= rollout.steps - 1",
+        "train.warmup_updates must be < the run's updates",
+    ):
+        assert expected in text
+
+
+def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
+    found = problems_of(load, "run.iterations=0", "train.updates_per_iteration=16")
+    assert found[0] == "run.iterations must be >= 1. Got 0."
+    assert found[1].startswith("train.updates_per_iteration must be <= the edges of a prompt") and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.tree.splits=[0, 2]", "rollout.tree.splits must be empty: this version trains chains. Got [0, 2]. "
+         "Remove the splits."),
+        ("rollout.tree.branches=3", "rollout.tree.branches must be 2: this version trains chains"),
+        ("rollout.tree.correlation=2.0", "rollout.tree.correlation must be 4.0: this version trains chains"),
+        ("rollout.explore={keep: 4}", "rollout.explore must be null"),
+        ("rollout.dynamics.kind=ode", "A deterministic step has no density, so grpo cannot train it."),
+        ("rollout.stochastic={kind: splits}", "This version trains chains, which have no splits."),
+        ("credit.reward=fused", "credit.reward must be outcome, the only one in this version. Got \"fused\""),
+        ("credit.value=ode", "credit.value must be leaves"),
+        ("credit.normalise=depth", "credit.normalise must be group"),
+        ("credit.turning_points.balance=false", "credit.turning_points.balance must be true: it has no effect"),
+        ("objective.kind=nft", "objective.kind must be grpo"),
+        ("model.family=flux", "model.family must be sd3"),
+        ("objective.kl_form=mean", "objective.kl_form must be left at velocity while objective.kl is 0"),
+        ("train.final_learning_rate=0.2", "train.final_learning_rate must be left at 0.1"),
+    ],
+)  # fmt: skip
+def test_a_value_without_effect_is_refused(load, override, expected):
+    (problem,) = problems_of(load, override)
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.name=a/b", "run.name must be a plain folder name"),
+        ("run.name=..", "run.name must be a plain folder name"),
+        ("run.iterations=3.0", "run.iterations must be a whole number. Got 3.0."),
+        ("run.seed='1'", 'run.seed must be a whole number. Got "1". Remove the quotes'),
+        ("run.keep_checkpoints=1", "run.keep_checkpoints must be >= 2. Got 1."),
+        ("run.eval_every=0", "run.eval_every must be >= 1. Got 0."),
+        ("run.name=17", "run.name must be text. Got 17. Put it in quotes."),
+        ("model.max_sequence_length=513", "model.max_sequence_length must be <= 512"),
+        ("model.lora.targets=[]", "model.lora.targets must have at least 1 entry"),
+        ("prompts.train=shapes:heldout", "prompts.train must be shapes:train or shapes:held_out"),
+        ("prompts.train=prompts.csv", "a .txt or .jsonl file"),
+        ("prompts.train='hub:'", "or hub:<dataset>"),
+        ("rollout.steps=1", "rollout.steps must be >= 2"),
+        ("rollout.guidance_scale=0.5", "rollout.guidance_scale must be >= 1"),
+        ("rollout.dynamics={kind: cps, noise_level: 1.5}", "rollout.dynamics.noise_level must be <= 1"),
+        ("rollout.dynamics={kind: cps}", "rollout.dynamics.noise_level is missing. Add it: Share of fresh noise"),
+        ("rollout.dynamics={}", "rollout.dynamics.kind is missing: it must be one of flow_sde, dance_sde, cps"),
+        ("rollout.dynamics=cps", "rollout.dynamics must be a section"),
+        ("rollout.stochastic.start=4", "start + size must be <= rollout.steps - 1"),
+        ("rollout.stochastic={kind: window, size: 6, slide_every: 2}", "slide_every must be null if the window covers"),
+        ("rollout.tree.roots=1", "rollout.tree.roots must be >= 2"),
+        ("rewards=[]", "rewards must have at least 1 entry. Got []. Add one."),
+        ("rewards=[{name: shpes}]", "rewards.0.name is not a known reward."),
+        ("rewards=[{name: shapes}, {name: shapes}]", 'rewards must name each reward once. Got ["shapes"]'),
+        ("rewards=[{name: shapes, weight: 0}]", "rewards must have a weight other than 0"),
+        ("eval.rewards.0.scale=0", "eval.rewards.0.scale must not be 0"),
+        ("eval.rewards={}", "eval.rewards must be a list"),
+        ("credit.minimum_samples=6", "credit.minimum_samples must be <= rollout.tree.roots"),
+        ("train.updates_per_iteration=16", "Got updates_per_iteration=16, roots=5, stochastic steps=3."),
+        ("train={optimizer: adamw_8bit, learning_rate: 1e-4}", None),
+        ("train.learning_rate=.nan", "train.learning_rate must be a finite number"),
+        ("train.max_grad_norm=0", "train.max_grad_norm must be > 0"),
+        ("train.betas=[0.9]", "train.betas.1 is missing"),
+        ("train.betas=[0.9, 1.0]", "train.betas.1 must be < 1"),
+        ("track.wandb={}", "track.wandb.project is missing. Add it: Project"),
+        ("rollout=null", "rollout must be a section"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(load, override, expected):
+    if expected is None:
+        load(override)
+        return
+    (problem,) = problems_of(load, override)
+    assert expected in problem
+
+
+def test_eight_bit_adam_is_refused_on_the_cpu(load):
+    (problem,) = problems_of(load, "train.optimizer=adamw_8bit", "model.device=cpu")
+    assert "Set optimizer: adamw or model.device: cuda." in problem
+
+
+def test_an_unknown_reward_names_the_near_one(load):
+    (problem,) = problems_of(load, "rewards=[{name: shpes}]")
+    assert "Did you mean 'shapes'? Known names: shapes, shapes_strict." in problem
+
+
+def test_a_scorer_of_the_users_own_is_accepted_by_path(load):
+    assert load("rewards=[{name: 'mine.py_module:Scorer'}]").rewards[0].name == "mine.py_module:Scorer"
+
+
+def test_missing_sections_and_keys_are_listed():
+    with pytest.raises(ConfigError) as caught:
+        make_config({"train": {}})
+    text = str(caught.value)
+    assert "run is missing. Add the section; it needs iterations." in text
+    assert "train.learning_rate is missing. Add it: Peak learning rate." in text
+
+
+def test_a_changed_kind_says_which_keys_no_longer_fit(load):
+    assert problems_of(load, "rollout.dynamics.noise_level=0.5", "rollout.dynamics.kind=dance_sde") == [
+        "rollout.dynamics.noise_level is not a key of kind dance_sde. Its keys: kind, eta. Remove noise_level, or give "
+        "the section as a whole: rollout.dynamics={kind: dance_sde, ...}."
+    ]
+    whole = load("rollout.dynamics={kind: dance_sde, eta: 0.5}").rollout.dynamics
+    assert whole.model_dump() == {"kind": "dance_sde", "eta": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.seed", "An override must be section.key=value."),
+        ("=3", "An override must be section.key=value."),
+        ("run..seed=3", "An override must be section.key=value."),
+        ("run.seed=", "must have a value. Write run.seed=null"),
+        ("run.name.first=x", "run.name has no keys of its own."),
+        ("rewards.2.weight=1", "rewards is a list of 2 entries, numbered from 0."),
+        ("rewards.first.weight=1", "rewards is a list of 2 entries, numbered from 0."),
+        ("run.seed=[1", "expected"),
+        ("run.sed=3", "run.sed is not a known key. Did you mean 'seed'?"),
+        ("ruun.seed=3", "ruun is not a known key. Did you mean 'run'?"),
+    ],
+)
+def test_a_bad_override_is_named(load, override, expected):
+    (problem,) = problems_of(load, override)
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run: {seed: 1}\nmodel: {path: a}\nrun: {seed: 2}\n", "line 3, column 1: the key 'run' occurs twice, first on"),
+        ("run: {seed: 1, seed: 2}\n", "the key 'seed' occurs twice"),
+        ("run:\n  seed: 1\n bad\n", "line 3, column"),
+        ("", "Got an empty file."),
+        ("- run\n", "Got a list."),
+        ("just text", "Got a str."),
+        ("run: {1: 2}\n", "run.1 is not a known key: keys are text"),
+        ("run: !!python/object:os.system {}\n", "could not determine a constructor"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path, text, expected):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert expected in str(caught.value) and "bad.yaml" in str(caught.value)
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="absent.yaml, which is not there"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"run: \xe9")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_a_value_that_contains_itself_is_no_crash(tmp_path):
+    path = tmp_path / "loop.yaml"
+    path.write_text("run: &a [*a]\n")
+    with pytest.raises(ConfigError, match="run must be a section"):
+        load_config(path)

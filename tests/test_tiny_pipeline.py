@@ -1,0 +1,141 @@
+"""The trained tiny pipeline in assets/tiny-sd3 and the script that builds it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from diffusers.models.attention_processor import JointAttnProcessor2_0
+
+from diffrl.data.shapes import prompts, render, scene_of
+from reward_models import RewardBatch, load_reward
+
+ROOT = Path(__file__).parents[1]
+ASSET = ROOT / "assets" / "tiny-sd3"
+
+
+def load(folder):
+    """As the model card says: diffusers wants to hear that there is no T5."""
+    pipeline = StableDiffusion3Pipeline.from_pretrained(str(folder), text_encoder_3=None, tokenizer_3=None)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def stack(pictures):
+    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures])).permute(0, 3, 1, 2)
+
+
+def strict(pictures, texts):
+    return float(load_reward("shapes_strict")(RewardBatch(stack(pictures), texts)).raw.mean())
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return load(ASSET)
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    threads = torch.get_num_threads()
+    yield importlib.import_module("build_tiny_pipeline")
+    torch.set_num_threads(threads)
+
+
+def test_the_asset_is_small_and_a_stock_pipeline(pipeline):
+    assert sum(file.stat().st_size for file in ASSET.rglob("*") if file.is_file()) <= 15_000_000
+    assert {p.dtype for p in pipeline.transformer.parameters()} == {torch.float32}
+    assert {p.dtype for p in pipeline.text_encoder.parameters()} == {torch.float32}
+    assert pipeline.scheduler.config.shift == 1.0
+
+
+def test_words_are_single_tokens_and_the_encoders_know_the_special_ones(pipeline):
+    for tokenizer, encoder in (
+        (pipeline.tokenizer, pipeline.text_encoder),
+        (pipeline.tokenizer_2, pipeline.text_encoder_2),
+    ):
+        for prompt in prompts("train")[::5] + prompts("held_out"):
+            ids = tokenizer(prompt.text).input_ids
+            assert len(ids) == len(prompt.text.split()) + 2 <= tokenizer.model_max_length
+            assert (ids[0], ids[-1]) == (encoder.config.bos_token_id, encoder.config.eos_token_id)
+        assert encoder.config.pad_token_id == tokenizer.pad_token_id
+        assert tokenizer.eos_token_id not in tokenizer("an Écureuil, 7!", add_special_tokens=False).input_ids
+
+
+def test_reconstructions_pass_strictly(pipeline):
+    rng = np.random.default_rng(0)
+    texts = [p.text for p in prompts("held_out") + prompts("train")[::20]]
+    truths = stack([render(scene_of(text), rng) for text in texts])
+    with torch.no_grad():
+        latents = pipeline.vae.encode(truths / 127.5 - 1).latent_dist.mean
+        pictures = pipeline.image_processor.postprocess(pipeline.vae.decode(latents).sample, output_type="pil")
+    normal = (latents - pipeline.vae.config.shift_factor) * pipeline.vae.config.scaling_factor
+    assert abs(float(normal.mean())) < 0.05 and abs(float(normal.std()) - 1) < 0.05
+    assert strict(pictures, texts) >= 0.97
+
+
+def test_the_stock_call_works_with_and_without_the_zero_tokens(pipeline):
+    texts = [p.text for p in prompts("held_out")][:120]
+
+    def generate(count, **options):
+        generator = torch.Generator().manual_seed(0)
+        result = pipeline(texts[:count], num_inference_steps=10, generator=generator, **options)
+        return strict(result.images, texts[:count])
+
+    assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=0) < 0.5
+    assert generate(40, guidance_scale=1.0) > 0.05
+    assert generate(20) > 0.1  # everything default: guidance 7 and 256 zero tokens
+
+
+def test_the_card_says_what_was_measured():
+    record = json.loads((ASSET / "build.json").read_text())
+    card = (ASSET / "README.md").read_text()
+    scores = record["scores"]
+    assert 0.20 <= scores["generated, no CFG, max_sequence_length=0"]["strict"] <= 0.35
+    assert scores["rendered truth"]["strict"] >= 0.98
+    assert scores["VAE reconstruction"]["strict"] >= 0.98
+    assert scores["rendered truth, captions of other pictures"]["strict"] <= 0.02
+    for name, score in scores.items():
+        assert f"| {name} | {score['strict']:.3f} | {score['partial']:.3f} |" in card
+
+
+@pytest.mark.parametrize("count", [0, 256])
+def test_one_biased_zero_token_stands_for_many(builder, pipeline, count):
+    generator = torch.Generator().manual_seed(1)
+    latents, tokens, pooled = (
+        torch.randn(shape, generator=generator) for shape in ((3, 4, 8, 8), (3, builder.MAX_TOKENS, 128), (3, 128))
+    )
+    sigma = torch.tensor([0.1, 0.5, 0.9])
+    transformer = pipeline.transformer
+    with torch.no_grad():
+        stock = transformer(
+            hidden_states=latents,
+            encoder_hidden_states=torch.cat([tokens, torch.zeros(3, count, 128)], dim=1),
+            pooled_projections=pooled,
+            timestep=sigma * 1000,
+        ).sample
+        transformer.set_attn_processor(builder.RepeatedTokenAttention())
+        try:
+            model = torch.nn.ModuleDict({"transformer": transformer})
+            counts = torch.full((3,), count)
+            fast = builder.predict_velocity(model, latents, sigma, tokens, pooled, counts)
+        finally:
+            transformer.set_attn_processor(JointAttnProcessor2_0())
+    torch.testing.assert_close(fast, stock, rtol=1e-4, atol=1e-4)
+
+
+def test_the_build_is_loadable_and_the_same_for_the_same_seed(builder, tmp_path):
+    def build(name, seed):
+        builder.main(["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)])
+        files = sorted((tmp_path / name).rglob("*.safetensors"))
+        return {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files}
+
+    first, again, other = build("first", 3), build("again", 3), build("other", 4)
+    assert len(first) == 4
+    assert first == again
+    assert all(first[file] != other[file] for file in first)
+    images = load(tmp_path / "first")("a red circle", num_inference_steps=2, guidance_scale=1.0).images
+    assert images[0].size == (32, 32)

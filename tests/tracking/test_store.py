@@ -1,0 +1,236 @@
+import multiprocessing
+import sqlite3
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diffrl.errors import DiffrlError
+from diffrl.tracking.store import INDEX, SampleStore, StoredSample
+
+
+def picture(seed=0, height=32, width=29):
+    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def sample(iteration=0, group=0, root=0, stage="train", **values):
+    return StoredSample(stage, iteration, group, root, 17, values.pop("prompt", f"prompt {group}"), **values)
+
+
+def files(run):
+    return sorted(str(path.relative_to(run)) for path in (run / "samples").rglob("*") if path.is_file())
+
+
+def test_a_sample_comes_back_as_it_was(tmp_path):
+    stored = sample(
+        iteration=40,
+        group=3,
+        root=1,
+        path=(0, 12),
+        prompt="a <b>größe</b> 日本",
+        metadata={"objects": ["x"], "n": 2},
+        total=1 / 3,
+        advantage=-0.25,
+        rewards={"shapes": 0.1, "shapes/strict": 0.0, "clip": float("nan")},
+        error="clip: out of memory",
+        picture=picture(),
+    )
+    with SampleStore(tmp_path) as store:
+        store.write([stored])
+        (back,) = store.read()
+        assert torch.equal(store.picture(back), picture())
+    rewards = {"shapes": 0.1, "shapes/strict": 0.0, "clip": None}
+    assert back == replace(stored, picture=None, file="samples/train-000040/3-1-0.12.webp", rewards=rewards)
+    assert files(tmp_path) == [back.file]
+
+
+def test_a_failed_sample_has_no_number(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample(total=float("nan"), advantage=float("inf"))])
+        assert [(s.total, s.advantage) for s in store.read()] == [(None, None)]
+
+
+def test_the_same_key_replaces_its_rewards_and_its_picture(tmp_path):
+    with SampleStore(tmp_path) as store:
+        first = sample(rewards={"a": 1.0, "b": 2.0}, picture=picture(1))
+        store.write([first, sample(root=1, rewards={"a": 5.0})])
+        store.write([replace(first, rewards={"a": 3.0}, picture=picture(2))])
+        back, other = store.read()
+        assert back.rewards == {"a": 3.0} and other.rewards == {"a": 5.0}
+        assert torch.equal(store.picture(back), picture(2))
+        store.write([sample(prompt="new")])
+        assert store.read()[0].prompt == "new" and store.read()[0].file is None
+        assert files(tmp_path) == []
+        assert len(store.read()) == 2
+
+
+def test_filters_and_pages(tmp_path):
+    prompts = ["a Red circle", "100% blue", "100 blue_x"]
+    with SampleStore(tmp_path) as store:
+        for stage in ("train", "eval"):
+            for iteration in (0, 10, 2):
+                store.write([sample(iteration, g, stage=stage, prompt=p, total=1.0) for g, p in enumerate(prompts)])
+        assert len(store.read()) == 18
+        assert [s.iteration for s in store.read(stage="eval")] == [0, 0, 0, 2, 2, 2, 10, 10, 10]
+        assert {s.prompt for s in store.read(prompt="red CIRCLE")} == {"a Red circle"}
+        assert {s.prompt for s in store.read(prompt="0% b")} == {"100% blue"}
+        assert {s.prompt for s in store.read(prompt="blue_")} == {"100 blue_x"}
+        assert store.read(prompt="'; DROP TABLE samples; --") == []
+        everything = store.read(stage="train", iteration=10)
+        assert [s.group for s in everything] == [0, 1, 2]
+        assert [store.read("train", 10, limit=1, offset=i)[0] for i in range(3)] == everything
+        assert store.read("train", 10, limit=5, offset=2) == everything[2:]
+
+
+def test_truncate_removes_rows_files_and_orphans(tmp_path):
+    with SampleStore(tmp_path) as store:
+        for iteration in (9, 10, 11):
+            for stage in ("train", "eval"):
+                store.write([sample(iteration, stage=stage, rewards={"a": 1.0}, picture=picture())])
+        orphan = tmp_path / "samples" / "train-000012"  # a kill after the pictures, before the rows
+        orphan.mkdir()
+        (orphan / ".0-0.webp.tmp").write_bytes(b"half")
+        store.truncate_after(10, ["train"])
+        assert [(s.stage, s.iteration) for s in store.read()] == [
+            ("eval", 9), ("train", 9), ("eval", 10), ("train", 10), ("eval", 11),
+        ]  # fmt: skip
+        assert not orphan.exists()
+        assert files(tmp_path) == sorted(s.file for s in store.read())
+    with sqlite3.connect(tmp_path / INDEX) as database:
+        assert database.execute("SELECT count(*) FROM rewards").fetchone() == (5,)
+
+
+def test_a_write_that_fails_leaves_no_row(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample(rewards={"a": 1.0})])
+        with pytest.raises(DiffrlError, match=INDEX):
+            store.write([sample(root=1), replace(sample(root=2), prompt=None)])
+        with pytest.raises(ValueError, match="lower-case"):
+            store.write([sample(root=1), sample(stage="../x")])
+        assert len(store.read()) == 1 and store.read()[0].rewards == {"a": 1.0}
+        store.write([sample(root=1)])
+        assert len(store.read()) == 2
+
+
+def test_reading_goes_on_while_a_run_writes(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample()])
+        seen, failures, done = [], [], threading.Event()
+
+        def watch():
+            try:
+                with SampleStore.open_readonly(tmp_path) as reader:
+                    while not done.is_set():
+                        rows = reader.read()
+                        seen.append(len(rows))
+                        assert all(row.rewards for row in rows if row.iteration)  # rows and rewards of one moment
+            except (DiffrlError, AssertionError) as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        for iteration in range(1, 41):
+            store.write([sample(iteration, g, rewards={"a": 1.0, "b": 2.0}) for g in range(7)])
+        done.set()
+        thread.join()
+        assert not failures
+        assert seen == sorted(seen) and all(count % 7 == 1 for count in seen)
+        with SampleStore.open_readonly(tmp_path) as reader:
+            assert len(reader.read()) == 281
+
+
+def test_an_open_read_never_blocks_the_writer(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample()])
+        reader = sqlite3.connect(f"file:{tmp_path / INDEX}?mode=ro", uri=True, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM samples").fetchone()
+        store.write([sample(1)])
+        store.truncate_after(0, ["train"])
+        store.sync()
+        reader.close()
+
+
+def test_readonly_refuses_to_write_and_to_create(tmp_path):
+    with pytest.raises(DiffrlError, match="holds no samples"):
+        SampleStore.open_readonly(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    SampleStore(tmp_path).close()
+    with SampleStore.open_readonly(tmp_path) as reader:
+        assert reader.read() == []
+        with pytest.raises(DiffrlError, match="readonly"):
+            reader.write([sample()])
+
+
+def test_a_store_on_a_read_only_disk(tmp_path, monkeypatch):
+    with SampleStore(tmp_path) as store:
+        store.write([sample()])
+    monkeypatch.setattr("diffrl.tracking.store.os.access", lambda path, mode: False)
+    with SampleStore.open_readonly(tmp_path) as reader:
+        assert len(reader.read()) == 1
+        assert [path.name for path in tmp_path.iterdir()] == [INDEX]  # nothing had to be made beside it
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+@pytest.mark.parametrize("content", [b"not a database at all" * 99, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_corrupt_index_is_one_clear_message(tmp_path, readonly, content):
+    (tmp_path / INDEX).write_bytes(content)
+    with pytest.raises(DiffrlError, match=INDEX):
+        SampleStore(tmp_path, readonly=readonly)
+    assert (tmp_path / INDEX).read_bytes() == content
+
+
+def test_another_schema_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / INDEX) as database:
+        database.execute("CREATE TABLE other (x)")
+    with pytest.raises(DiffrlError, match="schema 0"):
+        SampleStore(tmp_path)
+    SampleStore(tmp_path / "new").close()
+    with sqlite3.connect(tmp_path / "new" / INDEX) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(DiffrlError, match="schema 99"):
+        SampleStore.open_readonly(tmp_path / "new")
+
+
+def test_missing_broken_and_foreign_pictures(tmp_path):
+    with SampleStore(tmp_path / "run") as store:
+        store.write([sample(picture=picture()), sample(root=1)])
+        back, without = store.read()
+        with pytest.raises(DiffrlError, match="without a picture"):
+            store.picture(without)
+        (tmp_path / "run" / back.file).write_bytes(b"RIFF")
+        with pytest.raises(DiffrlError, match=r"0-0\.webp"):
+            store.picture(back)
+        (tmp_path / "run" / back.file).unlink()
+        with pytest.raises(DiffrlError, match=r"0-0\.webp"):
+            store.picture(back)
+        with pytest.raises(DiffrlError, match="outside its run"):
+            store.picture(replace(back, file="samples/../../secret.png"))
+
+
+def test_a_run_directory_with_odd_characters(tmp_path):
+    run = tmp_path / "100% a?b#c d"
+    with SampleStore(run) as store:
+        store.write([sample()])
+    with SampleStore.open_readonly(run) as reader:
+        assert len(reader.read()) == 1
+    assert (run / INDEX).is_file()
+
+
+def write_some(run, rank):
+    with SampleStore(run) as store:
+        for iteration in range(30):
+            store.write([sample(iteration, 10 * rank + g, rewards={"a": 1.0}) for g in range(5)])
+
+
+def test_processes_may_fill_one_store_together(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=write_some, args=(tmp_path, rank)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    with SampleStore.open_readonly(tmp_path) as reader:
+        assert len(reader.read()) == 450
