@@ -20,19 +20,22 @@ from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.rollout.stochastic import stochastic_steps
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 ELEMENTS_PER_TOKEN_AND_LAYER = 21
 """Numbers that a transformer layer keeps for backward, in multiples of its width: what autograd saved in diffusers'
 SD3 transformer with fused attention (20.9 at widths 128 and 256)."""
 DECODER_MAPS = 6
-"""Full-resolution feature maps of the decoder alive at once, in multiples of its last block's channels."""
+"""Full-resolution maps of the decoder alive at once, in multiples of its last block's channels; not measured."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 WEIGHTS = re.compile(r"(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors")
 """A component's weights as diffusers and transformers name them; variants such as *.fp16.safetensors are copies."""
+
+BUFFERS = ("pos_embed.pos_embed",)
+"""Tensors of a transformer's file that are no parameters: SD3's fixed position table, tens of millions of numbers."""
 
 DEFAULT_CLIP_TOKENS = 77
 DEFAULT_T5_TOKENS = 256
@@ -194,6 +197,7 @@ def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | 
     if "transformer" not in shapes:
         return None, (f"No memory estimate: {path} is no folder here with a transformer's safetensors files.",)
     counts = {name: count_parameters(tensors) for name, tensors in shapes.items()}
+    tables = sum(math.prod(shape) for name, shape in shapes["transformer"].items() if name in BUFFERS)
     network, lora, dtype = counts.pop("transformer"), config.model.lora, BYTES[config.model.dtype]
     trained = network if lora is None else lora_parameters(shapes["transformer"], lora.targets, lora.rank)
     kept = {
@@ -202,7 +206,7 @@ def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | 
         "optimiser": ADAM_STATE_BYTES[config.train.optimizer] * trained,
         "moving average": FLOAT32 * trained if config.train.ema is not None else 0,
         "reference": dtype * network if config.objective.kl > 0 and lora is None else 0,
-        "frozen components": dtype * sum(counts.values()),
+        "frozen components": dtype * (sum(counts.values()) + tables),
     }
     frozen = dict(counts) if lora is None else {"transformer": network, **counts}
     geometry = read_geometry(path, config.model.height, config.model.width, config.model.max_sequence_length)
@@ -315,8 +319,8 @@ def component_shapes(pipeline: Path) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def count_parameters(shapes: Shapes) -> int:
-    """Numbers in all tensors."""
-    return sum(math.prod(shape) for shape in shapes.values())
+    """Numbers in all tensors that are parameters."""
+    return sum(math.prod(shape) for name, shape in shapes.items() if name not in BUFFERS)
 
 
 def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:

@@ -108,8 +108,8 @@ def _things(words: list[str], text: str) -> tuple[Thing, ...]:
 
 def _outside_grammar(text: str) -> RewardError:
     return RewardError(
-        "A shapes prompt is 'a|two|three COLOUR SHAPE[s]' or 'a COLOUR SHAPE RELATION a COLOUR SHAPE' with two different "
-        f"colours. Got {text!r}. Colours: {', '.join(COLORS)}; shapes: {', '.join(SHAPES)}; "
+        "A shapes prompt is 'a|two|three COLOUR SHAPE[s]' or 'a COLOUR SHAPE RELATION a COLOUR SHAPE' with two "
+        f"different colours. Got {text!r}. Colours: {', '.join(COLORS)}; shapes: {', '.join(SHAPES)}; "
         f"relations: {', '.join(RELATIONS)}."
     )
 

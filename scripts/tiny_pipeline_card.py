@@ -152,9 +152,10 @@ pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scal
 
 ## Prompts
 
-`a|two|three COLOUR SHAPE[s]`, or `a COLOUR SHAPE RELATION a COLOUR SHAPE` with two different colours. Colours: red, green,
-blue, yellow, purple, black. Shapes: circle, square, triangle. Relations: left of, right of, above, below. Of the 1,134
-prompts {train_prompts} were trained on; the others are held out by combination (`diffrl.data.shapes.prompts("held_out")`).
+`a|two|three COLOUR SHAPE[s]`, or `a COLOUR SHAPE RELATION a COLOUR SHAPE` with two different colours. Colours: red,
+green, blue, yellow, purple, black. Shapes: circle, square, triangle. Relations: left of, right of, above, below. Of the
+1,134 prompts {train_prompts} were trained on; the others are held out by combination
+(`diffrl.data.shapes.prompts("held_out")`).
 
 ## `max_sequence_length`
 
@@ -164,9 +165,9 @@ several times faster: `pipe(prompt, max_sequence_length=0)`.
 
 ## Measured
 
-Of the saved fp16 files, loaded in fp32; {samples} samples in turn over the held-out prompts; stock pipeline, Euler, 10 steps.
-Strict: the share of pictures with everything right (count, colours, shapes, relation, clean background). Partial: mean
-partial credit. Scorer: `reward_models.load_reward("shapes")`.
+Of the saved fp16 files, loaded in fp32; {samples} samples in turn over the held-out prompts; stock pipeline, Euler,
+10 steps. Strict: the share of pictures with everything right (count, colours, shapes, relation, clean background).
+Partial: mean partial credit. Scorer: `reward_models.load_reward("shapes")`.
 
 | pictures | strict | partial |
 |---|---|---|

@@ -84,7 +84,7 @@ class ModelSettings(Section):
     family: Literal["sd3"] = Field(description="Model family; sd3 = Stable Diffusion 3 and 3.5.")
     path: str = Field(min_length=1, description="A pipeline's folder in diffusers format, or its name on the hub.")
     revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the newest.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Of frozen weights and of network calls; trained weights are always float32."
     )
     lora: LoraSettings | None = Field(None, description="null = full fine-tuning of the transformer.")
@@ -135,6 +135,9 @@ class TrackSettings(Section):
     tensorboard: bool = Field(False, description="Also write TensorBoard files.")
     wandb: WandbSettings | None = Field(None, description="Also log to Weights & Biases. null = no.")
     pictures_per_iteration: int = Field(8, ge=0, description="At most this many training pictures are kept.")
+    pictures_per_evaluation: int = Field(
+        32, ge=0, description="At most this many held-out samples are stored, with their pictures, at each evaluation."
+    )
 
 
 class Config(Section):

@@ -164,7 +164,9 @@ def _place(thing: Thing, rng: np.random.Generator) -> PlacedThing:
 def _apart(a: PlacedThing, b: PlacedThing) -> bool:
     """Whether two bounding boxes keep their distance."""
     (a_left, a_right, a_up, a_down), (b_left, b_right, b_up, b_down) = _EXTENT[a.thing.shape], _EXTENT[b.thing.shape]
-    gap_x = abs(a.x - b.x) - (a_right * a.radius + b_left * b.radius if a.x < b.x else a_left * a.radius + b_right * b.radius)
+    gap_x = abs(a.x - b.x) - (
+        a_right * a.radius + b_left * b.radius if a.x < b.x else a_left * a.radius + b_right * b.radius
+    )
     gap_y = abs(a.y - b.y) - (a_down * a.radius + b_up * b.radius if a.y < b.y else a_up * a.radius + b_down * b.radius)
     return max(gap_x, gap_y) >= _GAP
 

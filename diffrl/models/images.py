@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ class Cell:
     passed: Sequence[bool | None] = ()
 
 
-Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+Font = ImageFont.FreeTypeFont
 PAPER, INK, FAINT = (250, 250, 248), (38, 40, 44), (118, 122, 130)
 EDGE, GREEN, RED = (216, 217, 220), (46, 140, 87), (205, 82, 72)
 BORDER, GAP, MARGIN, LINES = 4, 10, 28, 2
@@ -137,7 +138,7 @@ def comparison_grid(
 def _font(size: int, written: str) -> Font:
     """Pillow's own font; it knows ASCII only, so for other letters the wider one that comes with matplotlib."""
     if written.isascii():
-        return ImageFont.load_default(size)
+        return cast(Font, ImageFont.load_default(size))
     from matplotlib import font_manager
 
     return ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)

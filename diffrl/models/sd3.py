@@ -63,8 +63,10 @@ class SD3Adapter:
     ) -> SD3Adapter:
         """Load a diffusers directory or hub id; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
         from diffusers import StableDiffusion3Pipeline
+        from diffusers.utils.logging import disable_progress_bar
 
-        pipeline = StableDiffusion3Pipeline.from_pretrained(str(path), torch_dtype=dtype, revision=revision)
+        disable_progress_bar()
+        pipeline = StableDiffusion3Pipeline.from_pretrained(str(path), dtype=dtype, revision=revision)
         pipeline.to(device)
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():

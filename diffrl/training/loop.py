@@ -16,10 +16,10 @@ from diffrl.credit.assign import outcome_credit
 from diffrl.data.sampler import prompt_batch
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
+from diffrl.plan import evaluated_iterations, steps_of_iteration
 from diffrl.records import Credit, PromptBatch, RewardTable, Rollout
 from diffrl.rewards.score import score
 from diffrl.rollout.regenerate import plan_chains, regenerate
-from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import any_rank, gather_rows, sum_ranks
 from diffrl.training.ema import EMA
@@ -107,8 +107,7 @@ class Trainer:
         wall = time.perf_counter() - start
         spent["other"] = wall - sum(spent.values())
         self.clock.seconds["other"] = self.clock.seconds.get("other", 0.0) + spent["other"]
-        every = self.config.run.eval_every
-        if self.iteration == self.config.run.iterations or (every and self.iteration % every == 0):
+        if self.iteration in evaluated_iterations(self.config):
             metrics.update(self.held_out())
         self.journal.metrics(
             {
@@ -140,7 +139,6 @@ class Trainer:
     def rollout(self, batch: PromptBatch, conditioning: Conditioning) -> Rollout:
         """Draw this iteration's samples."""
         r = self.config.rollout
-        chosen = r.stochastic.model_dump()
         return regenerate(
             self.session.adapter,
             conditioning,
@@ -148,7 +146,7 @@ class Trainer:
             plan_chains(batch, r.tree.roots, self.config.run.seed),
             sigmas=self.session.sigmas,
             transition=self.session.objective.transition,
-            stochastic=stochastic_steps(chosen.pop("kind"), r.steps, self.iteration, **chosen),
+            stochastic=steps_of_iteration(self.config, self.iteration),
             guidance_scale=r.guidance_scale,
             micro_batch=r.micro_batch,
             decode_batch=r.decode_batch,

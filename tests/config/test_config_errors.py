@@ -234,7 +234,10 @@ def test_a_bad_override_is_named(load, override, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("run: {seed: 1}\nmodel: {path: a}\nrun: {seed: 2}\n", "line 3, column 1: the key 'run' occurs twice, first on"),
+        (
+            "run: {seed: 1}\nmodel: {path: a}\nrun: {seed: 2}\n",
+            "line 3, column 1: the key 'run' occurs twice, first on",
+        ),
         ("run: {seed: 1, seed: 2}\n", "the key 'seed' occurs twice"),
         ("run:\n  seed: 1\n bad\n", "line 3, column"),
         ("", "Got an empty file."),

@@ -16,6 +16,19 @@ ROOT = Path(__file__).parents[2]
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 WORDLESS = {"$schema", "$defs", "title", "description", "default", "discriminator", "type"}
 
+KEYWORDS = {
+    "required": lambda value, rule: set(rule) <= set(value),
+    "enum": lambda value, rule: value in rule,
+    "const": lambda value, rule: value == rule,
+    "minimum": lambda value, rule: value >= rule,
+    "maximum": lambda value, rule: value <= rule,
+    "exclusiveMinimum": lambda value, rule: value > rule,
+    "exclusiveMaximum": lambda value, rule: value < rule,
+    "minLength": lambda value, rule: len(value) >= rule,
+    "minItems": lambda value, rule: len(value) >= rule,
+    "maxItems": lambda value, rule: len(value) <= rule,
+}
+
 
 def fits_type(value, name):
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -49,18 +62,7 @@ def faults(value, schema, whole, path=""):
             found += [f for v, r in zip(value, rule, strict=True) for f in faults(v, r, whole, path)]
             bad = False
         else:
-            bad = not {
-                "required": lambda: set(rule) <= set(value),
-                "enum": lambda: value in rule,
-                "const": lambda: value == rule,
-                "minimum": lambda: value >= rule,
-                "maximum": lambda: value <= rule,
-                "exclusiveMinimum": lambda: value > rule,
-                "exclusiveMaximum": lambda: value < rule,
-                "minLength": lambda: len(value) >= rule,
-                "minItems": lambda: len(value) >= rule,
-                "maxItems": lambda: len(value) <= rule,
-            }[word]()
+            bad = not KEYWORDS[word](value, rule)
         if bad:
             return [*found, f"{path}: {word}"]
     return found

@@ -197,8 +197,8 @@ def configurations(draw):
         "train": {"learning_rate": draw(POSITIVE)}
         | draw(st.sampled_from([{}, {"schedule": "constant"}, cosine]))
         | draw(some_of(ema=st.none() | st.fixed_dictionaries({"decay": st.floats(0.1, 0.99)}), epsilon=POSITIVE,
-                       betas=st.tuples(st.floats(0, 0.9), st.floats(0, 0.9)).map(list), max_grad_norm=st.none() | POSITIVE,
-                       gradient_checkpointing=st.booleans())),
+                       betas=st.lists(st.floats(0, 0.9), min_size=2, max_size=2), gradient_checkpointing=st.booleans(),
+                       max_grad_norm=st.none() | POSITIVE)),
         "eval": {"rewards": rewards[:1], "samples": draw(COUNT), "steps": draw(COUNT)},
         "guards": draw(some_of(nonfinite_loss=skippable, nonfinite_gradient=skippable, ratio=guard, kl=guard)),
     }  # fmt: skip

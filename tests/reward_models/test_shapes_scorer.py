@@ -80,21 +80,21 @@ def test_the_right_picture_gets_every_part():
 @pytest.mark.parametrize(
     ("text", "wrong", "right"),
     [
-        ("a red circle left of a green square", {"colour": 0.5, "binding": 0.5, "relation": 0}, {"count": 1, "shape": 1}),
-        ("a red triangle left of a blue square", {"shape": 0.5, "binding": 0.5}, {"count": 1, "colour": 1, "relation": 1}),
-        ("a red square left of a blue circle", {"binding": 0, "shape": 0}, {"count": 1, "colour": 1, "relation": 1}),
-        ("a red circle right of a blue square", {"relation": 0}, {"count": 1, "colour": 1, "shape": 1, "binding": 1}),
-        ("a red circle above a blue square", {"relation": 0}, {"count": 1, "colour": 1, "shape": 1, "binding": 1}),
-        ("a red circle", {"count": 0, "colour": 0.5, "shape": 0.5}, {"clean": 1, "relation": 1}),
-        ("two red circles", {"colour": 0.5, "shape": 0.5, "binding": 0.5}, {"count": 1}),
-        ("three red circles", {"count": 2 / 3, "colour": 1 / 3}, {"clean": 1}),
+        ("a red circle left of a green square", {"colour": 0.5, "binding": 0.5, "relation": 0}, {"count", "shape"}),
+        ("a red triangle left of a blue square", {"shape": 0.5, "binding": 0.5}, {"count", "colour", "relation"}),
+        ("a red square left of a blue circle", {"binding": 0, "shape": 0}, {"count", "colour", "relation"}),
+        ("a red circle right of a blue square", {"relation": 0}, {"count", "colour", "shape", "binding"}),
+        ("a red circle above a blue square", {"relation": 0}, {"count", "colour", "shape", "binding"}),
+        ("a red circle", {"count": 0, "colour": 0.5, "shape": 0.5}, {"clean", "relation"}),
+        ("two red circles", {"colour": 0.5, "shape": 0.5, "binding": 0.5}, {"count"}),
+        ("three red circles", {"count": 2 / 3, "colour": 1 / 3}, {"clean"}),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_costs_its_own_part(text, wrong, right):
     result = parts(draw((RED_CIRCLE, BLUE_SQUARE), 32), text)
     assert result["strict"] == 0
     assert {name: result[name] for name in wrong} == pytest.approx(wrong)
-    assert {name: result[name] for name in right} == pytest.approx(right)
+    assert {name for name in right if result[name] == 1} == right
 
 
 def test_a_distractor_counts_against_the_picture():
@@ -120,8 +120,9 @@ def test_a_tinted_background_is_not_clean():
 
 
 @pytest.mark.parametrize(
-    ("color", "name"), [((245, 160, 40), "yellow"), ((235, 120, 45), "red"), ((90, 60, 195), "blue"), ((80, 80, 80), "black")]
-)  # fmt: skip
+    ("color", "name"),
+    [((245, 165, 40), "yellow"), ((235, 85, 45), "red"), ((80, 65, 200), "blue"), ((60, 60, 60), "black")],
+)
 def test_colours_between_two_names_are_neither(color, name):
     circle = coverage("circle", 16, 16, 64, 32, 32)
     assert parts(ink((circle, PALETTE[name])), f"a {name} circle")["strict"] == 1

@@ -140,6 +140,22 @@ def test_reading_goes_on_while_a_run_writes(tmp_path):
             assert len(reader.read()) == 281
 
 
+def test_rows_and_their_rewards_are_of_one_moment(tmp_path):
+    with SampleStore(tmp_path) as store, SampleStore.open_readonly(tmp_path) as reader:
+        store.write([sample(total=1.0, rewards={"a": 1.0})])
+        replaced = []
+
+        def replace_between_the_queries(statement):
+            if statement.startswith("SELECT sample_id"):
+                replaced.append(store.write([sample(total=2.0, rewards={"a": 2.0})]))
+
+        reader._database.set_trace_callback(replace_between_the_queries)
+        (row,) = reader.read()
+        assert replaced and row.total == row.rewards["a"] == 1.0
+        reader._database.set_trace_callback(None)
+        assert reader.read()[0].rewards == {"a": 2.0}
+
+
 def test_an_open_read_never_blocks_the_writer(tmp_path):
     with SampleStore(tmp_path) as store:
         store.write([sample()])

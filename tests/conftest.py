@@ -1,0 +1,46 @@
+"""Fixtures shared by all tests: a tiny SD3 pipeline with random weights, and short runs on it. Offline, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORDS = "a two three red green blue yellow purple black circle square triangle circles squares triangles left right of above below"
+
+
+@pytest.fixture(scope="session")
+def random_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random StableDiffusion3Pipeline, saved in diffusers format."""
+    from diffrl.models.tiny import build_sd3_pipeline, save_pipeline
+
+    directory = tmp_path_factory.mktemp("pipelines") / "random-sd3"
+    pipeline = build_sd3_pipeline(WORDS.split(), seed=0)
+    save_pipeline(pipeline, directory)
+    return directory
+
+
+@pytest.fixture
+def run_settings(random_sd3: Path, tmp_path: Path) -> dict[str, Any]:
+    """A configuration small enough to train in seconds, as a plain mapping that a test may change."""
+    return {
+        "run": {"name": "run", "dir": str(tmp_path / "runs"), "seed": 3, "iterations": 3, "checkpoint_every": 1, "eval_every": 2},
+        "model": {"family": "sd3", "path": str(random_sd3)},
+        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+        "rollout": {
+            "steps": 5,
+            "dynamics": {"kind": "flow_sde", "noise_level": 0.7},
+            "stochastic": {"kind": "window", "start": 0, "size": 3},
+            "tree": {"roots": 4},
+        },
+        "rewards": [{"name": "shapes"}],
+        "train": {"learning_rate": 1.0e-4, "updates_per_iteration": 2, "micro_batch": 8},
+        "eval": {"rewards": [{"name": "shapes_strict"}, {"name": "shapes"}], "samples": 7, "steps": 3},
+        "track": {"pictures_per_iteration": 2, "pictures_per_evaluation": 4},
+    }

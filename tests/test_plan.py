@@ -1,0 +1,208 @@
+"""The plan's numbers against sums done by hand, and its parameter counts against torch and peft."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from diffrl.config import load_config
+from diffrl.config.load import make_config
+from diffrl.errors import ConfigError
+from diffrl.plan import evaluated_iterations, even_parts, header_shapes, make_plan, render_plan, steps_of_iteration
+
+ROOT = Path(__file__).parents[1]
+
+
+def config_of(path="nowhere", **changes):
+    """6 prompts x 5 roots, 7 steps of which 3 stochastic, 7 iterations; sections in `changes` are merged."""
+    data = {
+        "run": {"iterations": 7, "eval_every": 3},
+        "model": {"family": "sd3", "path": str(path)},
+        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 6},
+        "rollout": {
+            "steps": 7,
+            "guidance_scale": 4.5,
+            "dynamics": {"kind": "flow_sde"},
+            "stochastic": {"kind": "window", "start": 1, "size": 3, "slide_every": 2},
+            "tree": {"roots": 5},
+            "micro_batch": 17,
+            "decode_batch": 3,
+        },
+        "rewards": [{"name": "shapes"}, {"name": "shapes_strict"}],
+        "objective": {"kl": 0.1},
+        "train": {"learning_rate": 1e-4, "updates_per_iteration": 2, "micro_batch": 11},
+        "eval": {"rewards": [{"name": "shapes"}], "samples": 13, "steps": 11},
+    }
+    for section, values in changes.items():
+        data[section] = values if isinstance(values, list) else data.get(section, {}) | values
+    return make_config(data)
+
+
+def test_a_run_added_up_by_hand():
+    plan = make_plan(config_of())
+    assert (plan.groups, plan.samples, plan.edges, plan.updates) == (6, 30, 90, 14)
+    assert plan.edges_per_update == (48, 42)  # 15 edges a prompt: 8 and 7
+    assert plan.micro_batches == 5 + 4
+    assert plan.evaluations == 4  # after 0, 3, 6 and 7 iterations
+    assert plan.network_evaluations == {
+        "rollout": 2940,  # 7 iterations x 30 samples x 7 steps x 2 for guidance
+        "update": 1260,  # 7 x 90 edges x 2
+        "reference": 1260,
+        "on_policy_gate": 180,
+        "evaluation": 572,  # 4 x 13 samples x 11 steps, without guidance
+    }
+    assert plan.total_network_evaluations == 6212
+    assert plan.decodes == 7 * 30 + 4 * 13
+    assert plan.reward_calls == 7 * 30 * 2 + 4 * 13
+
+
+def test_neither_guidance_nor_reference_where_there_is_none():
+    plan = make_plan(config_of(rollout={"guidance_scale": 1.0}, objective={"kl": 0.0}, eval={"guidance_scale": 2}))
+    assert plan.network_evaluations == {
+        "rollout": 1470, "update": 630, "reference": 0, "on_policy_gate": 90, "evaluation": 1144,
+    }  # fmt: skip
+
+
+def test_all_steps():
+    plan = make_plan(config_of(rollout={"stochastic": {"kind": "all"}}))
+    assert plan.stochastic_steps == (0, 1, 2, 3, 4, 5) and plan.edges == 180
+
+
+def test_two_processes_share_the_prompts():
+    plan = make_plan(config_of(), world_size=2)
+    assert plan.micro_batches == 3 + 2  # 24 and 21 edges a process
+    assert plan.network_evaluations == make_plan(config_of()).network_evaluations
+    with pytest.raises(ConfigError, match="Got per_iteration=6, processes=4."):
+        make_plan(config_of(), world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "every", "expected"),
+    [(7, 3, (0, 3, 6, 7)), (6, 3, (0, 3, 6)), (2, 3, (0, 2)), (3, 3, (0, 3)), (1, 1, (0, 1)), (5, None, (0, 5))],
+)
+def test_evaluations_never_come_twice_at_the_same_point(iterations, every, expected):
+    assert evaluated_iterations(config_of(run={"iterations": iterations, "eval_every": every})) == expected
+
+
+def test_a_sliding_window_moves_in_the_plan_too():
+    config = config_of()
+    assert [steps_of_iteration(config, i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("total", "parts"), [(15, 2), (7, 7), (23, 5), (4, 1)])
+def test_parts_are_even_and_complete(total, parts):
+    found = even_parts(total, parts)
+    assert sum(found) == total and len(found) == parts and max(found) - min(found) <= 1 and min(found) > 0
+
+
+def write_pipeline(folder):
+    """A folder with a sharded transformer, a VAE with a half-precision variant, and config files."""
+    torch.manual_seed(0)
+    transformer = torch.nn.Sequential(
+        torch.nn.Linear(7, 13), torch.nn.LayerNorm(13), torch.nn.Linear(13, 5, bias=False)
+    )
+    vae = torch.nn.Conv2d(3, 11, 5)
+    state = transformer.state_dict()
+    names = sorted(state)
+    (folder / "transformer").mkdir()
+    (folder / "vae").mkdir()
+    for shard, part in enumerate((names[:2], names[2:]), start=1):
+        file = folder / f"transformer/diffusion_pytorch_model-0000{shard}-of-00002.safetensors"
+        save_file({name: state[name] for name in part}, file, metadata={"format": "pt"})
+    save_file(vae.state_dict(), folder / "vae/diffusion_pytorch_model.safetensors")
+    save_file(
+        {k: v.half() for k, v in vae.state_dict().items()}, folder / "vae/diffusion_pytorch_model.fp16.safetensors"
+    )
+    network = {"in_channels": 3, "sample_size": 6, "patch_size": 2, "num_layers": 5, "num_attention_heads": 2,
+               "attention_head_dim": 7}  # fmt: skip
+    (folder / "transformer/config.json").write_text(json.dumps(network))
+    (folder / "vae/config.json").write_text(json.dumps({"block_out_channels": [11, 13, 17]}))
+    return transformer, vae
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_parameters_are_counted_from_the_headers(tmp_path):
+    transformer, vae = write_pipeline(tmp_path)
+    memory = make_plan(config_of(tmp_path, train={"ema": {"decay": 0.9}}, model={"dtype": "bfloat16"})).memory
+    n, frozen = count(transformer), count(vae)
+    assert memory.trained_parameters == n and memory.frozen_parameters == {"vae": frozen}
+    stored = 90 * 2 * 4 * (3 * 6 * 6) + 30 * 3 * 24 * 24  # latents before and after each edge, uint8 pictures
+    assert memory.kept == {
+        "policy weights": 4 * n,
+        "gradients": 4 * n,
+        "optimiser": 8 * n,
+        "moving average": 4 * n,
+        "reference": 2 * n,
+        "frozen components": 2 * frozen,
+        "samples and steps": stored,
+    }
+    tokens = 3 * 3 + 77 + 256
+    assert memory.passing["update"] == 11 * 2 * tokens * 14 * 5 * 21 * 2
+    assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 21 * 2
+    assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values())
+
+
+def test_choices_show_in_the_memory(tmp_path):
+    transformer, _ = write_pipeline(tmp_path)
+    plain = make_plan(config_of(tmp_path)).memory
+    assert plain.kept["moving average"] == 0
+    assert make_plan(config_of(tmp_path, objective={"kl": 0.0})).memory.kept["reference"] == 0
+    eight = make_plan(config_of(tmp_path, train={"optimizer": "adamw_8bit"})).memory
+    assert eight.kept["optimiser"] == 2 * count(transformer)
+    less = make_plan(config_of(tmp_path, train={"gradient_checkpointing": True})).memory
+    assert less.passing["update"] < plain.passing["update"] / 3
+    larger = make_plan(config_of(tmp_path, model={"height": 48, "width": 48, "max_sequence_length": 0})).memory
+    assert larger.passing["decode"] == 4 * plain.passing["decode"]
+    assert larger.passing["update"] * (9 + 77 + 256) == plain.passing["update"] * (36 + 77)
+    halved = make_plan(config_of(tmp_path), world_size=2).memory
+    assert halved.kept["samples and steps"] * 2 == plain.kept["samples and steps"]
+
+
+def test_lora_parameters_are_what_peft_makes(tmp_path):
+    from diffusers import SD3Transformer2DModel
+    from peft import LoraConfig
+
+    network = SD3Transformer2DModel(
+        sample_size=4, patch_size=2, in_channels=3, num_layers=3, attention_head_dim=8, num_attention_heads=2,
+        joint_attention_dim=11, caption_projection_dim=16, pooled_projection_dim=13, out_channels=3,
+        pos_embed_max_size=4,
+    )  # fmt: skip
+    network.save_pretrained(tmp_path / "transformer")
+    config = config_of(tmp_path, model={"lora": {"rank": 5, "alpha": 7}})
+    plan, whole = make_plan(config), count(network)
+    network.add_adapter(LoraConfig(r=5, lora_alpha=7, target_modules=list(config.model.lora.targets)))
+    assert plan.memory.trained_parameters == count(network) - whole > 0
+    assert plan.memory.frozen_parameters == {"transformer": whole}
+    assert plan.memory.kept["frozen components"] == 4 * 16 * 16  # the fixed position table, which is no parameter
+    assert plan.memory.kept["reference"] == 0
+    assert plan.memory.passing == {} and "config files" in plan.notes[0]  # there is no VAE here
+
+
+def test_no_memory_estimate_is_said_so():
+    plan = make_plan(config_of("some/hub-name"))
+    assert plan.memory is None and "No memory estimate: some/hub-name" in render_plan(plan)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x05", (2**40).to_bytes(8, "little") + b"{}", b"\x03" + bytes(7) + b"{x}"])
+def test_a_torn_file_is_one_clear_error(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="must be a safetensors file"):
+        header_shapes(path)
+
+
+def test_the_rendering_holds_the_numbers(tmp_path):
+    write_pipeline(tmp_path)
+    text = render_plan(make_plan(config_of(tmp_path)))
+    for expected in ("6,212", "2,940", "1,260", "572", "edges", "Memory, per process (rough)", "optimiser"):
+        assert expected in text
+
+
+def test_the_quickstart_is_planned():
+    plan = make_plan(load_config(ROOT / "configs/quickstart.yaml"))
+    assert plan.samples == 128 and plan.total_network_evaluations > 0
