@@ -72,13 +72,15 @@ def plan(
 ) -> None:
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
     from diffrl.config import load_config
-    from diffrl.plan import make_plan, plan_dict, render_plan
+    from diffrl.plan import make_plan, render_plan
 
     made = make_plan(load_config(config, overrides or []), processes)
     if as_json:
         import json
+        from dataclasses import asdict
 
-        typer.echo(json.dumps(plan_dict(made), indent=2))
+        total = made.total_network_evaluations
+        typer.echo(json.dumps({**asdict(made), "total_network_evaluations": total}, indent=2))
     else:
         typer.echo(render_plan(made))
 

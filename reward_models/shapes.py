@@ -131,9 +131,9 @@ class Tolerances:
         clutter: greatest amount of foreground outside the objects, as a fraction of the picture.
     """
 
-    color_error: float = 36.0
+    color_error: float = 28.0
     purity: float = 0.85
-    overlap: float = 0.86
+    overlap: float = 0.9
     overlap_margin: float = 0.06
     min_area: float = 0.025
     max_area: float = 0.12

@@ -64,8 +64,10 @@ class SD3Adapter:
         """Load a diffusers directory or hub id; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
         from diffusers import StableDiffusion3Pipeline
         from diffusers.utils.logging import disable_progress_bar
+        from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
 
         disable_progress_bar()
+        disable_transformers_progress_bar()
         pipeline = StableDiffusion3Pipeline.from_pretrained(str(path), dtype=dtype, revision=revision)
         pipeline.to(device)
         pipeline.set_progress_bar_config(disable=True)

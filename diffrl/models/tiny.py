@@ -107,13 +107,16 @@ def build_clip(tokenizer: Any) -> nn.Module:
 
 
 def build_zero_t5() -> tuple[Any, nn.Module]:
-    """A T5 tokenizer of four tokens, and a T5 encoder whose output is zero."""
-    from transformers import T5Config, T5EncoderModel, T5Tokenizer
+    """A T5 encoder whose output is zero, and a tokenizer that reads nothing of a prompt but its end."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
-    tokenizer = T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=512)
-    config = T5Config(vocab_size=len(tokenizer), d_model=EMBEDDING, d_kv=4, d_ff=4, num_layers=1, num_heads=1)
-    model = T5EncoderModel(config)
+    reader = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
+    reader.normalizer = normalizers.Replace(Regex(r"[\s\S]"), "")
+    reader.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=reader, model_max_length=512, **special)
+    model = T5EncoderModel(T5Config(vocab_size=3, d_model=EMBEDDING, d_kv=4, d_ff=4, num_layers=1, num_heads=1))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     return tokenizer, model

@@ -135,12 +135,19 @@ def test_two_tones_are_no_colour():
     assert parts(ink((circle, PALETTE["red"]), (lower, PALETTE["purple"])), "a red circle")["colour"] == 0
 
 
-def test_a_blob_between_circle_and_square_is_no_shape():
+@pytest.mark.parametrize("form", ["squircle", "ellipse", "diamond", "ring"])
+def test_what_is_no_clear_shape_is_none(form):
     y, x = np.mgrid[:32, :32] + 0.5 - 16
-    squircle = np.clip(0.5 - ((np.abs(x) ** 3.4 + np.abs(y) ** 3.4) ** (1 / 3.4) - 4.7), 0, 1)
-    for shape in ("circle", "square"):
-        result = parts(ink((squircle, PALETTE["green"])), f"a green {shape}")
-        assert result["shape"] == 0 and result["colour"] == 1
+    distance = {
+        "squircle": (np.abs(x) ** 5 + np.abs(y) ** 5) ** (1 / 5) - 4.5,
+        "ellipse": np.hypot(x / 1.2, y * 1.2) - 4.8,
+        "diamond": (np.abs(x) + np.abs(y)) / np.sqrt(2) - 4.3,
+        "ring": np.abs(np.hypot(x, y) - 4.4) - 1.6,
+    }[form]
+    picture = ink((np.clip(0.5 - distance, 0, 1), PALETTE["green"]))
+    for shape in ("circle", "square", "triangle"):
+        result = parts(picture, f"a green {shape}")
+        assert result["shape"] == result["strict"] == 0 and result["colour"] == 1
 
 
 def test_cut_tiny_and_giant_shapes_do_not_pass():

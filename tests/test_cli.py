@@ -1,0 +1,233 @@
+"""The command line as a user meets it: what works, and what one message and exit code 2 answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from diffrl.cli import main
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def config_file(run_settings, tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(run_settings))
+    return path
+
+
+def expect_refusal(capsys, *arguments: object) -> str:
+    """One message on stderr, exit code 2, no traceback."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and "Traceback" not in captured.err + captured.out
+    return captured.err
+
+
+@pytest.fixture(scope="module")
+def runs(random_sd3, tmp_path_factory):
+    """A finished run with LoRA and one with full fine-tuning, made through the command line."""
+    folder = tmp_path_factory.mktemp("cli")
+    made = {}
+    for name, lora in (("lora", {"rank": 3, "alpha": 11.0}), ("full", None)):
+        settings = {
+            "run": {"name": name, "dir": str(folder), "iterations": 2, "checkpoint_every": 1, "eval_every": None},
+            "model": {"family": "sd3", "path": str(random_sd3), "lora": lora},
+            "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+            "rollout": {"steps": 3, "dynamics": {"kind": "flow_sde"}, "tree": {"roots": 4}},
+            "rewards": [{"name": "shapes"}],
+            "train": {"learning_rate": 0.01},
+            "eval": {"rewards": [{"name": "shapes_strict"}], "samples": 5, "steps": 3},
+        }
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        assert run("train", path) == 0
+        made[name] = folder / name
+    return made
+
+
+def test_help_loads_nothing_heavy():
+    code = """
+import sys
+from diffrl.cli import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    assert not stop.code
+heavy = {"torch", "diffusers", "transformers", "pydantic", "numpy", "accelerate"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in ("train", "generate", "check", "plan", "export"))
+
+
+def test_a_run_leaves_what_it_promises(runs, capsys):
+    directory = runs["full"]
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "samples.sqlite", "before_after.png", "curve.png"):
+        assert (directory / name).is_file(), name
+    summary = json.loads((directory / "summary.json").read_text())
+    assert {"strict_before", "strict_after", "partial_before", "partial_after"} <= set(summary["held_out"])
+    assert summary["network_evaluations"]["planned"] == summary["network_evaluations"]["counted"] > 0
+    assert summary["peak_memory_bytes"] > 2**27 and summary["versions"]["torch"] == torch.__version__
+    assert {"rollout", "decode", "reward", "update", "other"} <= set(summary["seconds"])
+    assert summary["seed"] == 0 and summary["on_policy_error"] < 1e-5
+
+
+def test_a_run_is_never_overwritten(runs, capsys):
+    before = (runs["full"] / "summary.json").read_bytes()
+    message = expect_refusal(capsys, "train", runs["full"].parent / "full.yaml")
+    assert "already exists" in message and "--resume" in message
+    assert (runs["full"] / "summary.json").read_bytes() == before
+
+
+def test_check_says_what_it_found(config_file, capsys):
+    assert run("check", config_file) == 0
+    text = capsys.readouterr().out
+    assert "The configuration is fine." in text and "StableDiffusion3Pipeline" in text
+
+
+def test_check_lists_every_problem(config_file, tmp_path, capsys):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    overrides = [f"prompts.train={empty}", "model.path=nowhere/at/all", "rewards.0.options={no_such: 1}"]
+    message = expect_refusal(capsys, "check", config_file, *overrides)
+    assert "3 problems" in message and "nowhere/at/all" in message and "at least one prompt" in message
+
+
+def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
+    assert run("plan", config_file, "model.path=some/hub-id") == 0
+    assert "Network evaluations" in capsys.readouterr().out
+    assert run("plan", config_file, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    rollout, update, gate, evaluation = 3 * 8 * 5, 3 * 8 * 3, 8 * 3, 3 * 7 * 3
+    assert plan["total_network_evaluations"] == rollout + update + gate + evaluation
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.path=/no/such/place", "does not exist"),
+        ("model.famly=sd3", "Did you mean"),
+        ("prompts.train=missing.txt", "does not exist"),
+        ("rewards.0.name=shaps", "shapes"),
+        ("model.device=cuda", "CUDA"),
+        ("run.iterations=0", "run.iterations"),
+        ("train.optimizer=adamw_8bit", "CUDA"),
+        ("model.lora={rank: 2, targets: [to_nothing]}", "to_nothing"),
+        ("model.height=33", "multiples"),
+    ],
+)
+def test_bad_input_ends_in_one_message_and_leaves_nothing(config_file, override, expected, capsys):
+    if "CUDA" in expected and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    assert expected in expect_refusal(capsys, "train", config_file, override)
+    assert not (config_file.parent / "runs").exists()
+
+
+def test_another_pipeline_class_is_refused(config_file, random_sd3, tmp_path, capsys):
+    other = tmp_path / "flux"
+    other.mkdir()
+    index = json.loads((random_sd3 / "model_index.json").read_text())
+    (other / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxPipeline"}))
+    message = expect_refusal(capsys, "train", config_file, f"model.path={other}")
+    assert "FluxPipeline" in message and "StableDiffusion3Pipeline" in message
+
+
+def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
+    monkeypatch.setattr("diffrl.training.memory.available_bytes", lambda device: 1000)
+    assert "Not enough memory" in expect_refusal(capsys, "train", config_file)
+
+
+def test_running_out_of_memory_is_one_message(config_file, monkeypatch, capsys):
+    def exhausted(*arguments, **options):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("diffrl.training.loop.regenerate", exhausted)
+    assert "Out of memory" in expect_refusal(capsys, "train", config_file)
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "a.yaml", "--resume", "b"], ["train", "missing.yaml"]])
+def test_train_wants_one_thing_to_do(arguments, capsys):
+    expect_refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", [["train", "--resume"], ["export", "--out", "x"]])
+def test_a_directory_that_is_no_run_is_refused(command, tmp_path, capsys):
+    assert "config.yaml" in expect_refusal(capsys, *command, tmp_path)
+
+
+def test_generate_from_a_pipeline_and_from_a_run(runs, random_sd3, tmp_path, capsys):
+    from PIL import Image
+
+    common = ["--prompt", "a red circle", "--prompt", "two blue squares", "--per-prompt", "2", "--seed", "5"]
+    assert run("generate", "--model", random_sd3, "--steps", "3", *common, "--out", tmp_path / "base") == 0
+    assert run("generate", "--run", runs["lora"], *common, "--out", tmp_path / "lora") == 0
+    rows = [json.loads(line) for line in (tmp_path / "base" / "samples.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["a red circle"] * 2 + ["two blue squares"] * 2
+    base = [Image.open(tmp_path / "base" / row["file"]).tobytes() for row in rows]
+    lora = [Image.open(tmp_path / "lora" / row["file"]).tobytes() for row in rows]
+    assert len(set(base)) == 4 and all(a != b for a, b in zip(base, lora, strict=True))
+    assert (tmp_path / "base" / "grid.png").is_file()
+    assert "overwritten" in expect_refusal(capsys, "generate", "--model", random_sd3, *common, "--out", tmp_path / "base")
+
+
+def test_generate_says_what_it_lacks(random_sd3, tmp_path, capsys):
+    out = ["--out", tmp_path / "new"]
+    assert "prompt" in expect_refusal(capsys, "generate", "--model", random_sd3, *out)
+    assert "--run" in expect_refusal(capsys, "generate", "--prompt", "a red circle", *out)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same_way(runs, random_sd3, tmp_path):
+    from diffusers import StableDiffusion3Pipeline
+
+    from diffrl.training.aligned import load_aligned
+
+    assert run("export", runs["lora"], "--out", tmp_path / "lora") == 0
+    plain = StableDiffusion3Pipeline.from_pretrained(random_sd3)
+    base = pictures(plain)
+    plain.load_lora_weights(str(tmp_path / "lora"))
+    aligned = load_aligned(runs["lora"], torch.device("cpu")).adapter.pipeline
+    assert (pictures(plain) - base).abs().max() > 1e-3
+    torch.testing.assert_close(pictures(plain), pictures(aligned), rtol=1e-4, atol=1e-5)
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert "load_lora_weights" in card and "base_model" in card and "| strict |" in card
+
+
+def test_an_exported_full_fine_tune_is_a_whole_pipeline(runs, tmp_path):
+    from diffusers import StableDiffusion3Pipeline
+
+    from diffrl.training.aligned import load_aligned
+
+    assert run("export", runs["full"], "--out", tmp_path / "full") == 0
+    plain = StableDiffusion3Pipeline.from_pretrained(tmp_path / "full")
+    aligned = load_aligned(runs["full"], torch.device("cpu")).adapter.pipeline
+    torch.testing.assert_close(pictures(plain), pictures(aligned), rtol=1e-4, atol=1e-5)
+
+
+def test_the_snippet_of_a_card_runs(runs, tmp_path):
+    assert run("export", runs["lora"], "--out", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    snippet = card.split("```python")[1].split("```")[0]
+    scope: dict[str, object] = {}
+    exec(snippet, scope)
+    assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
+
+
+def pictures(pipeline) -> torch.Tensor:
+    pipeline.set_progress_bar_config(disable=True)
+    latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    options = {"num_inference_steps": 3, "guidance_scale": 1.0, "max_sequence_length": 1, "output_type": "latent"}
+    return pipeline(["a red circle", "a blue square"], latents=latents, **options).images.detach()
