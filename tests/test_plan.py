@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from diffrl.config import load_config
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.plan import evaluated_iterations, even_parts, header_shapes, make_plan, render_plan, steps_of_iteration
+from diffrl.footprint import header_shapes
+from diffrl.plan import evaluated_iterations, even_parts, make_plan, render_plan, steps_of_iteration
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,11 +10,8 @@ import torch
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
+from diffrl.models.shipped import shipped_settings
 from diffrl.registry import MODELS, resolve
-
-SETTINGS_FILE = "diffrl.json"
-"""Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
-the configuration, such as {"max_sequence_length": 0}."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,24 +58,6 @@ def check_pipeline_directory(family: str, path: str, pipeline_class: str) -> Non
             f"model.family={family} needs a {pipeline_class}. Got {found} in {path!r}. "
             "Choose the family that fits the pipeline, or another path."
         )
-
-
-def shipped_settings(directory: Path) -> dict[str, Any]:
-    """Adapter options that a local pipeline brings along; empty if it brings none.
-
-    Raises:
-        ConfigError: the file is not a JSON object.
-    """
-    path = directory / SETTINGS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not readable JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must be a JSON object of adapter options. Got {settings!r}.")
-    return settings
 
 
 def load_adapter(family: str, path: str, *, dtype: str, device: torch.device, **options: Any) -> ModelAdapter:

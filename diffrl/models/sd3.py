@@ -14,6 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, device_of
 from diffrl.models.images import uint8_from_signed
 
+
 class SD3Adapter:
     """A `StableDiffusion3Pipeline` as velocities over sigmas.
 

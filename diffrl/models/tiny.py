@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diffrl.models.loading import SETTINGS_FILE
+from diffrl.models.shipped import SETTINGS_FILE
 
 MAX_TOKENS = 12
 EMBEDDING = 128

@@ -46,7 +46,7 @@ def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[P
         parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
         total = total + weighted.weight * (values - weighted.shift) / weighted.scale
         ok &= good
-        errors = [old if old else (f"{weighted.name}: {new}" if new else None) for old, new in zip(errors, messages)]
+        errors = [old if old else (f"{weighted.name}: {new}" if new else None) for old, new in zip(errors, messages, strict=True)]
     return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
 
 
@@ -68,4 +68,5 @@ def _score_in_batches(
         for i, message in enumerate(errors)
     ]
     parts = {name: torch.cat([output.parts[name].float().cpu() for output in outputs]) for name in outputs[0].parts}
-    return raw, reported & finite, errors, parts
+    good = reported & finite
+    return raw.masked_fill(~good, torch.nan), good, errors, parts

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -58,7 +56,7 @@ def save_checkpoint(
         CheckpointError: `state` holds what JSON cannot (NaN, inf, an object, a key that is no string), or the disk
             refused. The checkpoints that were there still are.
     """
-    _require_json(state, "state")
+    require_json(state, "state")
     directory = Path(directory)
     final = directory / f"step-{step:06d}"
     temporary, replaced = directory / f".writing-{final.name}", directory / f".replaced-{final.name}"
@@ -198,16 +196,16 @@ def _remove_leftovers(directory: Path) -> None:
             shutil.rmtree(path)
 
 
-def _require_json(value: Any, where: str) -> None:
+def require_json(value: Any, where: str) -> None:
     """Refuse what would not come back from JSON as it went in, and say where it is."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if not isinstance(key, str):
                 raise CheckpointError(f"Keys of a checkpoint's state are strings. Got {key!r} in {where}.")
-            _require_json(entry, f"{where}.{key}")
+            require_json(entry, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         for i, entry in enumerate(value):
-            _require_json(entry, f"{where}[{i}]")
+            require_json(entry, f"{where}[{i}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"A checkpoint's state holds finite numbers only. Got {value} at {where}.")
     elif not isinstance(value, (str, int, float, type(None))):
@@ -226,113 +224,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors and JSON. The tensors are the optimizer's own, not copies."""
-    tensors: dict[str, Tensor] = {}
-    state = _flatten(optimizer.state_dict(), "", tensors)
-    return tensors, {"signature": _signature(optimizer), "state": state}
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]
-) -> None:
-    """Give back, bit for bit, the state that `optimizer_tensors` took; `tensors` are copied.
-
-    CheckpointError where the state is of another kind of optimizer or of other parameters.
-    """
-    saved, here = json_state["signature"], _signature(optimizer)
-    for name in saved | here:
-        was, now = saved.get(name, "absent"), here.get(name, "absent")
-        if was != now:
-            problem = f"The checkpoint's optimizer state is of another run: {name} is {was} there and {now} here."
-            raise CheckpointError(f"{problem} Resume with the model and optimizer settings it was saved with.")
-    state = _unflatten(json_state["state"], tensors)
-    optimizer.load_state_dict(state)
-    _undo_casts(optimizer, state)
-
-
-def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The global generators: python, numpy, torch CPU and, if there is one, this process's CUDA device."""
-    tensors: dict[str, Tensor] = {}
-    numpy_state = np.random.get_state(legacy=False)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    states = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return tensors, _flatten(states, "", tensors)
-
-
-def restore_rng(tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]) -> None:
-    """Set the global generators to what `rng_state` took; a CUDA state is left out where there is no CUDA."""
-    states = _unflatten(json_state, tensors)
-    states["numpy"]["state"]["key"] = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
-def _signature(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a state must fit: the kind of optimizer, and each parameter's shape."""
-    signature: dict[str, Any] = {"the kind": type(optimizer).__name__}
-    for g, group in enumerate(optimizer.param_groups):
-        signature |= {f"the shape of parameter {p} of group {g}": list(x.shape) for p, x in enumerate(group["params"])}
-    return signature
-
-
-def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back what `load_state_dict` changed: it casts moments to their parameter's dtype and garbles strings."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    for parameter, index in zip(parameters, indices, strict=True):
-        if index in state["state"]:
-            optimizer.state[parameter] = _placed_like(state["state"][index], optimizer.state[parameter])
-
-
-def _placed_like(value: Any, loaded: Any) -> Any:
-    """`value`, with its tensors on the devices that `load_state_dict` chose."""
-    if isinstance(value, Tensor):
-        return value.to(loaded.device)
-    if isinstance(value, dict):
-        return {key: _placed_like(entry, loaded[key]) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_placed_like(*pair) for pair in zip(value, loaded, strict=True))
-    return value
-
-
-def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON of nested dicts, lists, tuples and scalars; tensors go to `tensors`, the rest becomes {"$kind": x}."""
-    if isinstance(value, Tensor):
-        if name in tensors:
-            raise CheckpointError(f"Two tensors of the state are named {name!r}.")
-        tensors[name] = value
-        return {"$tensor": name}
-    if isinstance(value, dict):
-        flat = {key: _flatten(entry, f"{name}.{key}".lstrip("."), tensors) for key, entry in value.items()}
-        return flat if all(isinstance(key, str) and key[:1] != "$" for key in flat) else {"$items": list(flat.items())}
-    if isinstance(value, (list, tuple)):
-        entries = [_flatten(entry, f"{name}.{i}".lstrip("."), tensors) for i, entry in enumerate(value)]
-        return entries if isinstance(value, list) else {"$tuple": entries}
-    _require_json(value, name)
-    return value
-
-
-def _unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_flatten` took apart; tensors are copies."""
-    match value:
-        case list():
-            return [_unflatten(entry, tensors) for entry in value]
-        case {"$tensor": name} if name not in tensors:
-            raise CheckpointError(f"The checkpoint lacks the tensor {name!r}.")
-        case {"$tensor": name}:
-            return tensors[name].clone()
-        case {"$tuple": entries}:
-            return tuple(_unflatten(entries, tensors))
-        case {"$items": items}:
-            return {key: _unflatten(entry, tensors) for key, entry in items}
-        case dict():
-            return {key: _unflatten(entry, tensors) for key, entry in value.items()}
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -36,11 +36,12 @@ class PhaseClock:
 
 
 class NetworkCounter:
-    """Counts the samples that pass through a transformer's forward, by a hook on the module itself."""
+    """Counts the samples that pass through transformers' forwards, by a hook on the modules themselves."""
 
-    def __init__(self, transformer: torch.nn.Module):
+    def __init__(self, transformers: Iterable[torch.nn.Module]):
         self.count = 0
-        transformer.register_forward_pre_hook(self._hook, with_kwargs=True)
+        for transformer in transformers:
+            transformer.register_forward_pre_hook(self._hook, with_kwargs=True)
 
     def _hook(self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         hidden = kwargs.get("hidden_states", args[0] if args else None)

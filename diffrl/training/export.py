@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from diffrl.models.loading import SETTINGS_FILE
 from diffrl.models.lora import lora_layers, lora_metadata
+from diffrl.models.shipped import SETTINGS_FILE
 from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
 
 LORA_USE = """```python

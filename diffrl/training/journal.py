@@ -12,10 +12,11 @@ from diffrl.config import Config
 from diffrl.records import Credit, RewardTable, Rollout
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
-from diffrl.training.checkpoint import optimizer_tensors, prune_checkpoints, rng_state, save_checkpoint
+from diffrl.training.checkpoint import prune_checkpoints, save_checkpoint
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.session import Session
+from diffrl.training.state import optimizer_tensors, rng_state
 
 CHECKPOINTS = "checkpoints"
 
@@ -50,10 +51,11 @@ class Journal:
         self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)
 
     def rewind(self, iteration: int) -> None:
-        """Forget what was written after an iteration, so that resuming neither doubles nor loses a row."""
+        """Forget what was written after so many iterations, so that resuming neither doubles nor loses a row."""
         if self._writes:
             self._metrics.truncate_after(iteration)
-            self._store.truncate_after(iteration, ["train", "eval"])
+            self._store.truncate_after(iteration, ["eval"])
+            self._store.truncate_after(iteration - 1, ["train"])  # iteration i, counted from 0, leads from i to i + 1
 
     def log(self, message: str) -> None:
         """A line of log.txt."""

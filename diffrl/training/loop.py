@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +18,7 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.plan import evaluated_iterations, steps_of_iteration
 from diffrl.records import Credit, PromptBatch, RewardTable, Rollout
 from diffrl.rewards.score import score
+from diffrl.rollout.denoise import take_edges
 from diffrl.rollout.regenerate import plan_chains, regenerate
 from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import any_rank, gather_rows, sum_ranks
@@ -27,24 +27,21 @@ from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import UpdateGuard, check_on_policy, failed_samples
 from diffrl.training.journal import Journal
 from diffrl.training.memory import peak_bytes
-from diffrl.training.optim import learning_rate_factor
+from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
 from diffrl.training.report import PHASES, short_name
 from diffrl.training.session import Session
+from diffrl.training.signals import Interruption, StopSignal
 from diffrl.training.update import (
     accumulate_gradient,
     clip_gradient,
     deal_edges,
-    ratio_errors,
+    on_policy_errors,
     reference_of,
     velocity_of,
 )
 
 Metrics = dict[str, float | int]
-
-
-class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM, Ctrl-C); its checkpoint is written."""
 
 
 class Trainer:
@@ -69,7 +66,7 @@ class Trainer:
         self.evaluations_before = self.evaluations_total = 0
         self.peak_before = 0
         self.on_policy_error: float | None = None
-        self._stop_signal: int | None = None
+        self.stop = StopSignal()
 
     def report(self, message: str) -> None:
         """Tell the user something that stays in the run's log."""
@@ -81,20 +78,20 @@ class Trainer:
 
         Raises:
             GuardStop: a guard ended the run.
-            Interrupted: a signal ended it after a checkpoint.
+            Interruption: a signal ended it after a checkpoint.
         """
-        with self._signals():
+        with self.stop.watched():
             if self.iteration == 0:
                 self.journal.metrics({"iteration": 0, **self.held_out()})
             while self.iteration < self.config.run.iterations:
                 self._iterate_and_record()
-                stop = any_rank(self.accelerator, self._stop_signal is not None)
+                stop = any_rank(self.accelerator, self.stop.received)
                 last = self.iteration == self.config.run.iterations
                 if stop or last or self.iteration % self.config.run.checkpoint_every == 0:
                     with self.clock("checkpoint"):
                         self.save()
                 if stop and not last:
-                    raise Interrupted(self._stop_signal or signal.SIGTERM)
+                    raise Interruption(self.stop.number or signal.SIGTERM)
             self.evaluations_total = self.network_evaluations()
 
     def _iterate_and_record(self) -> None:
@@ -173,7 +170,7 @@ class Trainer:
             clamp=c.clamp,
             minimum=c.minimum_samples,
         )
-        failed = int((~ok).sum())
+        failed = int(sum_ranks(self.accelerator, (~table.ok).sum())[()])
         self.guard.check_failures(failed, len(ok))
         self.guard.watch_spread(credit.zero_spread_groups, self.config.prompts.per_iteration)
         if credit.dropped_groups:
@@ -212,10 +209,16 @@ class Trainer:
                 c.train.final_learning_rate,
             )
             rate = c.train.learning_rate * factor
-            for group in s.optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(s.optimizer, rate)
             gradient = accumulate_gradient(
-                self.accelerator, s.policy, s.objective, rollout.edges, credit, index, predict, reference, c.train.micro_batch
+                self.accelerator,
+                s.policy,
+                s.objective,
+                take_edges(rollout.edges, index),
+                credit.advantage[index],
+                predict,
+                reference,
+                c.train.micro_batch,
             )
             culprits = [rollout.batch.prompts[int(rollout.prompt[i])].text for i in gradient.bad_samples]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
@@ -239,13 +242,10 @@ class Trainer:
 
     def gate(self, rollout: Rollout, predict: Any) -> None:
         """Before the first update, the ratio of every trained step must be 1."""
-        errors = ratio_errors(self.session.objective, rollout.edges, predict, self.config.train.micro_batch)
-        worst = torch.full((1, len(self.session.sigmas)), -1.0)
-        for step in rollout.edges.step.unique():
-            worst[0, int(step)] = errors[rollout.edges.step == step].max()
-        worst = gather_rows(self.accelerator, worst).amax(0)
-        trained = [(step, float(error)) for step, error in enumerate(worst) if not error < 0]
-        self.on_policy_error = check_on_policy(trained, self.session.sigmas, self.config.guards.on_policy_tolerance)
+        errors = on_policy_errors(
+            self.accelerator, self.session.objective, rollout.edges, predict, self.config.train.micro_batch
+        )
+        self.on_policy_error = check_on_policy(errors, self.session.sigmas, self.config.guards.on_policy_tolerance)
 
     def held_out(self) -> Metrics:
         """Evaluate, keep some samples, show the result; with EMA, the averaged weights are what is evaluated."""
@@ -304,19 +304,3 @@ class Trainer:
         self.clock.seconds = dict(state["seconds"])
         self.guard.flat_iterations = state["flat_iterations"]
         self.on_policy_error = state["on_policy_error"]
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and the first Ctrl-C let the iteration finish; a second Ctrl-C ends the run at once."""
-
-        def note(number: int, frame: object) -> None:
-            if number == signal.SIGINT and self._stop_signal is not None:
-                raise KeyboardInterrupt
-            self._stop_signal = number
-
-        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

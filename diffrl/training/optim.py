@@ -32,6 +32,12 @@ def learning_rate_factor(
     return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next update run at this rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 def make_optimizer(
     parameters: Iterable[nn.Parameter],
     kind: Literal["adamw", "adamw_8bit"],

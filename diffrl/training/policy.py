@@ -54,6 +54,10 @@ class Policy:
             name: parameter for name, parameter in self.inner.named_parameters() if parameter.requires_grad
         }
 
+    def networks(self) -> list[nn.Module]:
+        """The trained transformer and, where it is a network of its own, the reference."""
+        return [self.inner] if self._reference is None else [self.inner, self._reference]
+
     def state(self) -> dict[str, Tensor]:
         """The trained weights by name."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group
@@ -19,11 +21,12 @@ WIDTH = 60
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """A curve in one line of text: values averaged into at most `width` columns, lowest to highest."""
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
     columns = min(width, len(values))
     edges = [round(i * len(values) / columns) for i in range(columns + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), (max(means) - min(means)) or 1.0
     return "".join(BLOCKS[min(7, int((value - low) / span * 8))] for value in means)
 
@@ -88,7 +91,8 @@ class Progress:
     def iteration(self, done: int, reward: float, seconds: float) -> None:
         """An iteration is done; `seconds` is what it took."""
         self._done = done
-        self._rewards.append(reward)
+        if math.isfinite(reward):  # no sample of the iteration could be scored
+            self._rewards.append(reward)
         self._training_seconds += seconds
         now = time.monotonic()
         if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):

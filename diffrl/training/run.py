@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, ConfigError
+from diffrl.errors import CheckpointError
 from diffrl.tracking.metrics import read_metrics
-from diffrl.training.checkpoint import Checkpoint, latest_checkpoint, restore_optimizer, restore_rng
+from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
 from diffrl.training.journal import CHECKPOINTS, Journal
-from diffrl.training.loop import Interrupted, Trainer
+from diffrl.training.loop import Trainer
 from diffrl.training.progress import Progress
 from diffrl.training.report import (
     held_out_change,
@@ -24,6 +24,8 @@ from diffrl.training.report import (
 )
 from diffrl.training.run_dir import create_run_dir, environment, new_run_dir, open_run_dir, versions
 from diffrl.training.session import Session, open_session
+from diffrl.training.signals import Interruption
+from diffrl.training.state import restore_optimizer, restore_rng
 
 
 def train(config: Config, console: Console) -> Path:
@@ -82,13 +84,12 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
             trainer.run()
-        except Interrupted as stop:
-            number = stop.args[0]
+        except Interruption as stop:
             trainer.report(
-                f"{signal.Signals(number).name}: checkpoint written after iteration {trainer.iteration}. "
+                f"{signal.Signals(stop.number).name}: checkpoint written after iteration {trainer.iteration}. "
                 f"Go on with: diffrl train --resume {run_dir}"
             )
-            raise SystemExit(128 + number) from stop
+            raise SystemExit(128 + stop.number) from stop
         finally:
             journal.close()
     if main:
@@ -141,4 +142,4 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
     print_summary(console, summary, run_dir)
     if summary["network_evaluations"]["planned"] != summary["network_evaluations"]["counted"]:
-        trainer.report("The plan and the count of network evaluations differ; was the run resumed, or an update skipped?")
+        trainer.report("The count of network evaluations differs from the plan's. One of them is wrong: please report it.")

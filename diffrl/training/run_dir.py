@@ -15,6 +15,9 @@ from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
 from diffrl.training.report import write_json
 
+UNFINISHED = ".config.yaml.tmp"
+"""All that a run leaves which was killed before it could be resumed; a new run may take its place."""
+
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "safetensors")
 
 
@@ -25,7 +28,7 @@ def new_run_dir(config: Config) -> Path:
         ConfigError: something is there already.
     """
     path = Path(config.run.dir) / config.run.name
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(entry.name != UNFINISHED for entry in path.iterdir())):
         raise ConfigError(
             f"A run never overwrites another. {path} already exists. Choose another name (run.name=...), or go on with "
             f"it: diffrl train --resume {path}."
@@ -36,10 +39,10 @@ def new_run_dir(config: Config) -> Path:
 def create_run_dir(path: Path, config: Config, environment: dict[str, Any]) -> None:
     """Make the directory with the resolved configuration and what the run runs on."""
     path.mkdir(parents=True, exist_ok=True)
-    write_json(path / "environment.json", environment)
-    temporary = path / ".config.yaml.tmp"
+    temporary = path / UNFINISHED
     temporary.write_text(dump_config(config), encoding="utf-8")
-    os.replace(temporary, path / "config.yaml")
+    os.replace(temporary, path / "config.yaml")  # from here on the run can be resumed
+    write_json(path / "environment.json", environment)
 
 
 def open_run_dir(path: str | Path) -> tuple[Path, Config]:

@@ -88,7 +88,6 @@ def open_session(config: Config, run_dir: Path) -> Session:
     plan = make_plan(config, world)
     check_memory(plan.memory.peak if plan.memory else None, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
-    counter = NetworkCounter(adapter.transformer)
     policy = Policy(
         adapter,
         config.model.lora.model_dump() if config.model.lora else None,
@@ -96,6 +95,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
         keep_reference=config.objective.kl > 0,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
+    counter = NetworkCounter(policy.networks())
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)

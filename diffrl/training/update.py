@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.objectives.base import Objective, VelocityOf
-from diffrl.records import Credit, Edges, Rollout
+from diffrl.records import Edges, Rollout
 from diffrl.rollout.denoise import take_edges
 from diffrl.training.distributed import gather_rows, sum_ranks
 from diffrl.training.policy import Policy
@@ -86,14 +86,30 @@ def reference_of(policy: Policy, predict: VelocityOf) -> VelocityOf:
     return reference
 
 
-def ratio_errors(objective: Any, edges: Edges, predict: VelocityOf, micro_batch: int) -> Tensor:
-    """|ratio - 1| (E,) of every edge under the present policy, by the update's own code path and batch size."""
+def on_policy_errors(
+    accelerator: Any, objective: Objective, edges: Edges, predict: VelocityOf, micro_batch: int
+) -> list[tuple[int, float]]:
+    """Max |ratio - 1| of each trained step under the present policy, by the update's own code path and batch size.
+
+    Args:
+        accelerator: joins the ranks.
+        objective: gives the ratios.
+        edges: this rank's; the same steps on every rank.
+        predict: velocities of the policy.
+        micro_batch: edges a forward pass.
+
+    Returns:
+        (step, error) of all ranks, in the order of the steps.
+    """
     errors = []
     for index in torch.arange(len(edges), device=edges.step.device).split(micro_batch):
         piece = take_edges(edges, index)
         _, metrics = objective.loss(piece, torch.zeros_like(piece.old_log_prob), predict, None)
         errors.append(metrics["ratio_error"])
-    return torch.cat(errors)
+    steps, every = edges.step.unique(), torch.cat(errors)
+    worst = torch.stack([every[edges.step == step].max() for step in steps])
+    worst = gather_rows(accelerator, worst.unsqueeze(0)).amax(0)
+    return list(zip(steps.tolist(), worst.tolist(), strict=True))
 
 
 def accumulate_gradient(
@@ -101,35 +117,33 @@ def accumulate_gradient(
     policy: Policy,
     objective: Objective,
     edges: Edges,
-    credit: Credit,
-    index: Tensor,
+    advantage: Tensor,
     predict: VelocityOf,
     reference: VelocityOf | None,
     micro_batch: int,
 ) -> Gradient:
-    """Gradient of the mean loss over the edges at `index` of all ranks, whatever the micro-batch.
+    """Gradient of the mean loss over an update's edges of all ranks, whatever the micro-batch.
 
     Args:
         accelerator: joins the ranks.
         policy: its gradients are replaced.
         objective: gives a loss per edge.
-        edges: the rollout's edges.
-        credit: their advantages.
-        index: (B,) rows to train on; the same number on every rank.
+        edges: this rank's; the same number on every rank.
+        advantage: (E,) of the edges.
         predict: velocities of the policy.
         reference: velocities of the reference, or None.
         micro_batch: edges a forward and backward pass.
     """
     for parameter in policy.parameters.values():
         parameter.grad = None
-    total = len(index) * accelerator.num_processes
+    total = len(edges) * accelerator.num_processes
     sums: dict[str, Tensor] = {}
     losses: list[Tensor] = []
     largest = torch.zeros((), device=edges.old_log_prob.device)
-    pieces = index.split(micro_batch)
+    pieces = torch.arange(len(edges), device=edges.step.device).split(micro_batch)
     for number, piece in enumerate(pieces, 1):
         with _sync_if(accelerator, policy.adapter.transformer, number == len(pieces)):
-            loss, metrics = objective.loss(take_edges(edges, piece), credit.advantage[piece], predict, reference)
+            loss, metrics = objective.loss(take_edges(edges, piece), advantage[piece], predict, reference)
             # Ranks are averaged, so the sum over all of them needs their number back.
             accelerator.backward(loss.sum() * (accelerator.num_processes / total))
         losses.append(loss.detach())
@@ -142,7 +156,7 @@ def accumulate_gradient(
     means = {name: float(value) / total for name, value in zip(names, totals, strict=True)}
     norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
     worst = float(gather_rows(accelerator, largest.reshape(1)).max())
-    bad = index[~torch.isfinite(torch.cat(losses))]
+    bad = ~torch.isfinite(torch.cat(losses))
     return Gradient(means.pop("loss"), float(norm), means, worst, edges.sample[bad].unique().tolist())
 
 
