@@ -157,9 +157,9 @@ def test_choices_show_in_the_memory(tmp_path):
     assert eight.kept["optimiser"] == 2 * count(transformer)
     less = make_plan(config_of(tmp_path, train={"gradient_checkpointing": True})).memory
     assert less.passing["update"] < plain.passing["update"] / 3
-    larger = make_plan(config_of(tmp_path, model={"height": 48, "width": 48, "max_sequence_length": 0})).memory
+    larger = make_plan(config_of(tmp_path, model={"height": 48, "width": 48, "max_sequence_length": 1})).memory
     assert larger.passing["decode"] == 4 * plain.passing["decode"]
-    assert larger.passing["update"] * (9 + 77 + 256) == plain.passing["update"] * (36 + 77)
+    assert larger.passing["update"] * (9 + 77 + 256) == plain.passing["update"] * (36 + 77 + 1)
     halved = make_plan(config_of(tmp_path), world_size=2).memory
     assert halved.kept["samples and steps"] * 2 == plain.kept["samples and steps"]
 

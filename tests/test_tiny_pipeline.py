@@ -94,7 +94,7 @@ def test_the_card_says_what_was_measured():
     record = json.loads((ASSET / "build.json").read_text())
     card = (ASSET / "README.md").read_text()
     scores = record["scores"]
-    assert 0.20 <= scores["generated, no CFG, max_sequence_length=0"]["strict"] <= 0.35
+    assert 0.20 <= scores["generated, guidance_scale=1, max_sequence_length=0"]["strict"] <= 0.35
     assert scores["rendered truth"]["strict"] >= 0.98
     assert scores["VAE reconstruction"]["strict"] >= 0.98
     assert scores["rendered truth, captions of other pictures"]["strict"] <= 0.02

@@ -95,10 +95,10 @@ class ModelSettings(Section):
     width: int | None = Field(None, ge=1, description="Picture width in pixels. null = the pipeline's own.")
     max_sequence_length: int | None = Field(
         None,
-        ge=0,
+        ge=1,
         le=512,
-        description="T5 tokens of a prompt. null = the pipeline's own default (256). A pipeline without T5 "
-        "(text_encoder_3 = null) gets as many zero tokens instead: set what it was trained with.",
+        description="T5 tokens of a prompt. null = what the pipeline's diffrl.json says, else 256 as in the stock "
+        "pipeline. A pipeline without T5 gets as many zero tokens instead.",
     )
 
 

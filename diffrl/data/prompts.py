@@ -45,7 +45,7 @@ def _from_file(path: Path) -> list[Prompt]:
             f"Prompts come from shapes:<split>, hub:<dataset> or a .txt or .jsonl file. Got {str(path)!r}."
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise ConfigError(f"The prompt file {str(path)!r} does not exist.") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -23,7 +23,9 @@ def prompt_indices(count: int, per_iteration: int, seed: int, iteration: int) ->
     """
     start = iteration * per_iteration
     positions = range(start, start + per_iteration)
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(count) for epoch in {p // count for p in positions}}
+    orders = {
+        epoch: np.random.default_rng([seed, epoch]).permutation(count) for epoch in {p // count for p in positions}
+    }
     return [int(orders[p // count][p % count]) for p in positions]
 
 

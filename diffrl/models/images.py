@@ -17,6 +17,22 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 
+class BrokenPictureError(ValueError):
+    """Pictures hold NaN or inf, which would turn into an arbitrary colour.
+
+    Args:
+        rows: which of the batch.
+        count: pictures of the batch.
+    """
+
+    def __init__(self, rows: Sequence[int], count: int):
+        super().__init__(
+            f"Pictures {list(rows)} of {count} hold NaN or inf. "
+            "The decoder overflowed (try float32 for the VAE) or its latents were not finite."
+        )
+        self.rows = rows
+
+
 def uint8_from_unit(images: Tensor) -> Tensor:
     """round(255 * images), for images of any float dtype in [0, 1]; values outside are clamped.
 
@@ -29,15 +45,11 @@ def uint8_from_unit(images: Tensor) -> Tensor:
         uint8 of the same shape and device.
 
     Raises:
-        ValueError: a picture holds NaN or inf, which would turn into an arbitrary colour. Check latents before decoding
-            them where a bad sample is to be left out rather than to end the run.
+        BrokenPictureError: a picture holds NaN or inf.
     """
     broken = (~torch.isfinite(images)).reshape(-1, *images.shape[-3:]).flatten(1).any(dim=1)
     if broken.any():
-        raise ValueError(
-            f"Pictures {broken.nonzero().flatten().tolist()} of {len(broken)} hold NaN or inf. "
-            "The decoder overflowed (try float32 for the VAE) or its latents were not finite."
-        )
+        raise BrokenPictureError(broken.nonzero().flatten().tolist(), len(broken))
     return images.float().clamp(0, 1).mul(255).round().to(torch.uint8)
 
 

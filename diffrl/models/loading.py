@@ -50,9 +50,9 @@ def check_pipeline_directory(family: str, path: str, pipeline_class: str) -> Non
             "Point it at the folder that pipeline.save_pretrained wrote."
         )
     try:
-        found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-    except ValueError as error:
-        raise ConfigError(f"{index} is not readable JSON: {error}. Save the pipeline again.") from error
+        found = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{index} is not the index of a pipeline: {error}. Save the pipeline again.") from error
     if found != pipeline_class:
         raise ConfigError(
             f"model.family={family} needs a {pipeline_class}. Got {found} in {path!r}. "

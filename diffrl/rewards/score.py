@@ -46,7 +46,10 @@ def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[P
         parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
         total = total + weighted.weight * (values - weighted.shift) / weighted.scale
         ok &= good
-        errors = [old if old else (f"{weighted.name}: {new}" if new else None) for old, new in zip(errors, messages, strict=True)]
+        errors = [
+            old if old else (f"{weighted.name}: {new}" if new else None)
+            for old, new in zip(errors, messages, strict=True)
+        ]
     return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
 
 

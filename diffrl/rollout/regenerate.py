@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
+from diffrl.models.images import BrokenPictureError
 from diffrl.records import PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import denoise
@@ -84,10 +86,36 @@ def regenerate(
             micro_batch=micro_batch,
         )
     with clock("decode"):
-        images = decode(adapter, latents, decode_batch)
+        images = decode(adapter, latents, decode_batch, [batch.prompts[int(row)].text for row in chains.prompt])
     return Rollout(batch, chains.prompt, chains.root, sigmas, images, edges)
 
 
-def decode(adapter: ModelAdapter, latents: Tensor, decode_batch: int) -> Tensor:
-    """Pictures (S, 3, H, W) uint8 on the CPU, at most `decode_batch` samples a decoder call."""
-    return torch.cat([adapter.decode(piece).cpu() for piece in latents.split(decode_batch)])
+def decode(adapter: ModelAdapter, latents: Tensor, decode_batch: int, prompts: Sequence[str]) -> Tensor:
+    """Pictures (S, 3, H, W) uint8 on the CPU.
+
+    Args:
+        adapter: the model.
+        latents: (S, ...) at sigma = 0.
+        decode_batch: samples a decoder call.
+        prompts: S prompts, to name a sample that is broken.
+
+    Raises:
+        GuardStop: NaN or inf in a sample's latents, or in what the decoder makes of them.
+    """
+    broken = ~torch.isfinite(latents).flatten(1).all(dim=1)
+    if broken.any():
+        raise GuardStop(
+            f"{int(broken.sum())} of {len(broken)} samples hold NaN or inf after denoising; the first is "
+            f"{prompts[int(broken.nonzero()[0])]!r}. The weights or the precision have broken down: lower "
+            "train.learning_rate, or set model.dtype to float32."
+        )
+    pictures = []
+    for start in range(0, len(latents), decode_batch):
+        try:
+            pictures.append(adapter.decode(latents[start : start + decode_batch]).cpu())
+        except BrokenPictureError as error:
+            raise GuardStop(
+                f"The decoder gave NaN or inf for {prompts[start + error.rows[0]]!r}, whose latents are finite. "
+                "Set model.dtype to float32."
+            ) from error
+    return torch.cat(pictures)

@@ -74,8 +74,8 @@ def evaluate(
         guidance_scale=settings.guidance_scale,
         micro_batch=settings.batch,
     )
-    images = decode(adapter, latents, decode_batch)
     chosen = [prompts[int(row)] for row in rows]
+    images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen])
     table = score(scorers, images, chosen)
     values = {**table.raw, **table.parts}
     names = sorted(values)

@@ -83,10 +83,12 @@ def generate_pictures(request: GenerateRequest) -> int:
                 guidance_scale=1.0 if guidance_scale is None else guidance_scale,
                 micro_batch=BATCH,
             )
-            for (i, j), picture in zip(piece, decode(adapter, latents, BATCH), strict=True):
+            pictures = decode(adapter, latents, BATCH, [prompts[i].text for i, _ in piece])
+            for (i, j), picture in zip(piece, pictures, strict=True):
                 name = f"{i:04d}-{j}.png"
                 to_pil(picture).save(request.out / name)
-                index.write(json.dumps({"file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}) + "\n")
+                row = {"file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}
+                index.write(json.dumps(row) + "\n")
                 if j == 0 and i < GRID_PROMPTS:
                     first.append(Cell(prompts[i].text, [picture]))
     comparison_grid(first, labels=[""], columns=6, picture_size=128).save(request.out / "grid.png")

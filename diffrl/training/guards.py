@@ -47,8 +47,8 @@ def check_on_policy(errors: Sequence[tuple[int, float]], sigmas: Tensor, toleran
     broken = next(step for step, error in errors if not error <= tolerance)
     table = ", ".join(f"step {step}: {error:.2e}" for step, error in errors)
     raise GuardStop(
-        f"Before the first update the ratio must be 1 at every trained step (guards.on_policy_tolerance {tolerance:g}). "
-        f"It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. {USUAL_CAUSES}"
+        "Before the first update the ratio must be 1 at every trained step (guards.on_policy_tolerance "
+        f"{tolerance:g}). It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. {USUAL_CAUSES}"
     )
 
 
@@ -109,11 +109,16 @@ class UpdateGuard:
         named = f" Prompts: {'; '.join(repr(p) for p in culprits[:3])}." if culprits else ""
         checks: list[tuple[bool, Action, str]] = [
             (not math.isfinite(loss), s.nonfinite_loss, f"The loss is {loss}.{named} (guards.nonfinite_loss)"),
-            (not math.isfinite(norm), s.nonfinite_gradient, f"The gradient's norm is {norm}. (guards.nonfinite_gradient)"),
+            (
+                not math.isfinite(norm),
+                s.nonfinite_gradient,
+                f"The gradient's norm is {norm}. (guards.nonfinite_gradient)",
+            ),
             (
                 ratio_error > s.ratio.limit,
                 s.ratio.action,
-                f"max |ratio - 1| is {ratio_error:.3g}, above {s.ratio.limit:g}. (guards.ratio) Lower the learning rate.",
+                f"max |ratio - 1| is {ratio_error:.3g}, above {s.ratio.limit:g}. (guards.ratio) Lower the learning "
+                "rate.",
             ),
             (
                 approx_kl > s.kl.limit,

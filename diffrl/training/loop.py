@@ -38,6 +38,7 @@ from diffrl.training.update import (
     deal_edges,
     on_policy_errors,
     reference_of,
+    update_metrics,
     velocity_of,
 )
 
@@ -170,7 +171,7 @@ class Trainer:
             clamp=c.clamp,
             minimum=c.minimum_samples,
         )
-        failed = int(sum_ranks(self.accelerator, (~table.ok).sum())[()])
+        failed = int(sum_ranks(self.accelerator, (~table.ok).sum()))
         self.guard.check_failures(failed, len(ok))
         self.guard.watch_spread(credit.zero_spread_groups, self.config.prompts.per_iteration)
         if credit.dropped_groups:
@@ -198,8 +199,7 @@ class Trainer:
         reference = reference_of(s.policy, predict) if s.objective.needs_reference else None
         if self.updates == 0:
             self.gate(rollout, predict)
-        sums: dict[str, float] = {}
-        skipped = 0
+        gradients, rates, skipped = [], [], 0
         for index in deal_edges(rollout, c.train.updates_per_iteration, c.run.seed):
             factor = learning_rate_factor(
                 self.updates,
@@ -230,12 +230,9 @@ class Trainer:
             else:
                 skipped += 1
             self.updates += 1
-            found = {"loss": gradient.loss, "grad_norm": gradient.norm, "learning_rate": rate, **gradient.metrics}
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value / c.train.updates_per_iteration
-            sums["ratio_error_max"] = max(sums.get("ratio_error_max", 0.0), gradient.largest_ratio_error)
-        metrics: Metrics = {f"update/{name}": value for name, value in sums.items()}
-        metrics["update/skipped"] = skipped
+            gradients.append(gradient)
+            rates.append(rate)
+        metrics: Metrics = {**update_metrics(gradients, rates), "update/skipped": skipped}
         if self.updates == c.train.updates_per_iteration and self.on_policy_error is not None:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics

@@ -97,7 +97,8 @@ class Progress:
         now = time.monotonic()
         if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
             self._last_line = now
-            self.message(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {sparkline(self._rewards, 30)}")
+            curve = sparkline(self._rewards, 30)
+            self.message(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {curve}")
         self._refresh()
 
     def _rate(self) -> str:

@@ -142,4 +142,4 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
     print_summary(console, summary, run_dir)
     if summary["network_evaluations"]["planned"] != summary["network_evaluations"]["counted"]:
-        trainer.report("The count of network evaluations differs from the plan's. One of them is wrong: please report it.")
+        trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")

@@ -160,6 +160,21 @@ def accumulate_gradient(
     return Gradient(means.pop("loss"), float(norm), means, worst, edges.sample[bad].unique().tolist())
 
 
+def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:
+    """An iteration's updates in one row: means, and the largest ratio error.
+
+    Args:
+        gradients: of its updates.
+        rates: their learning rates.
+    """
+    rows = [
+        {"loss": gradient.loss, "grad_norm": gradient.norm, "learning_rate": rate, **gradient.metrics}
+        for gradient, rate in zip(gradients, rates, strict=True)
+    ]
+    means = {f"update/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return {**means, "update/ratio_error_max": max(gradient.largest_ratio_error for gradient in gradients)}
+
+
 def clip_gradient(policy: Policy, norm: float, limit: float | None) -> None:
     """Scale the gradients down to a norm of `limit`, given the norm they have."""
     if limit is not None and norm > limit:
@@ -173,4 +188,3 @@ def _sync_if(accelerator: Any, module: torch.nn.Module, sync: bool) -> Iterator[
     """Let gradients travel between ranks with the last micro-batch only."""
     with nullcontext() if sync or accelerator.num_processes == 1 else accelerator.no_sync(module):
         yield
-

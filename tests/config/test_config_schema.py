@@ -76,7 +76,8 @@ def test_the_schema_file_is_current():
     spec = importlib.util.spec_from_file_location("make_schema", ROOT / "scripts/make_schema.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.TARGET.read_text() == script.schema_text(), "run python scripts/make_schema.py"
+    assert script.SCHEMA.read_text() == script.schema_text(), "run python scripts/make_schema.py"
+    assert script.PAGE.read_text() == script.page_text(), "run python scripts/make_schema.py"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)

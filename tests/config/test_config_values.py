@@ -187,7 +187,7 @@ def configurations(draw):
                        keep_checkpoints=st.none() | st.integers(2, 9))),
         "model": {"family": "sd3", "path": draw(NAME)}
         | draw(some_of(lora=st.none() | lora, height=st.none() | COUNT, max_sequence_length=st.none() | COUNT,
-                       dtype=st.sampled_from(["float32", "bfloat16", "float16"]))),
+                       dtype=st.sampled_from(["float32", "bfloat16"]))),
         "prompts": {"train": draw(NAME) + ".txt", "eval": "shapes:held_out", "per_iteration": draw(COUNT)},
         "rollout": {"steps": steps, "dynamics": draw(dynamics), "tree": {"roots": draw(st.integers(2, 99))}}
         | draw(some_of(stochastic=st.sampled_from([window, {"kind": "all"}]), guidance_scale=st.floats(1, 20))),
