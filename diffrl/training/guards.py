@@ -48,7 +48,8 @@ def check_on_policy(errors: Sequence[tuple[int, float]], sigmas: Tensor, toleran
     table = ", ".join(f"step {step}: {error:.2e}" for step, error in errors)
     raise GuardStop(
         "Before the first update the ratio must be 1 at every trained step (guards.on_policy_tolerance "
-        f"{tolerance:g}). It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. {USUAL_CAUSES}"
+        f"{tolerance:g}). It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. "
+        f"{USUAL_CAUSES}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ class Journal:
         wandb = self.config.track.wandb
         kwargs: dict[str, Any] = {}
         if wandb:
-            # A resumed run goes on in the same W&B run, which its name identifies.
-            options = {"name": self.config.run.name, "id": self.config.run.name, "resume": "allow"}
+            # A resumed run goes on in the same W&B run.
+            own = json.loads((self.run_dir / "environment.json").read_text(encoding="utf-8"))["run_id"]
+            options = {"name": self.config.run.name, "id": own, "resume": "allow"}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
         self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)

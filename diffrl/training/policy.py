@@ -44,7 +44,7 @@ class Policy:
         if keep_reference and lora is None:
             self._reference = copy.deepcopy(self.inner).requires_grad_(False).eval()
         if lora is None:
-            self.inner.to(torch.float32).requires_grad_(True)
+            nn.Module.to(self.inner, torch.float32).requires_grad_(True)  # diffusers' own `to` warns about it
         else:
             add_lora(self.inner, lora["rank"], lora["alpha"], lora["targets"], seed)
         if gradient_checkpointing:

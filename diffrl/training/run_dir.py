@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import uuid
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,9 @@ def versions() -> dict[str, str]:
 
 
 def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, Any]:
-    """What the run really runs on."""
+    """What the run really runs on, and an id that is its own."""
     return {
+        "run_id": uuid.uuid4().hex[:12],
         "versions": versions(),
         "platform": platform.platform(),
         "processor": platform.machine(),

@@ -1,0 +1,126 @@
+"""Short runs for tests: settings, a run from the command's own entry point, and a trainer in the test's hands."""
+
+import copy
+import io
+import json
+import re
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from diffrl.config.load import dump_config, make_config
+from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.store import SampleStore
+from diffrl.training.checkpoint import load_checkpoint
+from diffrl.training.journal import Journal
+from diffrl.training.loop import Trainer
+from diffrl.training.progress import Progress
+from diffrl.training.run import resume, train
+from diffrl.training.session import open_session
+
+BRIGHTNESS, GREEN = "tests.training.scorers:Brightness", "tests.training.scorers:Green"
+VARYING = re.compile(r"seconds/.*|peak_memory_bytes")
+
+
+def settings(pipeline, directory, **changes):
+    """Two prompts, three samples each, two of five steps trained; sections in `changes` are merged."""
+    data = {
+        "run": {"name": "run", "dir": str(directory), "seed": 3, "iterations": 2, "checkpoint_every": 2},
+        "model": {"family": "sd3", "path": str(pipeline), "device": "cpu"},
+        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+        "rollout": {
+            "steps": 5,
+            "dynamics": {"kind": "flow_sde", "noise_level": 0.7},
+            "stochastic": {"kind": "window", "start": 1, "size": 2},
+            "tree": {"roots": 3},
+        },
+        "rewards": [{"name": BRIGHTNESS}],
+        "train": {"learning_rate": 1.0e-4, "updates_per_iteration": 2},
+        "eval": {"rewards": [{"name": BRIGHTNESS}], "samples": 5, "steps": 3},
+        "track": {"pictures_per_iteration": 2, "pictures_per_evaluation": 3},
+    }
+    for section, values in changes.items():
+        data[section] = values if isinstance(values, list) else copy.deepcopy(data.get(section, {})) | values
+    return data
+
+
+def write_config(data, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_config(make_config(data)), encoding="utf-8")
+    return path
+
+
+def start(data):
+    """Train from the beginning; the run's directory and what the console showed."""
+    shown = io.StringIO()
+    return train(make_config(data), Console(file=shown, width=400)), shown.getvalue()
+
+
+def go_on(run_dir):
+    """Resume; what the console showed."""
+    shown = io.StringIO()
+    resume(run_dir, Console(file=shown, width=400))
+    return shown.getvalue()
+
+
+def make_trainer(data):
+    """A trainer before its first iteration, its journal in the run's directory. Messages gather in `said`."""
+    config = make_config(data)
+    run_dir = Path(config.run.dir) / config.run.name
+    session = open_session(config, run_dir)
+    run_dir.mkdir(parents=True)
+    shown = io.StringIO()
+    trainer = Trainer(session, Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1))
+    trainer.said = shown
+    return trainer
+
+
+def weights_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
+
+
+def flat(tensors):
+    """All tensors of a mapping as one vector, in the order of their names."""
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def distance(one, other):
+    """Euclidean distance of two vectors in units of the second's length."""
+    return float((one - other).norm() / other.norm())
+
+
+def rows_of(run_dir):
+    """metrics.jsonl without what differs from machine to machine."""
+    return [{k: v for k, v in row.items() if not VARYING.fullmatch(k)} for row in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def samples_of(run_dir):
+    """Every stored sample with its picture's bytes."""
+    with SampleStore.open_readonly(run_dir) as store:
+        return [(sample, (run_dir / sample.file).read_bytes() if sample.file else None) for sample in store.read()]
+
+
+def summary_of(run_dir):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return {k: v for k, v in summary.items() if k not in ("seconds", "peak_memory_bytes")}
+
+
+def last_checkpoint(run_dir):
+    """The newest checkpoint, its tensors as bytes, without what differs from machine to machine."""
+    found = load_checkpoint(max((run_dir / "checkpoints").glob("step-*")))
+    tensors = {
+        (group, name): (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
+        for group, named in found.tensors.items()
+        for name, tensor in named.items()
+    }
+    return found.step, tensors, {k: v for k, v in found.state.items() if k not in ("seconds", "peak_memory_bytes")}
+
+
+def assert_same_run(one, other):
+    """Everything that a run leaves is the same, bit for bit, time and memory apart."""
+    assert rows_of(one) == rows_of(other)
+    assert last_checkpoint(one) == last_checkpoint(other)
+    assert samples_of(one) == samples_of(other)
+    assert summary_of(one) == summary_of(other)
+    assert (one / "before_after.png").read_bytes() == (other / "before_after.png").read_bytes()

@@ -1,0 +1,58 @@
+"""Rewards for tests of the trainer, named in configurations as "tests.training.scorers:Brightness"."""
+
+import torch
+
+from reward_models.base import RewardOutput, ScorerSpec
+
+
+class Brightness:
+    """Mean of one colour channel, in [0, 1]: works for any prompt and differs between any two pictures."""
+
+    spec = ScorerSpec("brightness", "mean of a colour channel", (0.0, 1.0))
+
+    def __init__(self, channel=0):
+        self.channel = channel
+
+    def __call__(self, batch):
+        raw = batch.media[:, self.channel].float().mean(dim=(1, 2)) / 255
+        half = {"top": batch.media[:, self.channel, :16].float().mean(dim=(1, 2)) / 255}
+        return RewardOutput(raw, torch.ones(len(raw), dtype=torch.bool), [None] * len(raw), half)
+
+    def to(self, device):
+        return self
+
+
+class Green(Brightness):
+    """Brightness of the green channel, under a name of its own."""
+
+    def __init__(self):
+        super().__init__(channel=1)
+
+
+class Constant(Brightness):
+    """The same for every picture."""
+
+    def __call__(self, batch):
+        count = len(batch.prompts)
+        return RewardOutput(torch.full((count,), 0.5), torch.ones(count, dtype=torch.bool), [None] * count)
+
+
+class Flaky(Brightness):
+    """Brightness that fails for the first `failures` samples of every batch whose prompt contains `word`.
+
+    `how` is "nan" or "inf" for a value that is returned as if it were good, "report" for a failure that is owned up to.
+    """
+
+    def __init__(self, word="", failures=1, how="nan"):
+        super().__init__()
+        self.word, self.failures, self.how = word, failures, how
+
+    def __call__(self, batch):
+        found = super().__call__(batch)
+        raw, ok, errors = found.raw.clone(), found.ok.clone(), list(found.errors)
+        for i in [i for i, prompt in enumerate(batch.prompts) if self.word in prompt][: self.failures]:
+            if self.how == "report":
+                ok[i], errors[i] = False, "no such picture"
+            else:
+                raw[i] = float(self.how)
+        return RewardOutput(raw, ok, errors, found.parts)
