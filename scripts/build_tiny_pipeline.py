@@ -36,7 +36,11 @@ STOCK_ZERO_TOKENS = 256
 """How many zero tokens the stock pipeline appends for a missing T5 encoder (its default `max_sequence_length`)."""
 
 CAPTION_DROPOUT = 0.1
-EMA_DECAY = 0.998
+EMA_DECAY = 0.995
+BATCH = 64
+HORIZON = 4000
+"""Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
+
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
     return stacked, [prompt.text for prompt in train] + [""], torch.tensor(captions)
 
 
+def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
+    """Factor of the learning rate: linear rise over `warmup` steps times a cosine that ends at 0 after `horizon`."""
+    return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / horizon)))
+
+
 def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log) -> None:
     """L1 + squared error with a light KL term, cosine learning rate.
 
@@ -78,9 +87,7 @@ def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch
     with torch.no_grad():
         vae.encoder.conv_out.bias[4:] = -6.0  # log-variance
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min(1.0, (i + 1) / 50) * 0.5 * (1 + math.cos(math.pi * min(1.0, i / steps)))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 50, steps))
     for step in range(1, steps + 1):
         rows = torch.randint(len(pictures), (64,), generator=generator)
         images = to_unit(pictures[rows], vae.device)
@@ -176,7 +183,7 @@ def train_flow(
         latents: (N, 4, 8, 8), zero mean and unit variance.
         captions: (N,) row of each picture's caption in `token_ids`.
         token_ids: (captions, MAX_TOKENS); the last row is the empty caption.
-        steps: optimiser steps of 128 pictures.
+        steps: optimiser steps of `BATCH` pictures.
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
         on_step: receives the step and the moving average after it.
@@ -185,9 +192,9 @@ def train_flow(
     model["transformer"].set_attn_processor(RepeatedTokenAttention())
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 100))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(latents), (128,), generator=generator)
+        rows = torch.randint(len(latents), (BATCH,), generator=generator)
         clean = latents[rows]
         noise = torch.randn(clean.shape, generator=generator).to(clean.device)
         sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)
@@ -202,7 +209,7 @@ def train_flow(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        warmup.step()
+        schedule.step()
         decay = min(EMA_DECAY, step / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
@@ -240,6 +247,9 @@ def save(out: Path, vae: AutoencoderKL, model: nn.ModuleDict, tokenizer: CLIPTok
     pipeline.save_pretrained(out)
     for name in ("tokenizer", "tokenizer_2"):
         tokenizer.backend_tokenizer.model.save(str(out / name))
+    for name in ("text_encoder", "text_encoder_2"):  # transformers loads what this says, diffusers loads fp32
+        config = out / name / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
 
 
 def build(recipe: Recipe) -> dict[str, object]:
@@ -273,6 +283,7 @@ def build(recipe: Recipe) -> dict[str, object]:
         "seed": recipe.seed,
         "vae_steps": recipe.vae_steps,
         "steps": recipe.steps,
+        "batch": BATCH,
         "pictures": len(pictures),
         "train_prompts": len(texts) - 1,
         "machine": describe_machine(device, torch.get_num_threads()),
@@ -290,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
     parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
-    parser.add_argument("--steps", type=int, default=2000, help="transformer steps of 128 pictures")
+    parser.add_argument("--steps", type=int, default=2000, help=f"transformer steps of {BATCH} pictures")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"

@@ -26,7 +26,7 @@ Score = dict[str, float]
 
 def load(folder: Path) -> StableDiffusion3Pipeline:
     """The saved pipeline in fp32 (the default), without a progress bar."""
-    pipeline = StableDiffusion3Pipeline.from_pretrained(str(folder), text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(str(folder), text_encoder_3=None, tokenizer_3=None)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -154,7 +154,7 @@ which leaves alignment something to do. It is of no use for anything but this.
 ```python
 from diffusers import StableDiffusion3Pipeline
 
-pipe = StableDiffusion3Pipeline.from_pretrained("assets/tiny-sd3", text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+pipe = StableDiffusion3Pipeline.from_pretrained("assets/tiny-sd3", text_encoder_3=None, tokenizer_3=None)
 pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scale=3.0).images[0].save("shapes.png")
 ```
 
@@ -186,7 +186,7 @@ Partial: mean partial credit. Scorer: `reward_models.load_reward("shapes")`.
 Parameters: {parameters}. Weights, tokenizers and configs: {megabytes:.2f} MB.
 
 Training: seed {seed}, {pictures} pictures, VAE {vae_steps} steps of 64, transformer and text encoders {steps} steps of
-128, {training_seconds} s in all, on {machine}. {versions}. `build.json` holds the same numbers.
+{batch}, {training_seconds} s in all, on {machine}. {versions}. `build.json` holds the same numbers.
 
 ## Licence
 

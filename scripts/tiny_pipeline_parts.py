@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from diffusers import AutoencoderKL, SD3Transformer2DModel
 from tokenizers.pre_tokenizers import ByteLevel
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 MAX_TOKENS = 12
@@ -56,7 +57,10 @@ def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return CLIPTextModelWithProjection(config)
+    encoder = CLIPTextModelWithProjection(config)
+    for table in (encoder.text_model.embeddings.token_embedding, encoder.text_model.embeddings.position_embedding):
+        nn.init.normal_(table.weight, std=0.5)  # CLIP's 0.02 would hide the caption from the transformer at first
+    return encoder
 
 
 def build_vae() -> AutoencoderKL:

@@ -25,7 +25,7 @@ from diffrl.training.report import (
 from diffrl.training.run_dir import create_run_dir, environment, new_run_dir, open_run_dir, versions
 from diffrl.training.session import Session, open_session
 from diffrl.training.signals import Interruption
-from diffrl.training.state import restore_optimizer, restore_rng
+from diffrl.training.state import restore_optimizer, restore_rng, seed_rng
 
 
 def train(config: Config, console: Console) -> Path:
@@ -76,6 +76,7 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
     with Progress(console, session.config.run.iterations, quiet=not main) as progress:
         journal = Journal(run_dir, session.config, session.accelerator)
         trainer = Trainer(session, journal, progress)
+        seed_rng(session.config.run.seed)
         journal.rewind(-1 if checkpoint is None else checkpoint.step)
         if checkpoint is not None:
             restore(trainer, checkpoint)

@@ -39,6 +39,13 @@ def restore_optimizer(
     _undo_casts(optimizer, state)
 
 
+def seed_rng(seed: int) -> None:
+    """Seed the global generators. Nothing in diffrl draws from them, but a user's scorer may."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The global generators: python, numpy, torch CPU and, if there is one, this process's CUDA device."""
     tensors: dict[str, Tensor] = {}

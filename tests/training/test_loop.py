@@ -57,10 +57,7 @@ def test_the_same_seed_is_the_same_run_bit_for_bit(baseline, random_sd3, tmp_pat
     again, _ = start(settings(random_sd3, tmp_path))
     assert rows_of(again) == rows_of(baseline) and len(rows_of(again)) == 3
     assert samples_of(again) == samples_of(baseline) and len(samples_of(again)) == 2 * 6 + 2 * 3
-    step, tensors, _ = last_checkpoint(again)
-    expected_step, expected, _ = last_checkpoint(baseline)
-    weights = {key: value for key, value in tensors.items() if key[0] != "random"}
-    assert step == expected_step == 2 and weights == {k: v for k, v in expected.items() if k[0] != "random"}
+    assert_same_run(again, baseline)
 
 
 def test_another_seed_is_another_run(baseline, random_sd3, tmp_path):
@@ -98,11 +95,13 @@ def test_micro_batches_change_nothing(whole_batch, random_sd3, tmp_path, section
     for name, values in section.items():
         data[name] |= values
     found, own_gradients = trained(data)
-    rounding = 1e-3 if "decode_batch" in str(section) else 1e-4  # a pixel that rounds the other way moves the reward
+    pixels_round = "decode_batch" in section.get("rollout", {})  # one that rounds the other way moves the reward a bit
+    rounding = 1e-3 if pixels_round else 1e-4
     for own, other in zip(own_gradients, gradients, strict=True):
         assert distance(own, other) < rounding
     assert distance(found - start_weights, expected - start_weights) < 1e-3
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
+    if not pixels_round:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
     assert distance(expected, start_weights) > 1e-5  # it moved
 
 
@@ -201,12 +200,15 @@ def test_only_the_trained_weights_move(random_sd3, tmp_path, lora):
     trained_names = {f"transformer.{name}" for name in trainer.session.policy.parameters}
     trainer.run()
     moved = {name for name, p in everything.items() if not torch.equal(p, before[name])}
-    assert moved == trained_names
+    still = trained_names - moved
+    assert moved <= trained_names
     if lora:
+        assert not still
         assert all(".lora_" in name and (".to_q." in name or ".to_out.0." in name) for name in trained_names)
         assert len(trained_names) == 4 * 2 * 2  # four blocks, two layers, A and B
-    else:
+    else:  # the last block throws away what its text queries find, so these have no gradient
         assert trained_names == {f"transformer.{n}" for n, _ in modules["transformer"].named_parameters()}
+        assert {name.rpartition(".")[0] for name in still} == {"transformer.transformer_blocks.3.attn.add_q_proj"}
 
 
 def test_the_lora_reference_is_the_untouched_base_model(random_sd3, tmp_path):
@@ -293,7 +295,7 @@ def test_the_whole_updates_gradient_equals_a_naive_one(random_sd3, tmp_path, mon
         tmp_path,
         model={"family": "sd3", "path": str(random_sd3), "lora": lora},
         objective={"clip": clip, "kl": kl, "kl_form": kl_form},
-        train={"learning_rate": 3e-4, "updates_per_iteration": 2, "micro_batch": 3, "max_grad_norm": None},
+        train={"learning_rate": 3e-2 if lora else 3e-4, "micro_batch": 3, "max_grad_norm": None},
     )
     data["rollout"] |= {"guidance_scale": guidance_scale, "stochastic": {"kind": "window", "start": 0, "size": 3}}
     trainer = make_trainer(data)
@@ -345,18 +347,18 @@ def test_the_whole_updates_gradient_equals_a_naive_one(random_sd3, tmp_path, mon
 
 
 def test_gradients_are_cut_to_the_norm_and_keep_their_direction(random_sd3, tmp_path):
-    limits = {"tight": 1e-3, "none": None}
-    gradients = {}
-    for name, limit in limits.items():
-        train = {"learning_rate": 1e-4, "max_grad_norm": limit}
-        trainer = make_trainer(settings(random_sd3, tmp_path / name, train=train))
-        gradients[name] = []
-        record_gradients(trainer, gradients[name])
-        metrics = trainer.iterate()
-        assert metrics["update/grad_norm"] == pytest.approx(float(gradients["none"][0].norm()), rel=1e-5) if not limit else True
-    tight, free = gradients["tight"][0], gradients["none"][0]
-    assert float(tight.norm()) == pytest.approx(1e-3, rel=1e-2) and float(free.norm()) > 2e-3
-    assert distance(tight / tight.norm(), free / free.norm()) < 1e-5
+    found = {}
+    for limit in (None, 0.02, 100.0):
+        data = settings(random_sd3, tmp_path / str(limit), train={"updates_per_iteration": 1, "max_grad_norm": limit})
+        trainer, gradients = make_trainer(data), []
+        record_gradients(trainer, gradients)
+        found[limit] = (gradients, trainer.iterate()["update/grad_norm"])
+    (free,), norm = found[None]
+    (cut,), before_cutting = found[0.02]
+    assert float(free.norm()) == pytest.approx(norm, rel=1e-5) == before_cutting and norm > 0.04
+    assert float(cut.norm()) == pytest.approx(0.02, rel=1e-3)
+    assert distance(cut / cut.norm(), free / free.norm()) < 1e-5
+    assert torch.equal(found[100.0][0][0], free)
 
 
 def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
@@ -378,15 +380,16 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
     assert [r["update/learning_rate"] for r in rows[1:]] == pytest.approx([sum(rates[i : i + 2]) / 2 for i in (0, 2, 4)])
 
 
-def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path):
-    """Rollout and update see other batch sizes, whose bfloat16 products round differently."""
-    data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-2})
+@pytest.mark.parametrize("micro_batch", [1, 128])
+def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro_batch):
+    """Rollout and update may see other batch sizes, whose bfloat16 products round differently."""
+    data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-3}, train={"micro_batch": micro_batch})
     data["model"] |= {"dtype": "bfloat16"}
     trainer = make_trainer(data)
     before = weights_of(trainer)
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}
     trainer.run()
-    assert 0 <= trainer.on_policy_error < 1e-2
+    assert 0 <= trainer.on_policy_error < 1e-3
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
     assert trainer.session.adapter.pipeline.vae.dtype == torch.bfloat16
 
@@ -400,16 +403,14 @@ def test_training_raises_a_reward_that_can_be_learnt(random_sd3, tmp_path, lora)
         prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 4},
         train={"learning_rate": 1e-3 if lora is None else 1e-2, "updates_per_iteration": 1},
     )
-    data["run"] |= {"iterations": 20, "checkpoint_every": 20, "eval_every": None}
+    data["run"] |= {"iterations": 13, "checkpoint_every": 13, "eval_every": None}
     data["rollout"] |= {"tree": {"roots": 8}, "steps": 4, "stochastic": {"kind": "window", "size": 2}}
     trainer = make_trainer(data)
     trainer.run()
     rows = rows_of(tmp_path / "run")
     held_out = [row[f"held_out/{BRIGHTNESS}"] for row in rows if f"held_out/{BRIGHTNESS}" in row]
-    spread = sum(row["reward/std"] for row in rows[1:6]) / 5
-    assert len(held_out) == 2 and held_out[1] - held_out[0] > spread
-    early, late = (sum(row["reward/mean"] for row in part) / 5 for part in (rows[1:6], rows[-5:]))
-    assert late - early > spread / 2
+    assert len(held_out) == 2 and held_out[1] - held_out[0] > 10 * rows[1]["reward/std"]
+    assert rows[-1]["reward/mean"] - rows[1]["reward/mean"] > 10 * rows[1]["reward/std"]
 
 
 def test_evaluations_fall_where_the_configuration_says(random_sd3, tmp_path):

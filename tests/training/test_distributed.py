@@ -1,0 +1,108 @@
+"""Two processes are one: the same weights, rewards and counts, and one of them writes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.harness import (
+    BRIGHTNESS,
+    assert_same_run,
+    distance,
+    flat,
+    rows_of,
+    settings,
+    start,
+    summary_of,
+    write_config,
+)
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+"""`--cpu --num_processes 2` starts one process without a word; `--multi_gpu` starts two, and model.device says where."""
+
+
+def launch(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *LAUNCH.split(), "--main_process_port", "0", str(ROOT / "scripts/train.py")]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def shared_run(pipeline, directory):
+    """Four prompts, an uneven evaluation, a reference; Adam smoothed as in test_loop."""
+    data = settings(
+        pipeline,
+        directory,
+        model={"family": "sd3", "path": str(pipeline), "device": "cpu", "lora": {"rank": 4, "alpha": 8}},
+        prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 4},
+        objective={"kl": 0.3},
+        train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 5},
+    )
+    data["run"] |= {"iterations": 3, "checkpoint_every": 1}
+    return data
+
+
+@pytest.fixture(scope="module")
+def one(random_sd3, tmp_path_factory):
+    return start(shared_run(random_sd3, tmp_path_factory.mktemp("one")))[0]
+
+
+@pytest.fixture(scope="module")
+def two(random_sd3, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two")
+    done = launch(write_config(shared_run(random_sd3, directory), directory / "config.yaml"))
+    assert done.returncode == 0, done.stderr
+    return directory / "run"
+
+
+def policy(run_dir, step):
+    from diffrl.training.checkpoint import load_checkpoint
+
+    return flat(load_checkpoint(run_dir / f"checkpoints/step-{step:06d}").tensors["policy"])
+
+
+def test_two_processes_train_what_one_trains(one, two):
+    assert '"processes": 2' in (two / "environment.json").read_text()
+    for step in (1, 2, 3):
+        torch.testing.assert_close(policy(two, step), policy(one, step), rtol=1e-4, atol=1e-6)
+    moved = policy(one, 3) - policy(one, 1)
+    assert distance(policy(two, 3) - policy(two, 1), moved) < 1e-3 and moved.abs().max() > 1e-3
+
+
+def test_they_report_the_same_once(one, two):
+    rows, expected = rows_of(two), rows_of(one)
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
+    for row, other in zip(rows, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name in row.keys() & {"reward/mean", "reward/std", f"held_out/{BRIGHTNESS}", "update/grad_norm"}:
+            assert row[name] == pytest.approx(other[name], rel=1e-3)
+        for name in row.keys() & {"network_evaluations", "update/learning_rate", "groups/zero_spread"}:
+            assert row[name] == other[name]
+    counts = summary_of(two)["network_evaluations"]
+    assert counts == summary_of(one)["network_evaluations"] and counts["planned"] == counts["counted"]
+
+
+@pytest.mark.slow
+def test_two_processes_resume(two, tmp_path):
+    stopped = shutil.copytree(two, tmp_path / "run")
+    shutil.rmtree(stopped / "checkpoints/step-000003")
+    done = launch("--resume", stopped)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(stopped, two)
+
+
+@pytest.mark.slow
+def test_prompts_that_cannot_be_shared_are_one_message(random_sd3, tmp_path):
+    data = shared_run(random_sd3, tmp_path)
+    data["prompts"]["per_iteration"] = 3
+    done = launch(write_config(data, tmp_path / "config.yaml"))
+    assert done.returncode != 0 and "exitcode  : 2 " in done.stderr  # the launcher's own code is 1
+    assert done.stderr.count("error: prompts.per_iteration must be a multiple of the number of processes.") == 1
+    assert "diffrl/" not in done.stderr.replace(str(ROOT / "scripts"), "")  # no traceback of ours
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,273 @@
+"""What the run does about broken rewards, latents, losses and gradients: each is named, and acted on as configured."""
+
+import math
+
+import pytest
+import torch
+
+from diffrl.errors import GuardStop
+from tests.training.harness import flat, make_trainer, rows_of, settings, weights_of
+
+FLAKY, CONSTANT = "tests.training.scorers:Flaky", "tests.training.scorers:Constant"
+
+
+def flaky(**options):
+    return [{"name": FLAKY, "options": options}]
+
+
+def prompt_of(trainer, sample):
+    return trainer._rollout.batch.prompts[int(trainer._rollout.prompt[sample])].text
+
+
+def state_of(trainer):
+    """Weights and the optimiser's moments, as one vector."""
+    moments = [
+        value.double().flatten()
+        for state in trainer.session.optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
+    return torch.cat([flat(weights_of(trainer)), *moments])
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "report"])
+def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=flaky(how=how)))
+    metrics = trainer.iterate()
+    outcome, said = trainer._credit.outcome, trainer.said.getvalue()
+    assert outcome[0] == 0 and (outcome[1:] != 0).all() and outcome[1:3].sum().abs() < 1e-5
+    assert (trainer._credit.advantage[trainer._rollout.edges.sample == 0] == 0).all()
+    reason = "no such picture" if how == "report" else f"returned {how}"
+    assert "1 of 6 samples have no usable reward" in said and repr(prompt_of(trainer, 0)) in said and reason in said
+    assert metrics["samples/failed"] == 1 and metrics["groups/dropped"] == 0
+    rewards = trainer._table.total[1:]
+    assert metrics["reward/mean"] == pytest.approx(float(rewards.mean()), rel=1e-5)
+    assert metrics[f"reward/{FLAKY}"] == pytest.approx(float(rewards.mean()), rel=1e-5)
+    assert (tmp_path / "run/log.txt").read_text().strip() in said
+
+
+def test_skip_leaves_the_group_out(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=flaky(), guards={"nonfinite_reward": "skip"}))
+    metrics = trainer.iterate()
+    outcome = trainer._credit.outcome
+    assert (outcome[:3] == 0).all() and (outcome[3:] != 0).all()
+    assert metrics["groups/dropped"] == 1 and metrics["samples/failed"] == 1  # the two others were scored
+    assert metrics["reward/mean"] == pytest.approx(float(trainer._table.total[3:].mean()), rel=1e-5)
+
+
+def test_stop_names_the_prompt(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"nonfinite_reward": "stop"}))
+    trainer.iterate()
+    second = prompt_of(trainer, 3)
+    other = make_trainer(
+        settings(random_sd3, tmp_path / "b", rewards=flaky(word=second), guards={"nonfinite_reward": "stop"})
+    )
+    with pytest.raises(GuardStop, match=f"first is '{second}': .*returned nan.*guards.nonfinite_reward is stop"):
+        other.iterate()
+
+
+@pytest.mark.parametrize(("failures", "stops"), [(3, False), (4, True)])
+def test_too_many_failures_stop(random_sd3, tmp_path, failures, stops):
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=flaky(failures=failures)))
+    if stops:
+        with pytest.raises(GuardStop, match=r"4 of 6 samples could not be scored, above 50%"):
+            trainer.iterate()
+    else:
+        assert trainer.iterate()["samples/failed"] == 3
+
+
+def test_skipped_groups_are_no_failures(random_sd3, tmp_path):
+    """One failure in each group leaves both out; still only 2 of 6 samples failed."""
+    guards = {"nonfinite_reward": "skip", "failed_samples": {"limit": 0.4}}
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[{"name": FLAKY, "batch_size": 3}], guards=guards))
+    metrics = trainer.iterate()
+    assert metrics["samples/failed"] == 2 and metrics["groups/dropped"] == 2
+
+
+def test_an_iteration_without_any_reward_goes_by(random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, rewards=flaky(failures=6), guards={"failed_samples": {"limit": 1.0}})
+    trainer = make_trainer(data)
+    before = flat(weights_of(trainer))
+    trainer.run()
+    rows = rows_of(tmp_path / "run")
+    assert rows[-1]["iteration"] == 2 and rows[-1]["reward/mean"] is None and rows[-1]["samples/failed"] == 6
+    assert torch.equal(flat(weights_of(trainer)), before)
+
+
+# --- spread ----------------------------------------------------------------------------------------------------------
+
+
+def test_zero_spread_is_counted_and_trains_nothing(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}]))
+    before = flat(weights_of(trainer))
+    metrics = trainer.iterate()
+    assert metrics["groups/zero_spread"] == 2 and metrics["reward/std"] == 0
+    assert torch.equal(flat(weights_of(trainer)), before)
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_collapsed_spread_acts_after_its_patience(random_sd3, tmp_path, action):
+    guards = {"collapsed_spread": {"action": action, "patience": 2}}
+    data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
+    data["run"]["iterations"] = 4
+    trainer = make_trainer(data)
+    message = "In 2 iterations in a row at least 90% of the groups had equal rewards"
+    if action == "stop":
+        with pytest.raises(GuardStop, match=message):
+            trainer.run()
+        assert trainer.iteration == 1
+    else:
+        trainer.run()
+        assert trainer.iteration == 4 and trainer.said.getvalue().count("had equal rewards") == 1
+        assert message in trainer.said.getvalue()
+
+
+def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"collapsed_spread": {"patience": 3}}))
+    for flat_groups in (2, 2, 1, 2, 2):
+        trainer.guard.watch_spread(flat_groups, 2)
+    assert trainer.guard.flat_iterations == 2 and "equal rewards" not in trainer.said.getvalue()
+
+
+def test_two_equal_prompts_stay_two_groups(random_sd3, tmp_path):
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    data = settings(random_sd3, tmp_path, prompts={"train": str(tmp_path / "one.txt")})
+    trainer = make_trainer(data)
+    trainer.iterate()
+    rollout, total, outcome = trainer._rollout, trainer._table.total.double(), trainer._credit.outcome
+    assert [p.text for p in rollout.batch.prompts] == ["a red circle"] * 2 and rollout.batch.groups == (0, 1)
+    assert len({tuple(x.flatten().tolist()) for x in rollout.edges.latents}) == len(rollout.edges)  # no noise twice
+    for group in (slice(0, 3), slice(3, 6)):
+        expected = (total[group] - total[group].mean()) / (total[group].std(correction=0) + 1e-4)
+        torch.testing.assert_close(outcome[group], expected.float(), rtol=1e-4, atol=1e-5)
+    assert abs(total[:3].mean() - total[3:].mean()) > 1e-4  # as one group the advantages would differ
+
+
+# --- latents and pictures --------------------------------------------------------------------------------------------
+
+
+def test_broken_latents_name_their_prompt(random_sd3, tmp_path, monkeypatch):
+    trainer = make_trainer(settings(random_sd3, tmp_path))
+    trainer.iterate()
+    adapter = trainer.session.adapter
+    draw = adapter.init_latents
+
+    def broken(noise):
+        latents = draw(noise)
+        latents[4, 0, 3, 5] = float("nan")
+        return latents
+
+    monkeypatch.setattr(adapter, "init_latents", broken)
+    other = prompt_of(trainer, 4)
+    assert other != prompt_of(trainer, 0)
+    with pytest.raises(GuardStop, match=f"1 of 6 samples hold NaN or inf after denoising; the first is '{other}'"):
+        trainer.iterate()
+
+
+def test_broken_weights_stop_at_the_first_evaluation(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path))
+    trainer.session.policy.inner.proj_out.bias.data[0] = float("inf")
+    with pytest.raises(GuardStop, match="5 of 5 samples hold NaN or inf") as stopped:
+        trainer.run()
+    assert stopped.value.exit_code == 3 and repr(trainer.session.eval_prompts[0].text) in str(stopped.value)
+
+
+def test_a_decoder_that_overflows_names_the_prompt(random_sd3, tmp_path, monkeypatch):
+    data = settings(random_sd3, tmp_path)
+    data["rollout"]["decode_batch"] = 4
+    trainer = make_trainer(data)
+    trainer.iterate()
+    vae, calls = trainer.session.adapter.pipeline.vae, []
+    original = vae.decode
+
+    def overflowing(*args, **kwargs):
+        (pictures,) = original(*args, **kwargs)
+        calls.append(len(pictures))
+        if len(calls) == 2:
+            pictures[1] = float("inf")  # row 4 + 1
+        return (pictures,)
+
+    monkeypatch.setattr(vae, "decode", overflowing)
+    with pytest.raises(GuardStop, match=f"The decoder gave NaN or inf for '{prompt_of(trainer, 5)}'"):
+        trainer.iterate()
+    assert calls == [4, 2]
+
+
+# --- losses and gradients --------------------------------------------------------------------------------------------
+
+
+class BrokenLoss:
+    """The objective, but for an infinite loss of one sample's edges wherever there is something to learn."""
+
+    def __init__(self, objective, sample):
+        self.objective, self.sample = objective, sample
+        self.transition, self.needs_reference = objective.transition, objective.needs_reference
+
+    def loss(self, edges, advantage, policy, reference):
+        loss, metrics = self.objective.loss(edges, advantage, policy, reference)
+        broken = (edges.sample == self.sample) & (advantage != 0)
+        return torch.where(broken, loss * math.inf, loss), metrics
+
+
+@pytest.mark.parametrize("action", ["skip", "stop"])
+def test_a_broken_loss(random_sd3, tmp_path, action):
+    data = settings(random_sd3, tmp_path, guards={"nonfinite_loss": action, "nonfinite_gradient": action})
+    data["train"]["ema"] = {"decay": 0.5}
+    trainer = make_trainer(data)
+    trainer.iterate()
+    trainer.iteration = 1
+    before, average = state_of(trainer), flat(trainer.ema.average)
+    trainer.session.objective = BrokenLoss(trainer.session.objective, 3)
+    if action == "stop":
+        with pytest.raises(GuardStop, match=r"The loss is (-?inf|nan)\. Prompts: '.*'\. \(guards.nonfinite_loss\)") as stop:
+            trainer.iterate()
+        text = str(stop.value)
+    else:
+        assert trainer.iterate()["update/skipped"] == 2
+        text = trainer.said.getvalue()
+        assert "This update is skipped." in text
+        assert repr(prompt_of(trainer, 3)) in text and repr(prompt_of(trainer, 0)) not in text
+    assert torch.equal(state_of(trainer), before) and torch.equal(flat(trainer.ema.average), average)
+    assert text.count("Prompts:") >= 1
+
+
+@pytest.mark.parametrize("action", ["skip", "stop"])
+def test_a_broken_gradient(random_sd3, tmp_path, action):
+    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"nonfinite_gradient": action}))
+    trainer.iterate()
+    trainer.iteration = 1
+    before = state_of(trainer)
+    hook = trainer.session.policy.inner.proj_out.weight.register_hook(lambda gradient: gradient * math.nan)
+    if action == "stop":
+        with pytest.raises(GuardStop, match="The gradient's norm is nan"):
+            trainer.iterate()
+        assert torch.equal(state_of(trainer), before)
+        return
+    assert trainer.iterate()["update/skipped"] == 2
+    assert torch.equal(state_of(trainer), before)
+    hook.remove()
+    trainer.iteration = 2
+    assert trainer.iterate()["update/skipped"] == 0 and not torch.equal(state_of(trainer), before)
+
+
+@pytest.mark.parametrize("guard", ["ratio", "kl"])
+@pytest.mark.parametrize("action", ["warn", "skip", "stop"])
+def test_a_policy_that_runs_away(random_sd3, tmp_path, guard, action):
+    """The first update of an iteration is on-policy; the second is not any more."""
+    limits = {"ratio": 1e-5, "kl": 1e-10}
+    guards = {guard: {"action": action, "limit": limits[guard]}}
+    trainer = make_trainer(settings(random_sd3, tmp_path, guards=guards, train={"learning_rate": 1e-3}))
+    message = {"ratio": r"max \|ratio - 1\| is ", "kl": "The approximate KL is "}[guard]
+    if action == "stop":
+        with pytest.raises(GuardStop, match=rf"{message}.*\(guards.{guard}\).*last checkpoint is intact"):
+            trainer.iterate()
+        return
+    metrics = trainer.iterate()
+    assert metrics["update/skipped"] == (action == "skip")
+    assert f"(guards.{guard})" in trainer.said.getvalue()
+    assert metrics["update/ratio_error_max"] > 1e-5 and metrics["update/approx_kl"] > 1e-10
+    steps = {int(state["step"]) for state in trainer.session.optimizer.state.values()}
+    assert steps == {1 if action == "skip" else 2}

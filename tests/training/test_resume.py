@@ -1,0 +1,327 @@
+"""A run that was interrupted, at whatever moment and however rudely, ends as if it never had been."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import diffrl.training.journal as journal
+import diffrl.training.run as run_module
+from diffrl.cli import main
+from diffrl.training.loop import Trainer
+from tests.training.harness import (
+    assert_same_run,
+    go_on,
+    last_checkpoint,
+    rows_of,
+    settings,
+    start,
+    summary_of,
+    write_config,
+)
+
+ROOT = Path(__file__).parents[2]
+LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
+RUNNER = """
+import os, sys
+import accelerate, matplotlib.figure, peft  # imports are paid once
+from diffusers import StableDiffusion3Pipeline
+from diffrl.cli import main
+import diffrl.training.run
+for line in sys.stdin:  # the arguments of one more run
+    child = os.fork()
+    if child == 0:
+        output = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(output, 1)
+        try:
+            main(line.split())
+        except SystemExit as stop:
+            os._exit(stop.code or 0)
+        os._exit(1)
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def long_run(pipeline, directory, **changes):
+    """Five iterations, a checkpoint after the second, fourth and fifth; everything that has a state is in use."""
+    data = settings(
+        pipeline,
+        directory,
+        model={"family": "sd3", "path": str(pipeline), "lora": LORA},
+        train={"learning_rate": 1e-2, "schedule": "cosine", "warmup_updates": 3, "ema": {"decay": 0.7}},
+    )
+    data["run"] |= {"iterations": 5, "eval_every": 2}
+    data["rollout"] |= {"stochastic": {"kind": "window", "size": 2, "slide_every": 1}}
+    data["guards"] = {"collapsed_spread": {"fraction": 0.1}}
+    for section, values in changes.items():
+        data[section] = data[section] | values
+    return data
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(random_sd3, tmp_path_factory):
+    run_dir, _ = start(long_run(random_sd3, tmp_path_factory.mktemp("straight")))
+    return run_dir
+
+
+def crash_at(monkeypatch, owner, name, call, before=True):
+    """The process ends at the `call`-th call, from 1, of a function: before or after it did its work."""
+    original, calls = getattr(owner, name), []
+
+    def crashing(*args, **kwargs):
+        calls.append(name)
+        if before and len(calls) == call:
+            raise Crash
+        found = original(*args, **kwargs)
+        if not before and len(calls) == call:
+            raise Crash
+        return found
+
+    monkeypatch.setattr(owner, name, crashing)
+
+
+MOMENTS = {
+    "in the first evaluation": (Trainer, "held_out", 1, True),
+    "before the first checkpoint": (Trainer, "iterate", 2, True),
+    "after the samples, before the metrics": (journal.Journal, "train_samples", 3, False),
+    "after the metrics, before the checkpoint": (Trainer, "save", 2, True),
+    "while a checkpoint is written": (journal, "save_checkpoint", 2, False),
+    "after a checkpoint": (Trainer, "save", 2, False),
+    "after the last checkpoint": (run_module, "finish", 1, True),
+    "while the summary is written": (run_module, "write_curve", 1, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
+    with monkeypatch.context() as patch:
+        crash_at(patch, *MOMENTS[moment])
+        with pytest.raises(Crash):
+            start(long_run(random_sd3, tmp_path))
+    said = go_on(tmp_path / "run")
+    if "first" in moment:
+        assert "before its first checkpoint: it starts again from the beginning" in said
+    else:
+        assert re.search(rf"Resuming .* from iteration {5 if 'last' in moment or 'summary' in moment else '[24]'} of 5", said)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_full_fine_tuning_resumes_too(random_sd3, tmp_path, monkeypatch):
+    data = settings(random_sd3, tmp_path / "a", objective={"kl": 0.5})
+    data["run"] |= {"iterations": 3, "checkpoint_every": 1}
+    straight, _ = start(data)
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 3)
+        data["run"]["dir"] = str(tmp_path / "b")
+        with pytest.raises(Crash):
+            start(data)
+    go_on(tmp_path / "b/run")
+    assert_same_run(tmp_path / "b/run", straight)
+
+
+def test_two_stops_and_no_row_twice(random_sd3, tmp_path, monkeypatch, uninterrupted):
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 4)
+        with pytest.raises(Crash):
+            start(long_run(random_sd3, tmp_path))
+    assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3]
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 2)
+        with pytest.raises(Crash):
+            go_on(tmp_path / "run")
+    go_on(tmp_path / "run")
+    assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+# --- real signals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runner():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUNNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    yield process
+    process.stdin.close()
+    process.wait(timeout=60)
+
+
+def launch(runner, *arguments):
+    print(*arguments, file=runner.stdin, flush=True)
+    return int(runner.stdout.readline())
+
+
+def exit_code(runner):
+    return int(runner.stdout.readline())
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(0.002)
+
+
+def lines(run_dir):
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runner):
+    run_dir = tmp_path / "run"
+    config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
+    checkpoints = run_dir / "checkpoints"
+    moments = [
+        lambda: (run_dir / "config.yaml").exists(),
+        lambda: lines(run_dir) >= 2,  # before the first checkpoint
+        lambda: checkpoints.exists() and any(checkpoints.iterdir()),  # while the first is written, or just after
+        lambda: lines(run_dir) >= 4,
+        lambda: (checkpoints / "step-000004").exists(),
+        lambda: (checkpoints / "step-000005").exists(),  # between the last one and the end
+    ]
+    arguments = ["train", config]
+    for moment in moments:
+        child = launch(runner, *arguments)
+        wait_for(moment)
+        os.kill(child, signal.SIGKILL)
+        assert exit_code(runner) == -signal.SIGKILL
+        arguments = ["train", "--resume", run_dir]
+    assert not (run_dir / "summary.json").exists()
+    launch(runner, *arguments)
+    assert exit_code(runner) == 0
+    assert_same_run(run_dir, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner, seed):
+    import random
+
+    chance = random.Random(seed)
+    config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
+    for _ in range(12):
+        known = (tmp_path / "run/config.yaml").exists()
+        child = launch(runner, *(["train", "--resume", tmp_path / "run"] if known else ["train", config]))
+        time.sleep(chance.uniform(0.0, 3.0))
+        os.kill(child, signal.SIGKILL)
+        if exit_code(runner) == 0:
+            break
+    launch(runner, "train", "--resume", tmp_path / "run")
+    assert exit_code(runner) == 0
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, uninterrupted, runner):
+    config = write_config(long_run(random_sd3, tmp_path, run={"checkpoint_every": 5}), tmp_path / "config.yaml")
+    run_dir = tmp_path / "run"
+    child = launch(runner, "train", config)
+    wait_for(lambda: lines(run_dir) >= 2)
+    os.kill(child, signal.SIGTERM)
+    assert exit_code(runner) == 143
+    step, _, _ = last_checkpoint(run_dir)
+    assert step == rows_of(run_dir)[-1]["iteration"] and 0 < step < 5
+    assert f"SIGTERM: checkpoint written after iteration {step}" in (run_dir / "log.txt").read_text()
+    assert not (run_dir / "summary.json").exists()
+    go_on(run_dir)
+    assert_same_run(run_dir, uninterrupted)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(uninterrupted, tmp_path):
+    """A copy of the finished run, to be damaged."""
+    return shutil.copytree(uninterrupted, tmp_path / "copy")
+
+
+def flip_a_byte(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut_short(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
+@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_torn_newest_checkpoint_is_reported_and_the_one_before_used(stopped, uninterrupted, damage, name):
+    damage(stopped / "checkpoints/step-000005" / name)
+    said = go_on(stopped)
+    assert re.search(rf"step-000005 is damaged: {name} .*Using step 4 instead", said)
+    assert "from iteration 4 of 5" in said
+    assert_same_run(stopped, uninterrupted)
+
+
+def test_nothing_but_torn_checkpoints_is_one_message_and_exit_code_2(stopped, capsys):
+    for checkpoint in (stopped / "checkpoints").iterdir():
+        cut_short(checkpoint / "policy.safetensors")
+    before = (stopped / "metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--resume", str(stopped)])
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and shown.err.count("error:") == 1 and "Traceback" not in shown.err
+    assert "No checkpoint in" in shown.err and shown.err.count("is damaged") == 3
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_resuming_a_finished_run_rewrites_its_summary_and_nothing_else(stopped, uninterrupted):
+    (stopped / "summary.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (stopped / "checkpoints").rglob("*.safetensors")}
+    go_on(stopped)
+    assert summary_of(stopped) == summary_of(uninterrupted)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert_same_run(stopped, uninterrupted)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "a file"])
+def test_what_is_no_run_cannot_be_resumed(tmp_path, capsys, kind):
+    place = tmp_path / "place"
+    if kind == "empty":
+        place.mkdir()
+    elif kind == "a file":
+        place.write_text("run:")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--resume", str(place)])
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.count("error:") == 1 and str(place) in shown
+    assert not place.is_dir() or not any(place.iterdir())
+
+
+def test_a_run_never_overwrites_another(stopped, random_sd3, capsys):
+    config = write_config(long_run(random_sd3, stopped.parent, run={"name": "copy"}), stopped.parent / "config.yaml")
+    before = (stopped / "metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(config)])
+    assert ended.value.code == 2 and "A run never overwrites another" in capsys.readouterr().err
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_killed_before_it_had_a_configuration_leaves_its_name_free(random_sd3, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.config.yaml.tmp").write_text("run: {na")
+    data = settings(random_sd3, tmp_path)
+    data["run"]["iterations"] = 1
+    run_dir, _ = start(data)
+    assert (run_dir / "summary.json").exists()
