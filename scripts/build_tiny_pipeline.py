@@ -2,10 +2,10 @@
 
     python scripts/build_tiny_pipeline.py --seed 0 --out assets/tiny-sd3
 
-About ten minutes on two CPU cores; a CUDA device is used if there is one. Phases: render the train split, train an
-`AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified
-flow, save the moving average in fp16, measure the saved files and write the model card. Training stops early on
-purpose: the pipeline is meant to be a policy that alignment can still improve.
+About a quarter of an hour on a CPU; a CUDA device is used if there is one. Phases: render the train split, train an
+`AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified flow,
+save the moving average, measure the saved files and write the model card. Training stops early on purpose: the pipeline
+is meant to be a policy that alignment can still improve.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from diffusers import AutoencoderKL
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
-from tiny_pipeline_card import describe_machine, measure, write_card
-from tiny_pipeline_parts import MAX_TOKENS, build_text_encoder, build_tokenizer, build_transformer, build_vae
+from tiny_pipeline_card import describe_machine, generate, held_out_sample, measure, score, write_card
 from torch import Tensor, nn
-from transformers import CLIPTokenizer
 
 from diffrl.data.shapes import prompts, render, scene_of
+from diffrl.models.tiny import MAX_TOKENS, T5_TOKENS, build_sd3_pipeline, build_vae, save_pipeline
 
-STOCK_ZERO_TOKENS = 256
-"""How many zero tokens the stock pipeline appends for a missing T5 encoder (its default `max_sequence_length`)."""
+STOCK_T5_TOKENS = 256
+"""Length of the T5 part when the stock pipeline is called without `max_sequence_length`."""
+
+STOCK_SHARE = 0.125
+"""Share of training samples that see the stock length, so that a plain call works as well as diffrl's short one."""
+
+TRAINED = ("transformer", "text_encoder", "text_encoder_2")
+"""Components that the flow trains; the VAE is trained before."""
 
 CAPTION_DROPOUT = 0.1
 EMA_DECAY = 0.995
 BATCH = 64
 HORIZON = 4000
 """Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
-
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Recipe:
     pictures_per_pair: int = 20
     pictures_per_count: int = 80
     samples: int = 500
+    watch: int = 0
 
 
 def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
@@ -200,7 +206,8 @@ def train_flow(
         sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)
         dropped = torch.rand(len(rows), generator=generator) < CAPTION_DROPOUT
         caption = torch.where(dropped, len(token_ids) - 1, captions[rows])
-        zero_tokens = STOCK_ZERO_TOKENS * torch.randint(2, (len(rows),), generator=generator).to(clean.device)
+        stock = torch.rand(len(rows), generator=generator) < STOCK_SHARE
+        zero_tokens = torch.where(stock, STOCK_T5_TOKENS, T5_TOKENS).to(clean.device)
 
         tokens, pooled = encode_captions(model, token_ids[caption])
         noisy = torch.lerp(clean, noise, sigma[:, None, None, None])
@@ -231,51 +238,34 @@ class Log:
             print(f"{self.phase} {step}/{steps}  loss {float(loss.detach()):.4f}  {seconds:.0f} s", flush=True)
 
 
-def save(out: Path, vae: AutoencoderKL, model: nn.ModuleDict, tokenizer: CLIPTokenizer) -> None:
-    """Write a stock `StableDiffusion3Pipeline` in fp16."""
-    pipeline = StableDiffusion3Pipeline(
-        transformer=model["transformer"].half(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
-        vae=vae.half(),
-        text_encoder=model["text_encoder"].half(),
-        tokenizer=tokenizer,
-        text_encoder_2=model["text_encoder_2"].half(),
-        tokenizer_2=tokenizer,
-        text_encoder_3=None,
-        tokenizer_3=None,
-    )
-    pipeline.save_pretrained(out)
-    for name in ("tokenizer", "tokenizer_2"):
-        tokenizer.backend_tokenizer.model.save(str(out / name))
-    for name in ("text_encoder", "text_encoder_2"):  # transformers loads what this says, diffusers loads fp32
-        config = out / name / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
-
-
 def build(recipe: Recipe) -> dict[str, object]:
     """Train, save, measure and describe; returns what `build.json` holds."""
     start = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(recipe.seed)  # the initial weights
-    generator = torch.Generator().manual_seed(recipe.seed)
     pictures, texts, captions = render_train_split(recipe)
     print(f"rendered {len(pictures)} pictures of {len(texts) - 1} prompts", flush=True)
 
+    pipeline = build_sd3_pipeline([word for text in texts for word in text.split()], recipe.seed)
+    pipeline.set_progress_bar_config(disable=True)
+    torch.manual_seed(recipe.seed)
     vae = build_vae().to(device, memory_format=torch.channels_last)
-    train_vae(vae, pictures, recipe.vae_steps, generator, Log("vae"))
+    train_vae(vae, pictures, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"))
     latents = encode(vae, pictures)
+    pipeline.register_modules(vae=vae)
 
-    tokenizer = build_tokenizer([word for text in texts for word in text.split()])
-    model = nn.ModuleDict(
-        {
-            "transformer": build_transformer(),
-            "text_encoder": build_text_encoder(tokenizer),
-            "text_encoder_2": build_text_encoder(tokenizer),
-        }
-    ).to(device)
-    token_ids = tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids.to(device)
-    average = train_flow(model, latents, captions, token_ids, recipe.steps, generator, Log("flow"))
-    save(recipe.out, vae, average, tokenizer)
+    model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
+    tokens = pipeline.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
+
+    def watch(step: int, average: nn.ModuleDict) -> None:
+        if recipe.watch and step % recipe.watch == 0:
+            use(pipeline, average)
+            held_out = held_out_sample(recipe.samples)
+            print("held out", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
+
+    ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
+    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)
+    use(pipeline, average)
+    save_pipeline(pipeline.to("cpu"), recipe.out)
     trained = time.perf_counter() - start
     print(f"saved {recipe.out} after {trained:.0f} s; measuring", flush=True)
 
@@ -295,20 +285,26 @@ def build(recipe: Recipe) -> dict[str, object]:
     return record
 
 
+def use(pipeline: Any, average: nn.ModuleDict) -> None:
+    """Put the averaged modules into the pipeline."""
+    pipeline.register_modules(**{name: average[name].eval() for name in TRAINED})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
     parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
-    parser.add_argument("--steps", type=int, default=2000, help=f"transformer steps of {BATCH} pictures")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
+    parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
+    parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
     parser.add_argument(
         "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps)
+    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
     if options.tiny:
         recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_pair=1, pictures_per_count=1, samples=4)
     record = build(recipe)

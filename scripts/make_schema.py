@@ -1,4 +1,4 @@
-"""Write what follows from the configuration's models: configs/schema.json for editors, docs/configuration.md for people.
+"""Write what follows from the configuration: configs/schema.json for editors, docs/configuration.md for people.
 
 python scripts/make_schema.py
 """
@@ -16,10 +16,10 @@ INTRODUCTION = """# Configuration
 
 Made from the configuration's models by `python scripts/make_schema.py`; edit those, not this page.
 
-A configuration is a YAML file of the sections below; keys in **bold** must be given. `diffrl train FILE a.b=c ...` replaces
-single values, list entries by their number (`rewards.0.weight=2`). Unknown keys are refused, all problems are reported at
-once, and no value is ever adjusted. `diffrl check FILE` looks without training. The resolved configuration is kept in the
-run. Some keys exist for features that are not there yet; they accept only the value that means "off".
+A configuration is a YAML file of the sections below; keys in **bold** must be given. `diffrl train FILE a.b=c ...`
+replaces single values, list entries by their number (`rewards.0.weight=2`). Unknown keys are refused, all problems are
+reported at once, and no value is ever adjusted. `diffrl check FILE` looks without training. The resolved configuration
+is kept in the run. Some keys exist for features that are not there yet; they accept only the value that means "off".
 """
 
 

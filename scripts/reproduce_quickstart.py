@@ -43,7 +43,8 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {summary['seed']} | " + " | ".join(f"{values[row]:.3f}" for values in columns.values()) + " |")
     lines.append("| mean | " + " | ".join(f"{statistics.mean(values):.3f}" for values in columns.values()) + " |")
     if len(summaries) > 1:
-        lines.append("| spread | " + " | ".join(f"{statistics.stdev(values):.3f}" for values in columns.values()) + " |")
+        spread = (f"{statistics.stdev(values):.3f}" for values in columns.values())
+        lines.append("| spread | " + " | ".join(spread) + " |")
     return "\n".join(lines)
 
 

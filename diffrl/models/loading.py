@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.shipped import shipped_settings
+from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.registry import MODELS, resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,14 +79,23 @@ def load_adapter(family: str, path: str, *, dtype: str, device: torch.device, **
     adapter_class = resolve("model.family", MODELS, family)
     check_pipeline_directory(family, path, adapter_class.pipeline_class)
     given = {name: value for name, value in options.items() if value is not None}
-    options = {**shipped_settings(Path(path)), **given}
+    shipped = shipped_settings(Path(path))
+    known = inspect.signature(adapter_class).parameters
+    if unknown := sorted(shipped.keys() - known.keys()):
+        raise ConfigError(
+            f"{Path(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
+            f"{', '.join(unknown)}. Remove them."
+        )
+    options = {**shipped, **given}
     try:
         adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], device=device, **options)
     except ConfigError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         if "out of memory" in str(error).lower() or "can't allocate" in str(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"model.path {path!r} could not be loaded: {reason}") from error
+        raise ConfigError(
+            f"model.path {path!r} could not be loaded: {reason.rstrip('.')}. Check it, or save it again."
+        ) from error
     return adapter

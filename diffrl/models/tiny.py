@@ -86,7 +86,7 @@ def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     return merges
 
 
-def build_clip(tokenizer: Any) -> nn.Module:
+def build_clip(tokenizer: Any) -> Any:
     """A two-layer CLIP text encoder with the tokenizer's special ids."""
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
@@ -102,7 +102,10 @@ def build_clip(tokenizer: Any) -> nn.Module:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model: nn.Module = CLIPTextModelWithProjection(config)
+    model = CLIPTextModelWithProjection(config)
+    embeddings = model.text_model.embeddings
+    for table in (embeddings.token_embedding, embeddings.position_embedding):
+        nn.init.normal_(table.weight, std=0.5)  # CLIP's 0.02 would hide the caption from the transformer at first
     return model
 
 

@@ -210,15 +210,9 @@ class Trainer:
             )
             rate = c.train.learning_rate * factor
             set_learning_rate(s.optimizer, rate)
+            edges, advantage = take_edges(rollout.edges, index), credit.advantage[index]
             gradient = accumulate_gradient(
-                self.accelerator,
-                s.policy,
-                s.objective,
-                take_edges(rollout.edges, index),
-                credit.advantage[index],
-                predict,
-                reference,
-                c.train.micro_batch,
+                self.accelerator, s.policy, s.objective, edges, advantage, predict, reference, c.train.micro_batch
             )
             culprits = [rollout.batch.prompts[int(rollout.prompt[i])].text for i in gradient.bad_samples]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)

@@ -47,7 +47,7 @@ class Session:
         scorers: training rewards.
         eval_scorers: held-out rewards.
         prompts: training prompts.
-        eval_prompts: held-out prompts.
+        eval_prompts: held-out prompts that are evaluated.
         sigmas: (T + 1,) the rollout's grid.
     """
 
@@ -78,7 +78,8 @@ def open_session(config: Config, run_dir: Path) -> Session:
     Raises:
         ConfigError: anything in the configuration that cannot be had on this machine.
     """
-    prompts, eval_prompts = load_prompts(config.prompts.train), load_prompts(config.prompts.eval)
+    prompts = load_prompts(config.prompts.train)
+    eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
     scorers = make_scorers(config.rewards, "rewards")
     eval_scorers = make_scorers(config.eval.rewards, "eval.rewards")
     device = choose_device(config.model.device)

@@ -15,7 +15,9 @@ def test_a_text_file_has_a_prompt_a_line(tmp_path):
 
 def test_json_lines_bring_metadata(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": " a sign ", "target": "OPEN", "n": 3}\n\n{"prompt": "line\u2028end"}\n', encoding="utf-8")
+    path.write_text(
+        '{"prompt": " a sign ", "target": "OPEN", "n": 3}\n\n{"prompt": "line\u2028end"}\n', encoding="utf-8"
+    )
     first, second = load_prompts(str(path))
     assert first.text == "a sign" and first.metadata == {"target": "OPEN", "n": 3}
     assert second.text == "line\u2028end" and second.metadata == {}

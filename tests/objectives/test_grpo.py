@@ -65,14 +65,16 @@ def test_each_edges_loss_and_gradient(edges, velocities, kl_form):
         else:
             distance = kl_divergence(step, normal(edges, i, reference)).mean()
         expected.append(surrogate + weight * distance)
-        ratios.append(float(ratio))
-        distances.append(float(distance))
+        ratios.append(float(ratio.detach()))
+        distances.append(float(distance.detach()))
     torch.stack(expected).sum().backward()
     torch.testing.assert_close(loss, torch.stack(expected), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own.grad, naive.grad, rtol=1e-3, atol=1e-6)
     assert metrics["ratio"].tolist() == pytest.approx(ratios, rel=1e-4)
     assert metrics["reference_kl"].tolist() == pytest.approx(distances, rel=1e-4)
-    clipped = [(a > 0 and r > 1 + high) or (a < 0 and r < 1 - low) for a, r in zip(ADVANTAGE.tolist(), ratios, strict=True)]
+    clipped = [
+        (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low) for a, r in zip(ADVANTAGE.tolist(), ratios, strict=True)
+    ]
     assert metrics["clipped"].bool().tolist() == clipped and 0 < sum(clipped) < E
     assert all(value.shape == (E,) and not value.requires_grad for value in metrics.values())
 

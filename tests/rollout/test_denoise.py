@@ -1,21 +1,23 @@
-"""Chains from noise to latents: Euler where nothing is stochastic, and densities of what is stored where something is."""
+"""Chains from noise to latents: Euler where nothing is stochastic, elsewhere densities of what is stored."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.distributions import Normal
 
 from diffrl.models.loading import load_adapter
+from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import denoise, take_edges
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.regenerate import decode, plan_chains, regenerate
-from diffrl.records import Prompt, PromptBatch
 from diffrl.transition import make_transition
 
 PROMPTS = ["a red circle", "two blue squares", "a green triangle above a black circle"]
 STEPS = 7
+GRID = [*(1 - 0.999 * k / 6 for k in range(7)), 0.0]  # the tiny pipeline's scheduler: evenly to 0.001, then to 0
 OPTIONS = {"flow_sde": {"noise_level": 0.7}, "dance_sde": {"eta": 0.3}, "cps": {"noise_level": 0.6}}
 
 
@@ -47,13 +49,17 @@ def velocity(adapter, conditioning, x, sigma, prompt):
         return adapter.velocity(x[None], torch.tensor([float(sigma)]), row, 1.0)[0]
 
 
+def euler(adapter, conditioning, x, k, prompt):
+    return x - (GRID[k] - GRID[k + 1]) * velocity(adapter, conditioning, x, GRID[k], prompt)
+
+
 def test_no_stochastic_steps_is_euler(adapter, conditioning):
     latents, edges = draw(adapter, conditioning)
     noise = noise_at(ADDRESSES, (4, 8, 8))
     for i, prompt in enumerate(ROWS.tolist()):
         x = noise[i]
-        for k in range(STEPS):  # the tiny pipeline's schedule has no shift: sigma falls by 1/7 a step
-            x = x - velocity(adapter, conditioning, x, 1 - k / STEPS, prompt) / STEPS
+        for k in range(STEPS):
+            x = euler(adapter, conditioning, x, k, prompt)
         torch.testing.assert_close(latents[i], x, rtol=1e-4, atol=1e-5)
     assert (latents - noise).abs().mean() > 0.1
     assert len(edges) == 0 and edges.latents.shape == (0, 4, 8, 8) and edges.old_log_prob.shape == (0,)
@@ -70,17 +76,16 @@ def test_edges_know_where_they_come_from(adapter, conditioning):
     latents, edges = draw(adapter, conditioning, stochastic=(1, 2, 4))
     assert edges.step.tolist() == [1] * 5 + [2] * 5 + [4] * 5
     assert edges.sample.tolist() == [0, 1, 2, 3, 4] * 3
-    torch.testing.assert_close(edges.sigma, 1 - edges.step / STEPS)
-    torch.testing.assert_close(edges.sigma_next, 1 - (edges.step + 1) / STEPS)
+    assert edges.sigma.tolist() == pytest.approx([GRID[k] for k in edges.step.tolist()], rel=1e-5)
+    assert edges.sigma_next.tolist() == pytest.approx([GRID[k + 1] for k in edges.step.tolist()], rel=1e-5)
     assert torch.equal(edges.next_latents[:5], edges.latents[5:10])  # step 2 starts where step 1 ended
     for row in range(5):  # step 4 starts one Euler step later, and the sample's end is two Euler steps after it
         prompt = int(ROWS[row])
-        x = edges.next_latents[5 + row]
-        x = x - velocity(adapter, conditioning, x, 4 / 7, prompt) / STEPS
+        x = euler(adapter, conditioning, edges.next_latents[5 + row], 3, prompt)
         torch.testing.assert_close(edges.latents[10 + row], x, rtol=1e-4, atol=1e-5)
         x = edges.next_latents[10 + row]
-        for sigma in (2 / 7, 1 / 7):
-            x = x - velocity(adapter, conditioning, x, sigma, prompt) / STEPS
+        for k in (5, 6):
+            x = euler(adapter, conditioning, x, k, prompt)
         torch.testing.assert_close(latents[row], x, rtol=1e-4, atol=1e-5)
 
 
@@ -90,7 +95,7 @@ def gaussian(kind, x, v, s, n):
     if kind == "cps":
         std = n * math.sin(0.6 * math.pi / 2)
         return (1 - n) * denoised + math.sqrt(n**2 - std**2) * noise, std
-    g = 0.3 if kind == "dance_sde" else 0.7 * math.sqrt(s / (1 - (6 / 7 if s == 1 else s)))
+    g = 0.3 if kind == "dance_sde" else 0.7 * math.sqrt(s / (1 - (GRID[1] if s == 1 else s)))
     return x - (s - n) * (v + g**2 / (2 * s) * noise), g * math.sqrt(s - n)
 
 
@@ -99,7 +104,7 @@ def test_densities_are_those_of_the_stored_latents(adapter, conditioning, kind):
     _, edges = draw(adapter, conditioning, stochastic=(0, 1, 2, 3, 4, 5), kind=kind)
     noises = []
     for i in range(len(edges)):
-        x, s, n = edges.latents[i], 1 - int(edges.step[i]) / STEPS, 1 - (int(edges.step[i]) + 1) / STEPS
+        x, s, n = edges.latents[i], GRID[edges.step[i]], GRID[edges.step[i] + 1]
         mean, std = gaussian(kind, x, velocity(adapter, conditioning, x, s, int(ROWS[edges.sample[i]])), s, n)
         expected = Normal(mean, std).log_prob(edges.next_latents[i]).mean()
         torch.testing.assert_close(edges.old_log_prob[i], expected, rtol=1e-4, atol=1e-4)
@@ -139,8 +144,6 @@ def test_a_rollout_belongs_to_its_prompts(adapter, conditioning):
     assert chains.prompt.tolist() == [0, 0, 1, 1, 2, 2] and chains.root.tolist() == [0, 1] * 3
     assert chains.addresses[3] == Address("train", 9, 11, 4, 1, ())
     sigmas, entered = adapter.sigmas(STEPS), []
-    from contextlib import nullcontext
-
     rollout = regenerate(
         adapter, conditioning, batch, chains, sigmas=sigmas, transition=make_transition("cps", sigmas, noise_level=0.5),
         stochastic=(2,), guidance_scale=1.0, micro_batch=4, decode_batch=5,

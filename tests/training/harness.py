@@ -71,7 +71,9 @@ def make_trainer(data):
     session = open_session(config, run_dir)
     run_dir.mkdir(parents=True)
     shown = io.StringIO()
-    trainer = Trainer(session, Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1))
+    trainer = Trainer(
+        session, Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1)
+    )
     trainer.said = shown
     return trainer
 
@@ -92,7 +94,9 @@ def distance(one, other):
 
 def rows_of(run_dir):
     """metrics.jsonl without what differs from machine to machine."""
-    return [{k: v for k, v in row.items() if not VARYING.fullmatch(k)} for row in read_metrics(run_dir / "metrics.jsonl")]
+    return [
+        {k: v for k, v in row.items() if not VARYING.fullmatch(k)} for row in read_metrics(run_dir / "metrics.jsonl")
+    ]
 
 
 def samples_of(run_dir):

@@ -22,13 +22,13 @@ from tests.training.harness import (
 )
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-"""`--cpu --num_processes 2` starts one process without a word; `--multi_gpu` starts two, and model.device says where."""
+LAUNCH = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+"""`--cpu --num_processes 2` starts one process without a word. `--multi_gpu` starts two; model.device says where."""
 
 
 def launch(*arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *LAUNCH.split(), "--main_process_port", "0", str(ROOT / "scripts/train.py")]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH.split(), str(ROOT / "scripts/train.py")]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
     )

@@ -222,7 +222,9 @@ def test_a_broken_loss(random_sd3, tmp_path, action):
     before, average = state_of(trainer), flat(trainer.ema.average)
     trainer.session.objective = BrokenLoss(trainer.session.objective, 3)
     if action == "stop":
-        with pytest.raises(GuardStop, match=r"The loss is (-?inf|nan)\. Prompts: '.*'\. \(guards.nonfinite_loss\)") as stop:
+        with pytest.raises(
+            GuardStop, match=r"The loss is (-?inf|nan)\. Prompts: '.*'\. \(guards.nonfinite_loss\)"
+        ) as stop:
             trainer.iterate()
         text = str(stop.value)
     else:

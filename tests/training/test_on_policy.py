@@ -82,7 +82,6 @@ def rounded_after_scoring(trainer, monkeypatch):
 def dropout_in_the_update(trainer, monkeypatch):
     """Something random is active wherever gradients flow."""
 
-
     def active_with_gradients(module, inputs):
         module.train(torch.is_grad_enabled())
 

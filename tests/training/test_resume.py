@@ -1,6 +1,7 @@
 """A run that was interrupted, at whatever moment and however rudely, ends as if it never had been."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 import diffrl.training.journal as journal
 import diffrl.training.run as run_module
 from diffrl.cli import main
+from diffrl.errors import GuardStop
 from diffrl.training.loop import Trainer
 from tests.training.harness import (
     assert_same_run,
@@ -44,9 +46,10 @@ for line in sys.stdin:  # the arguments of one more run
         except SystemExit as stop:
             os._exit(stop.code or 0)
         os._exit(1)
-    print(child, flush=True)
+    print("child", child, flush=True)
+    sys.stdin.readline()  # until the test asks, an ended child keeps its number, so no kill can hit another process
     _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
+    print("code", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
@@ -64,7 +67,6 @@ def long_run(pipeline, directory, **changes):
     )
     data["run"] |= {"iterations": 5, "eval_every": 2}
     data["rollout"] |= {"stochastic": {"kind": "window", "size": 2, "slide_every": 1}}
-    data["guards"] = {"collapsed_spread": {"fraction": 0.1}}
     for section, values in changes.items():
         data[section] = data[section] | values
     return data
@@ -93,28 +95,31 @@ def crash_at(monkeypatch, owner, name, call, before=True):
 
 
 MOMENTS = {
-    "in the first evaluation": (Trainer, "held_out", 1, True),
     "before the first checkpoint": (Trainer, "iterate", 2, True),
     "after the samples, before the metrics": (journal.Journal, "train_samples", 3, False),
-    "after the metrics, before the checkpoint": (Trainer, "save", 2, True),
     "while a checkpoint is written": (journal, "save_checkpoint", 2, False),
+    "while the summary is written, after the last checkpoint": (run_module, "write_curve", 1, True),
+}
+MORE_MOMENTS = {
+    "in the first evaluation": (Trainer, "held_out", 1, True),
+    "after the metrics, before the checkpoint": (Trainer, "save", 2, True),
     "after a checkpoint": (Trainer, "save", 2, False),
     "after the last checkpoint": (run_module, "finish", 1, True),
-    "while the summary is written": (run_module, "write_curve", 1, True),
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", [*MOMENTS, *(pytest.param(m, marks=pytest.mark.slow) for m in MORE_MOMENTS)])
 def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
     with monkeypatch.context() as patch:
-        crash_at(patch, *MOMENTS[moment])
+        crash_at(patch, *(MOMENTS | MORE_MOMENTS)[moment])
         with pytest.raises(Crash):
             start(long_run(random_sd3, tmp_path))
     said = go_on(tmp_path / "run")
     if "first" in moment:
         assert "before its first checkpoint: it starts again from the beginning" in said
     else:
-        assert re.search(rf"Resuming .* from iteration {5 if 'last' in moment or 'summary' in moment else '[24]'} of 5", said)
+        reached = "5" if "last" in moment else "[24]"
+        assert re.search(rf"Resuming .* from iteration {reached} of 5", said)
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
@@ -131,6 +136,24 @@ def test_full_fine_tuning_resumes_too(random_sd3, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "b/run", straight)
 
 
+def test_guards_go_on_counting(random_sd3, tmp_path, monkeypatch):
+    data = settings(
+        random_sd3,
+        tmp_path,
+        rewards=[{"name": "tests.training.scorers:Constant"}],
+        guards={"collapsed_spread": {"action": "stop", "patience": 3}},
+    )
+    data["run"]["iterations"] = 5
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 3)
+        with pytest.raises(Crash):
+            start(data)
+    with pytest.raises(GuardStop, match="In 3 iterations in a row"):
+        go_on(tmp_path / "run")
+    assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2]
+
+
+@pytest.mark.slow
 def test_two_stops_and_no_row_twice(random_sd3, tmp_path, monkeypatch, uninterrupted):
     with monkeypatch.context() as patch:
         crash_at(patch, Trainer, "iterate", 4)
@@ -165,13 +188,30 @@ def runner():
     process.wait(timeout=60)
 
 
-def launch(runner, *arguments):
-    print(*arguments, file=runner.stdin, flush=True)
-    return int(runner.stdout.readline())
+def ask(runner, answer, *words):
+    print(*words, file=runner.stdin, flush=True)
+    kind, number = runner.stdout.readline().split()
+    assert kind == answer
+    return int(number)
 
 
-def exit_code(runner):
-    return int(runner.stdout.readline())
+def run_until(runner, moment, signal_number, *arguments):
+    """Start a run, send it a signal when `moment` returns (None = never), and wait for its exit code."""
+    child = ask(runner, "child", *arguments)
+    try:
+        if signal_number is not None:
+            moment()
+            os.kill(child, signal_number)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        code = ask(runner, "code", "now")
+    return code
+
+
+def run_through(runner, *arguments):
+    return run_until(runner, None, None, *arguments)
 
 
 def wait_for(condition, seconds=60):
@@ -191,52 +231,39 @@ def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runne
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
     checkpoints = run_dir / "checkpoints"
     moments = [
-        lambda: (run_dir / "config.yaml").exists(),
         lambda: lines(run_dir) >= 2,  # before the first checkpoint
         lambda: checkpoints.exists() and any(checkpoints.iterdir()),  # while the first is written, or just after
         lambda: lines(run_dir) >= 4,
-        lambda: (checkpoints / "step-000004").exists(),
         lambda: (checkpoints / "step-000005").exists(),  # between the last one and the end
     ]
     arguments = ["train", config]
     for moment in moments:
-        child = launch(runner, *arguments)
-        wait_for(moment)
-        os.kill(child, signal.SIGKILL)
-        assert exit_code(runner) == -signal.SIGKILL
+        code = run_until(runner, lambda moment=moment: wait_for(moment), signal.SIGKILL, *arguments)
+        assert code == -signal.SIGKILL
         arguments = ["train", "--resume", run_dir]
     assert not (run_dir / "summary.json").exists()
-    launch(runner, *arguments)
-    assert exit_code(runner) == 0
+    assert run_through(runner, *arguments) == 0
     assert_same_run(run_dir, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner, seed):
-    import random
-
     chance = random.Random(seed)
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
     for _ in range(12):
         known = (tmp_path / "run/config.yaml").exists()
-        child = launch(runner, *(["train", "--resume", tmp_path / "run"] if known else ["train", config]))
-        time.sleep(chance.uniform(0.0, 3.0))
-        os.kill(child, signal.SIGKILL)
-        if exit_code(runner) == 0:
+        arguments = ["train", "--resume", tmp_path / "run"] if known else ["train", config]
+        if run_until(runner, lambda: time.sleep(chance.uniform(0.0, 1.5)), signal.SIGKILL, *arguments) == 0:
             break
-    launch(runner, "train", "--resume", tmp_path / "run")
-    assert exit_code(runner) == 0
+    assert run_through(runner, "train", "--resume", tmp_path / "run") == 0
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
 def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, uninterrupted, runner):
     config = write_config(long_run(random_sd3, tmp_path, run={"checkpoint_every": 5}), tmp_path / "config.yaml")
     run_dir = tmp_path / "run"
-    child = launch(runner, "train", config)
-    wait_for(lambda: lines(run_dir) >= 2)
-    os.kill(child, signal.SIGTERM)
-    assert exit_code(runner) == 143
+    assert run_until(runner, lambda: wait_for(lambda: lines(run_dir) >= 2), signal.SIGTERM, "train", config) == 143
     step, _, _ = last_checkpoint(run_dir)
     assert step == rows_of(run_dir)[-1]["iteration"] and 0 < step < 5
     assert f"SIGTERM: checkpoint written after iteration {step}" in (run_dir / "log.txt").read_text()
@@ -264,8 +291,7 @@ def cut_short(file):
     os.truncate(file, file.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
-@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize(("damage", "name"), [(flip_a_byte, "optimizer.safetensors"), (cut_short, "state.json")])
 def test_a_torn_newest_checkpoint_is_reported_and_the_one_before_used(stopped, uninterrupted, damage, name):
     damage(stopped / "checkpoints/step-000005" / name)
     said = go_on(stopped)

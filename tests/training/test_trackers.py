@@ -33,7 +33,9 @@ def test_tensorboard_gets_the_rows_of_metrics_jsonl(run_settings):
 
 def test_a_tracker_that_is_not_installed_is_refused(run_settings, monkeypatch):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find_spec(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find_spec(name, *rest)
+    )
     run_settings["track"]["wandb"] = {"project": "p", "mode": "offline"}
     with pytest.raises(ConfigError, match=r"pip install 'diffrl\[wandb\]'"):
         train(make_config(run_settings), quiet())
