@@ -27,7 +27,9 @@ OverridesArgument = Annotated[
 
 @app.command()
 def train(
-    config: Annotated[Path | None, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")
+    ] = None,
     overrides: OverridesArgument = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run's directory instead.")] = None,
 ) -> None:
@@ -92,14 +94,14 @@ def generate(
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
     family: Annotated[str, typer.Option(help="Model family of --model.")] = "sd3",
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first prompts.")] = None,
     per_prompt: Annotated[int, typer.Option(min=1, help="Pictures of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps. Default: the run's, else 28.")] = None,
-    guidance_scale: Annotated[
-        float | None, typer.Option(min=1.0, help="1 is off. Default: the run's, else 1.")
-    ] = None,
+    guidance_scale: Annotated[float | None, typer.Option(min=1.0, help="1 is off. Default: the run's, else 1.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures from a pipeline, or from a run's aligned weights."""
@@ -165,8 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not _is_out_of_memory(error):
             raise
         _fail(
-            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train a "
-            "LoRA. The run's last checkpoint is intact.",
+            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
+            "a LoRA. The run's last checkpoint is intact.",
             2,
             rank,
         )

@@ -31,7 +31,7 @@ class CheckpointError(DiffrlError):
     """A checkpoint is missing, torn or does not belong to this run."""
 
 
-class GuardStop(DiffrlError):
+class GuardStop(DiffrlError):  # noqa: N818 - what happened, not what is wrong with the input
     """A guard ended the run because going on would have been wrong; what was saved stays."""
 
     exit_code = 3

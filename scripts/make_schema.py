@@ -41,9 +41,7 @@ def page_text() -> str:
     return "\n".join(lines)
 
 
-def _rows(
-    schema: dict[str, Any], node: dict[str, Any], path: str, required: bool
-) -> Iterator[tuple[str, str, str]]:
+def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: bool) -> Iterator[tuple[str, str, str]]:
     """A row for a key and for every key below it: key, values, meaning."""
     meaning = node.get("description", "")
     choices = [_resolve(schema, choice) for choice in node.get("oneOf", node.get("anyOf", [node]))]

@@ -12,7 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WORDS = "a two three red green blue yellow purple black circle square triangle circles squares triangles left right of above below"
+WORDS = (
+    "a two three red green blue yellow purple black circle square triangle circles squares triangles left right of "
+    "above below"
+)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +33,14 @@ def random_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_settings(random_sd3: Path, tmp_path: Path) -> dict[str, Any]:
     """A configuration small enough to train in seconds, as a plain mapping that a test may change."""
     return {
-        "run": {"name": "run", "dir": str(tmp_path / "runs"), "seed": 3, "iterations": 3, "checkpoint_every": 1, "eval_every": 2},
+        "run": {
+            "name": "run",
+            "dir": str(tmp_path / "runs"),
+            "seed": 3,
+            "iterations": 3,
+            "checkpoint_every": 1,
+            "eval_every": 2,
+        },
         "model": {"family": "sd3", "path": str(random_sd3)},
         "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
         "rollout": {

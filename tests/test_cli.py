@@ -180,7 +180,9 @@ def test_generate_from_a_pipeline_and_from_a_run(runs, random_sd3, tmp_path, cap
     lora = [Image.open(tmp_path / "lora" / row["file"]).tobytes() for row in rows]
     assert len(set(base)) == 4 and all(a != b for a, b in zip(base, lora, strict=True))
     assert (tmp_path / "base" / "grid.png").is_file()
-    assert "overwritten" in expect_refusal(capsys, "generate", "--model", random_sd3, *common, "--out", tmp_path / "base")
+    assert "overwritten" in expect_refusal(
+        capsys, "generate", "--model", random_sd3, *common, "--out", tmp_path / "base"
+    )
 
 
 def test_generate_says_what_it_lacks(random_sd3, tmp_path, capsys):

@@ -98,8 +98,7 @@ class Trainer:
     def _iterate_and_record(self) -> None:
         start, seconds = time.perf_counter(), dict(self.clock.seconds)
         metrics = self.iterate()
-        with self.clock("store"):
-            self.journal.train_samples(self.iteration, self._rollout, self._table, self._credit)
+        self.journal.train_samples(self.iteration, self._rollout, self._table, self._credit)
         self.iteration += 1
         spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
         wall = time.perf_counter() - start

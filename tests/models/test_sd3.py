@@ -68,7 +68,9 @@ def test_rows_do_not_depend_on_their_batch(adapter):
 
 def test_the_shipped_setting_is_used_unless_the_configuration_says_otherwise(random_sd3):
     def length(**options):
-        return load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"), **options).max_sequence_length
+        return load_adapter(
+            "sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"), **options
+        ).max_sequence_length
 
     assert length() == length(max_sequence_length=None) == 1
     assert length(max_sequence_length=9) == 9
