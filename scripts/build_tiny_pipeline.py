@@ -129,7 +129,7 @@ class RepeatedTokenAttention(JointAttnProcessor2_0):
 
     n equal tokens stay equal through all blocks (context has no positions), and a softmax over n equal keys is a
     softmax over one of them with log(n) added to its logit. So one zero token with this bias is exactly the stock
-    pipeline's run of n zero tokens, at a fraction of the cost; a bias of -inf is none of them.
+    pipeline's run of n zero tokens, at a fraction of the cost.
     """
 
     def __call__(

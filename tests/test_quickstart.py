@@ -1,0 +1,42 @@
+"""The quickstart on the trained pipeline: it learns, and what it says of itself is so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from diffrl.config import load_config
+from diffrl.plan import make_plan
+from diffrl.training.run import train
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(monkeypatch, tmp_path, *overrides):
+    monkeypatch.chdir(ROOT)
+    config = load_config("configs/quickstart.yaml", [f"run.dir={tmp_path}", *overrides])
+    run_dir = train(config, Console(quiet=True))
+    return config, json.loads((run_dir / "summary.json").read_text())
+
+
+def test_twenty_iterations_raise_the_held_out_strict_pass(monkeypatch, tmp_path):
+    config, summary = run(monkeypatch, tmp_path, "run.iterations=20", "run.eval_every=null", "eval.samples=332")
+    held_out, evaluations = summary["held_out"], summary["network_evaluations"]
+    assert 0.2 <= held_out["strict_before"] <= 0.4
+    assert held_out["strict_after"] >= held_out["strict_before"] + 0.08
+    assert held_out["partial_after"] > held_out["partial_before"]
+    assert evaluations["planned"] == evaluations["counted"] == make_plan(config).total_network_evaluations
+    assert summary["on_policy_error"] < 1e-5
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_gains_what_the_readme_says(monkeypatch, tmp_path):
+    _, summary = run(monkeypatch, tmp_path)
+    seconds = summary["seconds"]
+    iteration = sum(seconds[phase] for phase in ("rollout", "decode", "reward", "update", "other"))
+    assert summary["held_out"]["strict_after"] >= summary["held_out"]["strict_before"] + 0.3
+    assert seconds["other"] < 0.05 * iteration
+    assert summary["peak_memory_bytes"] < 3 * 2**30
