@@ -122,8 +122,8 @@ def generate(
         guidance_scale=guidance_scale,
         device=device,
     )
-    written = generate_pictures(request)
-    typer.echo(f"{written} pictures in {out}, side by side in {out / 'grid.png'}")
+    for line in generate_pictures(request):
+        typer.echo(line)
 
 
 @app.command()
@@ -155,31 +155,36 @@ def _quiet_libraries() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
-    from diffrl.errors import DiffrlError
+    from diffrl.errors import ConfigError, DiffrlError
     from reward_models.errors import RewardError
 
     rank = int(os.environ.get("RANK", "0"))
+    sys.path.append(os.getcwd())  # for rewards and families of the user's own, "module:Object"
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments))
     except (DiffrlError, RewardError) as error:
-        _fail(str(error), error.exit_code, rank)
+        _fail(str(error), error.exit_code, rank, silent=rank > 0 and isinstance(error, ConfigError))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         _fail(
             "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
-            "a LoRA. The run's last checkpoint is intact.",
+            "a LoRA. What was saved before is intact.",
             2,
             rank,
         )
+    except OSError as error:
+        if error.filename is None:  # not about a file: a bug of ours, or of the network
+            raise
+        _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _fail(message: str, code: int, rank: int) -> None:
-    """Print one message and exit. Ranks meet the same mistake, so the first speaks for all with exit code 2."""
-    if rank == 0 or code != 2:
-        typer.echo(f"error: {message}", err=True)
+def _fail(message: str, code: int, rank: int, silent: bool = False) -> None:
+    """Print one message and exit. All ranks meet the same problems in a configuration, so the first speaks for all."""
+    if not silent:
+        typer.echo(f"error: {message}" if rank == 0 else f"error on rank {rank}: {message}", err=True)
     raise SystemExit(code) from None
 
 

@@ -44,5 +44,5 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}.") from error

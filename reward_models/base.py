@@ -39,7 +39,7 @@ class RewardBatch:
         if media.dtype != torch.uint8 or media.ndim not in (4, 5) or media.shape[-3] != 3:
             raise RewardError(
                 "media must be uint8 RGB of shape (B, 3, H, W) or (B, F, 3, H, W). "
-                f"Got {media.dtype} of shape {tuple(media.shape)}. Convert with reward_models.images first."
+                f"Got {media.dtype} of shape {tuple(media.shape)}. Convert first: (x * 255).round().to(torch.uint8)."
             )
         for name, values in (("prompts", self.prompts), ("metadata", self.metadata or self.prompts)):
             if len(values) != media.shape[0]:

@@ -51,7 +51,7 @@ def load_reward(name: str, **options: Any) -> Scorer:
     module_name, _, attribute = resolve_scorer(name).partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RewardError(f"The reward {name!r} cannot be imported: {error}.") from error
     try:
         return cast("Scorer", factory(**options))

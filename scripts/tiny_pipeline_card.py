@@ -174,8 +174,9 @@ times faster (last column below); `diffrl.json` tells diffrl to use 1.
 
 ## Measured
 
-Of the saved float32 files; {samples} samples in turn over the held-out prompts; stock pipeline, Euler, 10 steps. Strict: the share of pictures with everything right (count, colours, shapes, relation, clean background).
-Partial: mean partial credit. Scorer: `reward_models.load_reward("shapes")`.
+Of the saved float32 files; {samples} samples in turn over the held-out prompts; stock pipeline, Euler, 10 steps.
+Strict: the share of pictures with everything right (count, colours, shapes, relation, clean background). Partial: mean
+partial credit. Scorer: `reward_models.load_reward("shapes")`.
 
 | pictures | strict | partial | ms a picture, batches of 125 |
 |---|---|---|---|
@@ -184,7 +185,7 @@ Partial: mean partial credit. Scorer: `reward_models.load_reward("shapes")`.
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}, with other work beside.
+transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}, other work beside.
 
 {versions}. `build.json` holds the same numbers.
 

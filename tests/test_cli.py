@@ -80,7 +80,7 @@ def test_a_run_leaves_what_it_promises(runs, capsys):
     summary = json.loads((directory / "summary.json").read_text())
     assert {"strict_before", "strict_after", "partial_before", "partial_after"} <= set(summary["held_out"])
     assert summary["network_evaluations"]["planned"] == summary["network_evaluations"]["counted"] > 0
-    assert summary["peak_memory_bytes"] > 2**27 and summary["versions"]["torch"] == torch.__version__
+    assert summary["peak_memory_bytes"] > 2**27 and torch.__version__.startswith(summary["versions"]["torch"])
     assert {"rollout", "decode", "reward", "update", "other"} <= set(summary["seconds"])
     assert summary["seed"] == 0 and summary["on_policy_error"] < 1e-5
 
@@ -183,6 +183,58 @@ def test_generate_from_a_pipeline_and_from_a_run(runs, random_sd3, tmp_path, cap
     assert "overwritten" in expect_refusal(
         capsys, "generate", "--model", random_sd3, *common, "--out", tmp_path / "base"
     )
+
+
+def test_a_place_that_cannot_be_written_is_one_message(runs, config_file, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for command in (
+        ["train", config_file, f"run.dir={tmp_path / 'file'}"],
+        ["export", runs["lora"], "--out", tmp_path / "file" / "out"],
+        ["generate", "--run", runs["lora"], "--prompt", "a red circle", "--out", tmp_path / "file" / "out"],
+    ):
+        assert str(tmp_path / "file") in expect_refusal(capsys, *command)
+
+
+@pytest.mark.parametrize("name", [":Foo", ".foo:Bar", "no_such_module:Scorer", "json:Scorer"])
+def test_a_reward_of_the_users_that_cannot_be_had(config_file, name, capsys):
+    assert "cannot be imported" in expect_refusal(capsys, "check", config_file, f"rewards.0.name={name}")
+
+
+def test_a_reward_of_the_users_is_found_beside_them(config_file, tmp_path, monkeypatch, capsys):
+    lines = [
+        "from reward_models.shapes import ShapesScorer",
+        "",
+        "",
+        "class Mine(ShapesScorer):",
+        "    summary = 'count'",
+    ]
+    (tmp_path / "my_rewards.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert run("check", config_file, "rewards.0.name=my_rewards:Mine") == 0
+    assert "my_rewards:Mine" in capsys.readouterr().out
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(runs, capsys):
+    from diffrl.training.run_dir import locked
+
+    with locked(runs["full"]):
+        assert "Another one is training" in expect_refusal(capsys, "train", "--resume", runs["full"])
+
+
+def test_an_unknown_device_is_refused(random_sd3, tmp_path, capsys):
+    command = [
+        "generate",
+        "--model",
+        random_sd3,
+        "--prompt",
+        "a red circle",
+        "--device",
+        "gpu",
+        "--out",
+        tmp_path / "o",
+    ]
+    assert "auto, cpu or cuda" in expect_refusal(capsys, *command)
 
 
 def test_generate_says_what_it_lacks(random_sd3, tmp_path, capsys):

@@ -229,7 +229,7 @@ class TrainSettings(Section):
 
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate over the run's updates.")
-    warmup_updates: int = Field(0, ge=0, description="Updates in which the learning rate rises linearly from 0.")
+    warmup_updates: int = Field(0, ge=0, description="Updates of a linear rise, from 1 / warmup_updates of the rate.")
     final_learning_rate: float = Field(
         0.1, ge=0, le=1, description="Where cosine ends, as a fraction of learning_rate. No effect with constant."
     )

@@ -79,4 +79,11 @@ def _from_hub(name: str) -> list[Prompt]:
     column = next((c for c in ("prompt", "text", "caption") if c in rows.column_names), None)
     if column is None:
         raise ConfigError(f"A prompt dataset needs a column prompt, text or caption. Got {rows.column_names}.")
-    return [Prompt(row[column].strip(), {k: v for k, v in row.items() if k != column}) for row in rows if row[column]]
+    texts = ((row, row[column]) for row in rows)
+    return [Prompt(t.strip(), _plain(row, column)) for row, t in texts if isinstance(t, str) and t.strip()]
+
+
+def _plain(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """The other columns of a row, those that are plain values; pictures and the like are left out."""
+    plain = (str, int, float, bool, list, dict, type(None))
+    return {name: value for name, value in row.items() if name != column and isinstance(value, plain)}

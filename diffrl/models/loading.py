@@ -24,10 +24,12 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ConfigError: CUDA was asked for by name and there is none.
     """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"A device is auto, cpu or cuda. Got {name!r}.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("model.device=cuda needs a CUDA device. None was found. Use auto or cpu.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("The device cuda needs a CUDA device. None was found. Use auto or cpu.")
     return torch.device(name)
 
 

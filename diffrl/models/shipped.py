@@ -10,7 +10,7 @@ from diffrl.errors import ConfigError
 
 SETTINGS_FILE = "diffrl.json"
 """Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
-the configuration, such as {"max_sequence_length": 0}."""
+the configuration, such as {"max_sequence_length": 1}."""
 
 
 def shipped_settings(directory: Path) -> dict[str, Any]:

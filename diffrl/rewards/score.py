@@ -33,7 +33,7 @@ def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[P
         prompts: S prompts.
 
     Returns:
-        The table. A sample that any scorer failed on has `ok = False`, a NaN total and the first message.
+        The table. A sample that a scorer with a weight failed on has `ok = False`, a NaN total and the first message.
     """
     count = len(prompts)
     total, ok = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -44,6 +44,8 @@ def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[P
         values, good, messages, components = _score_in_batches(weighted, images, prompts)
         raw[weighted.name] = values
         parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
+        if weighted.weight == 0:  # only watched: its failures harm nobody
+            continue
         total = total + weighted.weight * (values - weighted.shift) / weighted.scale
         ok &= good
         errors = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
+from diffrl.footprint import component_shapes
 from diffrl.models.loading import check_pipeline_directory, choose_device
 from diffrl.plan import make_plan
 from diffrl.registry import MODELS, resolve
@@ -38,6 +41,17 @@ def check_config(config: Config) -> list[str]:
         check_pipeline_directory(config.model.family, config.model.path, family.pipeline_class)
         return f"{config.model.path} ({family.pipeline_class})"
 
+    def lora() -> str:
+        if config.model.lora is None:
+            return "none: the whole transformer is trained"
+        shapes = component_shapes(Path(config.model.path)).get("transformer", {})
+        layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+        targets = config.model.lora.targets
+        missing = [t for t in targets if not any(layer == t or layer.endswith(f".{t}") for layer in layers)]
+        if layers and missing:
+            raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
+        return f"rank {config.model.lora.rank} on {', '.join(targets)}"
+
     def memory() -> str:
         plan, device = make_plan(config), choose_device(config.model.device)
         if plan.memory is None:
@@ -50,6 +64,7 @@ def check_config(config: Config) -> list[str]:
     attempt("rewards", lambda: ", ".join(s.name for s in make_scorers(config.rewards, "rewards")))
     attempt("", lambda: ", ".join(s.name for s in make_scorers(config.eval.rewards, "eval.rewards")) + " (held out)")
     attempt("model", model)
+    attempt("lora", lora)
     attempt("device", lambda: str(choose_device(config.model.device)))
     attempt("memory", memory)
     attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))

@@ -17,6 +17,7 @@ def make_accelerator(device: torch.device, trackers: list[str], project_dir: str
 
     return Accelerator(
         cpu=device.type == "cpu",
+        mixed_precision="no",
         log_with=trackers or None,
         project_dir=project_dir,
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],

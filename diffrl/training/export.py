@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.shipped import SETTINGS_FILE
 from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
@@ -15,14 +16,14 @@ from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
 LORA_USE = """```python
 from diffusers import {pipeline_class}
 
-pipeline = {pipeline_class}.from_pretrained({base!r})
+pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
 pipeline.load_lora_weights({folder!r})
 image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
 ```"""
 FULL_USE = """```python
 from diffusers import {pipeline_class}
 
-pipeline = {pipeline_class}.from_pretrained({folder!r})
+pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
 image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
 ```"""
 
@@ -50,6 +51,7 @@ def export_run(run: Path, out: Path) -> list[str]:
         )
         what = "LoRA"
     else:
+        pipeline.transformer.to(DTYPES[model.config.model.dtype])  # one precision, or a plain load would mix two
         pipeline.save_pretrained(str(out), safe_serialization=True)
         settings = Path(model.config.model.path) / SETTINGS_FILE
         if settings.is_file():
@@ -72,6 +74,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         prompt="a red circle above a blue square" if config.prompts.train.startswith("shapes:") else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale,
+        dtype="" if config.model.dtype == "float32" else f", dtype={config.model.dtype!r}",
         extra="" if length is None else f", max_sequence_length={length}",
     )
     rewards = ", ".join(f"{reward.name} (weight {reward.weight:g})" for reward in config.rewards)
@@ -110,7 +113,8 @@ def _gains(model: AlignedModel) -> list[str]:
     if not path.is_file():
         return ["The run had not ended when this was exported.", ""]
     held_out = json.loads(path.read_text(encoding="utf-8"))["held_out"]
-    names = [key.removesuffix("_before") for key in held_out if key.endswith("_before")]
+    known = [key for key in held_out if key.endswith("_before") and held_out[key] is not None]
+    names = [key.removesuffix("_before") for key in known]
     rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]
     return [
         f"Held-out reward, {model.config.eval.samples} samples from the same noise:",

@@ -42,8 +42,8 @@ class GenerateRequest:
     device: str = "auto"
 
 
-def generate_pictures(request: GenerateRequest) -> int:
-    """Draw and write `<prompt>-<number>.png`, samples.jsonl and grid.png; returns the number of pictures.
+def generate_pictures(request: GenerateRequest) -> list[str]:
+    """Draw and write `<prompt>-<number>.png`, samples.jsonl and grid.png; returns lines for the user.
 
     The noise of a picture depends on the seed, its prompt's place in the list and its number alone, so two calls that
     differ in the weights only can be compared picture by picture.
@@ -57,9 +57,11 @@ def generate_pictures(request: GenerateRequest) -> int:
         raise ConfigError("diffrl generate takes --model PATH or --run RUN_DIR, and not both.")
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
+    lines: list[str] = []
     if request.run is not None:
         aligned = load_aligned(request.run, device)
         adapter, evaluation = aligned.adapter, aligned.config.eval
+        lines += [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
         steps = steps or evaluation.steps
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
@@ -92,7 +94,7 @@ def generate_pictures(request: GenerateRequest) -> int:
                 if j == 0 and i < GRID_PROMPTS:
                     first.append(Cell(prompts[i].text, [picture]))
     comparison_grid(first, labels=[""], columns=6, picture_size=128).save(request.out / "grid.png")
-    return len(jobs)
+    return [*lines, f"{len(jobs)} pictures in {request.out}, side by side in {request.out / 'grid.png'}"]
 
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:

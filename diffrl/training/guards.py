@@ -111,9 +111,9 @@ class UpdateGuard:
         checks: list[tuple[bool, Action, str]] = [
             (not math.isfinite(loss), s.nonfinite_loss, f"The loss is {loss}.{named} (guards.nonfinite_loss)"),
             (
-                not math.isfinite(norm),
+                math.isfinite(loss) and not math.isfinite(norm),
                 s.nonfinite_gradient,
-                f"The gradient's norm is {norm}. (guards.nonfinite_gradient)",
+                f"The gradient's norm is {norm}, though every edge's loss is finite. (guards.nonfinite_gradient)",
             ),
             (
                 ratio_error > s.ratio.limit,

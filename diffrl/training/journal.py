@@ -148,8 +148,8 @@ class Journal:
         if self._writes:
             self._metrics.close()
             self._store.close()
-        if self._accelerator.trackers:
-            self._accelerator.end_training()
+        for tracker in self._accelerator.trackers:  # not end_training(): it would end the process group on one rank
+            tracker.finish()
 
 
 def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:

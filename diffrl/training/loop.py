@@ -67,10 +67,16 @@ class Trainer:
         self.evaluations_before = self.evaluations_total = 0
         self.peak_before = 0
         self.on_policy_error: float | None = None
+        self._mark = 0.0
         self.stop = StopSignal()
 
     def report(self, message: str) -> None:
-        """Tell the user something that stays in the run's log."""
+        """Tell the user, once, something that all ranks know; it stays in the run's log."""
+        if self.accelerator.is_main_process:
+            self.report_own(message)
+
+    def report_own(self, message: str) -> None:
+        """Tell the user something that this rank alone may know."""
         self.progress.message(message)
         self.journal.log(message)
 
@@ -84,6 +90,7 @@ class Trainer:
         with self.stop.watched():
             if self.iteration == 0:
                 self.journal.metrics({"iteration": 0, **self.held_out()})
+            self._since_last_iteration()
             while self.iteration < self.config.run.iterations:
                 self._iterate_and_record()
                 stop = any_rank(self.accelerator, self.stop.received)
@@ -96,12 +103,12 @@ class Trainer:
             self.evaluations_total = self.network_evaluations()
 
     def _iterate_and_record(self) -> None:
-        start, seconds = time.perf_counter(), dict(self.clock.seconds)
+        seconds = dict(self.clock.seconds)
         metrics = self.iterate()
         self.journal.train_samples(self.iteration, self._rollout, self._table, self._credit)
         self.iteration += 1
         spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
-        wall = time.perf_counter() - start
+        wall = self._since_last_iteration()
         spent["other"] = wall - sum(spent.values())
         self.clock.seconds["other"] = self.clock.seconds.get("other", 0.0) + spent["other"]
         if self.iteration in evaluated_iterations(self.config):
@@ -116,6 +123,13 @@ class Trainer:
             }
         )
         self.progress.iteration(self.iteration, metrics["reward/mean"], wall)
+
+    def _since_last_iteration(self) -> float:
+        """Wall seconds since the last call, or since training began, evaluations and checkpoints left out."""
+        apart = sum(self.clock.seconds.get(phase, 0.0) for phase in ("evaluation", "checkpoint"))
+        now = time.perf_counter() - apart
+        wall, self._mark = now - self._mark, now
+        return wall
 
     def iterate(self) -> Metrics:
         """One iteration: the stations in their order."""
@@ -155,7 +169,7 @@ class Trainer:
         c, accelerator = self.config.credit, self.accelerator
         own_groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[rollout.prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in rollout.prompt]
-        own_ok = failed_samples(table, own_groups, prompts, self.config.guards.nonfinite_reward, self.report)
+        own_ok = failed_samples(table, own_groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
         total, groups = gather_rows(accelerator, table.total), gather_rows(accelerator, own_groups)
         ok = gather_rows(accelerator, own_ok.long()).bool()
         first = accelerator.process_index * len(rollout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 
 import psutil
 import torch
@@ -18,11 +19,21 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    available: int = psutil.virtual_memory().available
+    available: int = min(psutil.virtual_memory().available, _container_bytes())
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         available = min(available, soft - psutil.Process().memory_info().vms)
     return available
+
+
+def _container_bytes() -> int:
+    """What the container's own limit (control groups, version 2) leaves; a very large number without one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no limit, or no such control group
+        return sys.maxsize
+    return max(0, limit - used)
 
 
 def check_memory(estimate: int | None, device: torch.device) -> None:

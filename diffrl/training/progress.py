@@ -93,8 +93,10 @@ class Progress:
         self._done = done
         if math.isfinite(reward):  # no sample of the iteration could be scored
             self._rewards.append(reward)
-        self._training_seconds += seconds
         now = time.monotonic()
+        if not self._training_seconds:  # loading and the evaluation before training say nothing of what is left
+            self._started = now - seconds
+        self._training_seconds += seconds
         if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
             self._last_line = now
             curve = sparkline(self._rewards, 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from diffrl.training.report import (
     write_curve,
     write_json,
 )
-from diffrl.training.run_dir import create_run_dir, environment, new_run_dir, open_run_dir, versions
+from diffrl.training.run_dir import (
+    create_run_dir,
+    environment,
+    locked,
+    new_run_dir,
+    note_resumption,
+    open_run_dir,
+    versions,
+)
 from diffrl.training.session import Session, open_session
 from diffrl.training.signals import Interruption
 from diffrl.training.state import restore_optimizer, restore_rng, seed_rng
@@ -41,12 +50,12 @@ def train(config: Config, console: Console) -> Path:
     """
     run_dir = new_run_dir(config)
     session = open_session(config, run_dir)
-    if session.accelerator.is_main_process:
-        create_run_dir(
-            run_dir, config, environment(session.device, config.model.dtype, session.accelerator.num_processes)
-        )
-    session.accelerator.wait_for_everyone()
-    _see_through(session, run_dir, None, console)
+    with _one_trainer(session, run_dir):
+        if session.accelerator.is_main_process:
+            new_run_dir(config)  # again, now that nobody else can take it
+            create_run_dir(run_dir, config, _environment(session))
+        session.accelerator.wait_for_everyone()
+        _see_through(session, run_dir, None, console)
     return run_dir
 
 
@@ -57,18 +66,29 @@ def resume(path: str | Path, console: Console) -> Path:
         DiffrlError: no run there, or none of its checkpoints can be used.
     """
     run_dir, config = open_run_dir(path)
-    messages: list[str] = []
-    checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, messages.append)
     session = open_session(config, run_dir)
-    if checkpoint is None:
-        messages.append("The run was ended before its first checkpoint: it starts again from the beginning.")
-    else:
-        messages.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
-    if session.accelerator.is_main_process:
-        for message in messages:
-            console.print(message, highlight=False, markup=False)
-    _see_through(session, run_dir, checkpoint, console)
+    with _one_trainer(session, run_dir):
+        messages: list[str] = []
+        checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, messages.append)
+        if checkpoint is None:
+            messages.append("The run was ended before its first checkpoint: it starts again from the beginning.")
+        else:
+            messages.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+        if session.accelerator.is_main_process:
+            for message in messages + note_resumption(run_dir, _environment(session)):
+                console.print(message, highlight=False, markup=False)
+        session.accelerator.wait_for_everyone()
+        _see_through(session, run_dir, checkpoint, console)
     return run_dir
+
+
+def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
+    """The lock on the run, which the first rank holds for all."""
+    return locked(run_dir) if session.accelerator.is_main_process else nullcontext()
+
+
+def _environment(session: Session) -> dict[str, Any]:
+    return environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
 
 
 def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console) -> None:

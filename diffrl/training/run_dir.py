@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import platform
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,8 @@ from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
 from diffrl.training.report import write_json
 
-UNFINISHED = ".config.yaml.tmp"
+LOCK = ".lock"
+UNFINISHED = {LOCK, ".config.yaml.tmp", ".environment.json.tmp", "environment.json"}
 """All that a run leaves which was killed before it could be resumed; a new run may take its place."""
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "safetensors")
@@ -29,7 +34,7 @@ def new_run_dir(config: Config) -> Path:
         ConfigError: something is there already.
     """
     path = Path(config.run.dir) / config.run.name
-    if path.exists() and (not path.is_dir() or any(entry.name != UNFINISHED for entry in path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(entry.name not in UNFINISHED for entry in path.iterdir())):
         raise ConfigError(
             f"A run never overwrites another. {path} already exists. Choose another name (run.name=...), or go on with "
             f"it: diffrl train --resume {path}."
@@ -39,11 +44,40 @@ def new_run_dir(config: Config) -> Path:
 
 def create_run_dir(path: Path, config: Config, environment: dict[str, Any]) -> None:
     """Make the directory with the resolved configuration and what the run runs on."""
-    path.mkdir(parents=True, exist_ok=True)
-    temporary = path / UNFINISHED
+    write_json(path / "environment.json", environment)
+    temporary = path / ".config.yaml.tmp"
     temporary.write_text(dump_config(config), encoding="utf-8")
     os.replace(temporary, path / "config.yaml")  # from here on the run can be resumed
-    write_json(path / "environment.json", environment)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Make the run's directory if need be and keep other processes from training in it; the lock dies with its holder.
+
+    Raises:
+        ConfigError: another process trains there.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"One process at a time trains a run. Another one is training {path}. Wait for it, or end it."
+            ) from error
+        yield
+
+
+def note_resumption(path: Path, now: dict[str, Any]) -> list[str]:
+    """Add what a resumed run runs on to its environment.json; what differs from its start, one message each."""
+    record = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    write_json(path / "environment.json", {**record, "resumed": [*record.get("resumed", []), now]})
+    before, after = ({**entry, **entry["versions"]} for entry in (record, now))
+    names = [name for name in after if name not in ("run_id", "versions") and before.get(name) != after[name]]
+    return [
+        f"This run began with {name} {before.get(name)} and goes on with {after[name]}: results may differ by rounding."
+        for name in names
+    ]
 
 
 def open_run_dir(path: str | Path) -> tuple[Path, Config]:

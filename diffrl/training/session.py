@@ -80,10 +80,9 @@ def open_session(config: Config, run_dir: Path) -> Session:
     """
     prompts = load_prompts(config.prompts.train)
     eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
-    scorers = make_scorers(config.rewards, "rewards")
-    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards")
-    device = choose_device(config.model.device)
-    accelerator = make_accelerator(device, check_trackers(config), str(run_dir))
+    accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
+    scorers = make_scorers(config.rewards, "rewards", accelerator.device)
+    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device)
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
@@ -141,8 +140,10 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
     )
 
 
-def make_scorers(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
-    """The configured scorers.
+def make_scorers(
+    settings: Sequence[RewardSettings], where: str, device: str | torch.device = "cpu"
+) -> list[WeightedScorer]:
+    """The configured scorers, on a device.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
@@ -155,7 +156,7 @@ def make_scorers(settings: Sequence[RewardSettings], where: str) -> list[Weighte
             scorer = load_reward(s.name, **s.options)
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error
-        made.append(WeightedScorer(s.name, scorer, s.weight, s.shift, s.scale, s.batch_size))
+        made.append(WeightedScorer(s.name, scorer.to(device), s.weight, s.shift, s.scale, s.batch_size))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,14 @@ class Interruption(Exception):  # noqa: N818 - no error: the run ends as it was 
 
 
 class StopSignal:
-    """Remembers SIGTERM and the first Ctrl-C; a second Ctrl-C ends the run at once."""
+    """Remembers SIGTERM and the first Ctrl-C; a second Ctrl-C, a second or more later, ends the run at once.
+
+    Under a launcher one Ctrl-C arrives twice: from the terminal and from the launcher.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._when = 0.0
 
     @property
     def received(self) -> bool:
@@ -41,6 +46,8 @@ class StopSignal:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        if number == signal.SIGINT and self.received:
+        now = time.monotonic()
+        if number == signal.SIGINT and self.received and now - self._when > 1.0:
             raise KeyboardInterrupt
-        self.number = number
+        if not self.received:
+            self.number, self._when = number, now

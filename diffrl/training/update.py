@@ -145,7 +145,7 @@ def accumulate_gradient(
         with _sync_if(accelerator, policy.adapter.transformer, number == len(pieces)):
             loss, metrics = objective.loss(take_edges(edges, piece), advantage[piece], predict, reference)
             # Ranks are averaged, so the sum over all of them needs their number back.
-            accelerator.backward(loss.sum() * (accelerator.num_processes / total))
+            (loss.sum() * (accelerator.num_processes / total)).backward()
         losses.append(loss.detach())
         for name, values in {"loss": loss.detach(), **metrics}.items():
             sums[name] = sums.get(name, torch.zeros_like(largest)) + values.sum()

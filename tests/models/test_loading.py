@@ -88,7 +88,7 @@ def test_an_adapter_that_cannot_be_imported(random_sd3):
 
 def test_cuda_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="model.device=cuda needs a CUDA device. None was found."):
+    with pytest.raises(ConfigError, match="The device cuda needs a CUDA device. None was found."):
         choose_device("cuda")
     assert choose_device("auto") == choose_device("cpu") == CPU
 

@@ -61,17 +61,18 @@ def test_failed_samples_stay_nan_and_keep_the_first_reason():
     assert table.raw["second"].isnan().tolist() == [False] * 5 + [True] * 2  # a failure's number is not to be read
 
 
-def test_a_watched_reward_changes_no_total():
+def test_a_watched_reward_changes_nothing_even_where_it_fails():
     plain = score([WeightedScorer("a", Table([float(i) for i in range(7)]))], IMAGES, PROMPTS)
     watched = score(
         [
             WeightedScorer("a", Table([float(i) for i in range(7)])),
-            WeightedScorer("b", Table([9.0] * 7), weight=0.0),
+            WeightedScorer("b", Table([9.0] * 6 + [math.nan]), weight=0.0),
         ],
         IMAGES,
         PROMPTS,
     )
-    assert torch.equal(plain.total, watched.total) and "b" in watched.raw
+    assert torch.equal(plain.total, watched.total) and bool(watched.ok.all()) and watched.errors == plain.errors
+    assert watched.raw["b"].isnan().tolist() == [False] * 6 + [True]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])

@@ -22,12 +22,19 @@ from tests.training.harness import (
 )
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
-"""`--cpu --num_processes 2` starts one process without a word. `--multi_gpu` starts two; model.device says where."""
+LAUNCH = (
+    "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision bf16 --dynamo_backend no --main_process_port 0"
+)
+"""`--cpu --num_processes 2` starts one process without a word. `--multi_gpu` starts two; model.device says where.
+The launcher's precision, and the accumulation set below, are not ours: a run takes both from its configuration."""
 
 
 def launch(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    }
     command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH.split(), str(ROOT / "scripts/train.py")]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
@@ -43,6 +50,7 @@ def shared_run(pipeline, directory):
         prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 4},
         objective={"kl": 0.3},
         train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 5},
+        track={"tensorboard": True, "pictures_per_iteration": 2, "pictures_per_evaluation": 3},
     )
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     return data

@@ -347,6 +347,7 @@ def test_a_run_never_overwrites_another(stopped, random_sd3, capsys):
 def test_a_run_killed_before_it_had_a_configuration_leaves_its_name_free(random_sd3, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.config.yaml.tmp").write_text("run: {na")
+    (tmp_path / "run/environment.json").write_text("{}")
     data = settings(random_sd3, tmp_path)
     data["run"]["iterations"] = 1
     run_dir, _ = start(data)
