@@ -134,6 +134,7 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
     assert memory.trained_parameters == n and memory.frozen_parameters == {"vae": frozen}
     stored = 90 * 2 * 4 * (3 * 6 * 6) + 30 * 3 * 24 * 24  # latents before and after each edge, uint8 pictures
     assert memory.kept == {
+        "libraries": 2**30,
         "policy weights": 4 * n,
         "gradients": 4 * n,
         "optimiser": 8 * n,
