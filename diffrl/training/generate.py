@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
@@ -21,7 +22,7 @@ from diffrl.training.aligned import load_aligned, require_empty
 
 DEFAULT_STEPS = 28
 BATCH = 64
-GRID_PROMPTS = 24
+GRID_PROMPTS, GRID_PICTURES = 24, 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     sigmas = adapter.sigmas(steps or DEFAULT_STEPS)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     request.out.mkdir(parents=True, exist_ok=True)
-    first: list[Cell] = []
+    shown = min(request.per_prompt, GRID_PICTURES)
+    first: dict[int, list[Tensor]] = {}
     with (request.out / "samples.jsonl").open("w", encoding="utf-8") as index:
         for start in range(0, len(jobs), BATCH):
             piece = jobs[start : start + BATCH]
@@ -91,9 +93,10 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
                 to_pil(picture).save(request.out / name)
                 row = {"file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}
                 index.write(json.dumps(row) + "\n")
-                if j == 0 and i < GRID_PROMPTS:
-                    first.append(Cell(prompts[i].text, [picture]))
-    comparison_grid(first, labels=[""], columns=6, picture_size=128).save(request.out / "grid.png")
+                if j < shown and i < GRID_PROMPTS:
+                    first.setdefault(i, []).append(picture)
+    cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
+    comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown)).save(request.out / "grid.png")
     return [*lines, f"{len(jobs)} pictures in {request.out}, side by side in {request.out / 'grid.png'}"]
 
 
