@@ -16,6 +16,7 @@ from typing import Any
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.models.shipped import shipped_settings
+from diffrl.models.targets import names_layer
 
 BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
@@ -180,7 +181,7 @@ def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:
         layer = name.removesuffix(".weight")
         if layer == name or len(shape) != 2:
             continue
-        if any(layer == target or layer.endswith(f".{target}") for target in targets):
+        if any(names_layer(target, layer) for target in targets):
             total += rank * sum(shape)
     return total
 

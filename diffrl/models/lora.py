@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
+from diffrl.models.targets import names_layer
 
 ADAPTER_NAME = "default"
 
@@ -30,7 +31,7 @@ def add_lora(transformer: Any, rank: int, alpha: float, targets: Sequence[str], 
     from peft import LoraConfig
 
     linears = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
-    missing = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in linears)]
+    missing = [t for t in targets if not any(names_layer(t, name) for name in linears)]
     if missing:
         endings = sorted({".".join(name.split(".")[2:]) for name in linears if name.count(".") > 1})
         raise ConfigError(

@@ -9,6 +9,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.footprint import component_shapes
 from diffrl.models.loading import check_pipeline_directory, choose_device
+from diffrl.models.targets import names_layer
 from diffrl.plan import make_plan
 from diffrl.registry import MODELS, resolve
 from diffrl.training.memory import GIB, available_bytes, check_memory
@@ -47,7 +48,7 @@ def check_config(config: Config) -> list[str]:
         shapes = component_shapes(Path(config.model.path)).get("transformer", {})
         layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
         targets = config.model.lora.targets
-        missing = [t for t in targets if not any(layer == t or layer.endswith(f".{t}") for layer in layers)]
+        missing = [t for t in targets if not any(names_layer(t, layer) for layer in layers)]
         if layers and missing:
             raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
         return f"rank {config.model.lora.rank} on {', '.join(targets)}"
