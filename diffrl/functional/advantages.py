@@ -1,4 +1,8 @@
-"""Advantages: how much better a sample is than the others of its group."""
+"""Advantages: how much better a sample, or a step of a tree, is than the others of its group.
+
+Standard deviations are population ones everywhere: they divide by the number of rewards, not by one less. Rewards that
+are not finite, and those whose `ok` is False, enter no statistic and get exactly 0.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from diffrl.functional.groups import group_table, joint_ids
 
 
 class GroupAdvantage(NamedTuple):
@@ -31,6 +37,7 @@ def group_advantage(
     eps: float = 1e-4,
     clamp: float = 5.0,
     minimum: int = 2,
+    spread: Tensor | None = None,
 ) -> GroupAdvantage:
     """Rewards relative to their group's baseline, in units of a standard deviation.
 
@@ -53,6 +60,8 @@ def group_advantage(
         eps: added to the standard deviation, in units of the reward.
         clamp: bound on |A|.
         minimum: fewest usable samples of a group that trains, at least 1.
+        spread: () a standard deviation known to the caller, such as that of all ranks' rewards, used in place of the
+            one that `std` names.
 
     Returns:
         GroupAdvantage, on the device of `rewards`.
@@ -62,49 +71,187 @@ def group_advantage(
             `clamp` is negative.
     """
     _check(rewards, groups, ok, baseline, std, eps, clamp, minimum)
-    usable = torch.isfinite(rewards) if ok is None else torch.isfinite(rewards) & ok.to(rewards.device)
+    usable = _usable(rewards, ok)
     if rewards.numel() == 0:
         return GroupAdvantage(rewards.float(), 0, 0)
-
-    row, slot = _layout(groups.to(rewards.device))
-    absent = torch.full((int(row.max()) + 1, int(slot.max()) + 1), torch.nan, dtype=torch.float64, device=row.device)
-    # One row a group, smallest reward first; NaN, which sorts last, fills the slots of unusable and missing samples.
-    table = absent.index_put((row, slot), rewards.double().masked_fill(~usable, torch.nan)).sort(dim=1).values
-    count = table.isfinite().sum(dim=1)
-
-    flat = (table[:, 0] == _at(table, count - 1)) & (count >= minimum)
-    few = count < minimum
-    centre = table.nanmean(dim=1) if baseline == "mean" else _median(table, count)
-    spread = _population_std(table) if std == "group" else _population_std(table.reshape(1, -1)).expand_as(centre)
-
-    advantage = ((rewards.double() - centre[row]) / (spread[row] + eps)).clamp(-clamp, clamp)
-    trains = usable & ~(flat | few)[row]
+    table = group_table(rewards, groups.to(rewards.device), usable)
+    few = table.size < minimum
+    flat = table.flat & ~few
+    centre = table.mean if baseline == "mean" else table.median
+    if spread is None:
+        spread = table.std if std == "group" else population_std(rewards, ok)
+    scale = spread.to(centre).expand_as(centre)
+    advantage = ((rewards.double() - centre[table.row]) / (scale[table.row] + eps)).clamp(-clamp, clamp)
+    trains = usable & ~(flat | few)[table.row]
     return GroupAdvantage(advantage.float().where(trains, 0.0), int(flat.sum()), int(few.sum()))
 
 
-def _layout(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Places S samples in a (groups, samples of a group) table: the row and the column of each."""
-    _, row, size = torch.unique(groups, return_inverse=True, return_counts=True)
-    order = torch.argsort(row, stable=True)
-    first = size.cumsum(0) - size
-    slot = torch.empty_like(row)
-    slot[order] = torch.arange(row.numel(), device=row.device) - first[row[order]]
-    return row, slot
+def population_std(rewards: Tensor, ok: Tensor | None = None) -> Tensor:
+    """Standard deviation of all usable rewards, whatever their group.
+
+    Args:
+        rewards: (S,) in any unit.
+        ok: (S,) bool; None means that all are.
+
+    Returns:
+        () float64; NaN if none is usable.
+    """
+    usable = rewards[_usable(rewards, ok)].double()
+    return (usable - usable.mean()).square().mean().sqrt()
 
 
-def _at(table: Tensor, column: Tensor) -> Tensor:
-    """One entry of each row; the first where the column is negative."""
-    return table.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1)
+def depth_advantage(
+    rewards: Tensor,
+    prompt: Tensor,
+    depth: Tensor,
+    ok: Tensor | None = None,
+    baseline: Literal["mean", "median"] = "mean",
+    eps: float = 1e-4,
+    clamp: float = 5.0,
+    minimum: int = 2,
+) -> Tensor:
+    """Each step's reward relative to those of the same prompt at the same depth.
+
+        A_n = clip((r_n - baseline_(prompt, depth)) / (std_(prompt, depth) + eps), -clamp, clamp)
+
+    BranchGRPO, arXiv 2509.06040. All trees of a prompt are compared with one another.
+
+    Args:
+        rewards: (N,) of the step that ends in each node, in any unit; NaN at roots, which no step ends in.
+        prompt: (N,) integer id of each node's prompt.
+        depth: (N,) integer depth of each node, or the step that ends there.
+        ok: (N,) bool, False for nodes to leave out; None means that all are good.
+        baseline: mean or median of the prompt's nodes at that depth.
+        eps: added to the standard deviation, in units of the reward.
+        clamp: bound on |A|.
+        minimum: fewest usable nodes of a prompt at one depth that train, at least 1.
+
+    Returns:
+        (N,) float32; exactly 0 for nodes left out, and where a prompt's nodes of one depth are too few or all equal.
+
+    Raises:
+        ValueError: as `group_advantage`, and if `prompt` and `depth` differ in shape.
+    """
+    ids = _joint_ids(rewards, prompt, depth)
+    return group_advantage(rewards, ids, ok, baseline, "group", eps, clamp, minimum).advantage
 
 
-def _median(ordered: Tensor, count: Tensor) -> Tensor:
-    """Median of each row's first `count` entries, which are in order."""
-    return 0.5 * (_at(ordered, (count - 1) // 2) + _at(ordered, count // 2))
+def sibling_advantage(
+    rewards: Tensor,
+    parent: Tensor,
+    prompt: Tensor,
+    depth: Tensor,
+    centre: Tensor | None = None,
+    ok: Tensor | None = None,
+    eps: float = 1e-4,
+    clamp: float = 5.0,
+    minimum: int = 2,
+) -> Tensor:
+    """Each step's reward relative to what its origin was worth, in units of the spread at that depth.
+
+        A_n = clip((r_n - centre_parent(n)) / (std_(prompt, depth) + eps), -clamp, clamp)
+
+    Siblings alone would make a poor scale: a pair that is z-scored by itself is always +-1. A lone child of a node that
+    is worth what the child is worth gets 0, so this needs trees that split.
+
+    Args:
+        rewards: (N,) of the step that ends in each node, in any unit; NaN at roots.
+        parent: (N,) int64 row of each node's parent, -1 at roots.
+        prompt: (N,) integer id of each node's prompt.
+        depth: (N,) integer depth of each node, or the step that ends there.
+        centre: (N,) what the steps that leave a node are compared with: its value, where rewards are values too. None
+            is 0: step rewards are differences already.
+        ok: (N,) bool, False for nodes to leave out; None means that all are good.
+        eps: added to the standard deviation, in units of the reward.
+        clamp: bound on |A|.
+        minimum: fewest usable nodes of a prompt at one depth that train, at least 1.
+
+    Returns:
+        (N,) float32; exactly 0 at roots, for nodes left out, where the parent's centre is not finite, and where a
+        prompt's rewards of one depth are too few or all equal.
+
+    Raises:
+        ValueError: as `depth_advantage`, and if `parent` or `centre` is not (N,).
+    """
+    ids = _joint_ids(rewards, prompt, depth)
+    _check(rewards, ids, ok, "mean", "group", eps, clamp, minimum)
+    for name, tensor in {"parent": parent, "centre": rewards if centre is None else centre}.items():
+        _same_shape(rewards, name, tensor)
+    if rewards.numel() == 0:
+        return rewards.float()
+    origin = parent.clamp_min(0)
+    base = rewards.new_zeros(rewards.shape) if centre is None else centre[origin]
+    usable = _usable(rewards, ok) & (parent >= 0)
+    table = group_table(rewards, ids, usable)
+    advantage = ((rewards.double() - base.double()) / (table.std[table.row] + eps)).clamp(-clamp, clamp)
+    idle = table.flat | (table.size < minimum)
+    return advantage.float().where(usable & torch.isfinite(base) & ~idle[table.row], 0.0)
 
 
-def _population_std(table: Tensor) -> Tensor:
-    """Standard deviation of each row without its NaNs, dividing by their number."""
-    return (table - table.nanmean(dim=1, keepdim=True)).square().nanmean(dim=1).sqrt()
+def gdpo_advantage(
+    rewards: Tensor,
+    groups: Tensor,
+    weights: Tensor,
+    ok: Tensor | None = None,
+    eps: float = 1e-4,
+    clamp: float = 5.0,
+    minimum: int = 2,
+) -> Tensor:
+    """Several rewards, each normalised in its group before they are added, so that none drowns the others.
+
+        a_i = sum_k w_k * (r_ki - mean_group(i)(r_k)) / (std_group(i)(r_k) + eps)
+        A_i = clip(a_i / (std_batch(a) + eps), -clamp, clamp)
+
+    GDPO, arXiv 2601.05242. The paper also subtracts the batch's mean of a, which is 0 because each group's
+    is; left out, it cannot turn the exact 0 of a group without any spread into a rounding error.
+
+    Args:
+        rewards: (R, S) R rewards of S samples, each in its own unit.
+        groups: (S,) integer group ids, in any order and with any gaps.
+        weights: (R,) weight of each reward.
+        ok: (S,) bool, False where scoring failed; None means that all succeeded.
+        eps: added to each standard deviation.
+        clamp: bound on |A|.
+        minimum: fewest usable samples of a group that trains, at least 1.
+
+    Returns:
+        (S,) float32; exactly 0 for samples with a reward that failed, in groups that are too few, and where no reward
+        of the group has any spread. The samples of too small groups do not enter the batch's standard deviation.
+
+    Raises:
+        ValueError: shapes differ, `groups` is not integer, `minimum` is below 1, or `eps` or `clamp` is negative.
+    """
+    if rewards.ndim != 2 or weights.shape != rewards.shape[:1]:
+        raise ValueError(
+            f"rewards must be (R, S) and weights (R,). Got {tuple(rewards.shape)} and {tuple(weights.shape)}."
+        )
+    usable = torch.isfinite(rewards).all(dim=0) if ok is None else torch.isfinite(rewards).all(dim=0) & ok
+    total = torch.zeros(rewards.shape[1], dtype=torch.float64, device=rewards.device)
+    for reward, weight in zip(rewards, weights, strict=True):
+        normalised = group_advantage(reward, groups, usable, eps=eps, clamp=torch.inf, minimum=minimum)
+        total += weight.double() * normalised.advantage.double()
+    if total.numel() == 0:
+        return total.float()
+    table = group_table(total, groups, usable)
+    trains = usable & (table.size >= minimum)[table.row]
+    advantage = (total / (population_std(total, trains) + eps)).clamp(-clamp, clamp)
+    return advantage.float().where(trains, 0.0)
+
+
+def _usable(rewards: Tensor, ok: Tensor | None) -> Tensor:
+    finite = torch.isfinite(rewards)
+    return finite if ok is None else finite & ok.to(rewards.device)
+
+
+def _joint_ids(rewards: Tensor, prompt: Tensor, depth: Tensor) -> Tensor:
+    for name, tensor in {"prompt": prompt, "depth": depth}.items():
+        _same_shape(rewards, name, tensor)
+    return joint_ids(prompt, depth).to(rewards.device)
+
+
+def _same_shape(rewards: Tensor, name: str, tensor: Tensor) -> None:
+    if rewards.ndim != 1 or tensor.shape != rewards.shape:
+        raise ValueError(f"rewards and {name} must both be (S,). Got {tuple(rewards.shape)} and {tuple(tensor.shape)}.")
 
 
 def _check(
@@ -118,10 +265,7 @@ def _check(
     minimum: int,
 ) -> None:
     for name, tensor in {"groups": groups, "ok": rewards if ok is None else ok}.items():
-        if rewards.ndim != 1 or tensor.shape != rewards.shape:
-            raise ValueError(
-                f"rewards and {name} must both be (S,). Got {tuple(rewards.shape)} and {tuple(tensor.shape)}."
-            )
+        _same_shape(rewards, name, tensor)
     if groups.is_floating_point() or groups.dtype == torch.bool:
         raise ValueError(f"groups must hold integer ids. Got dtype {groups.dtype}.")
     if baseline not in ("mean", "median"):

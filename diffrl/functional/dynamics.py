@@ -1,6 +1,7 @@
 """One denoising step from sigma to sigma_next, as a Gaussian: the next latent is `mean + std * noise`.
 
-Every sampler is a function `(x, v, sigma, sigma_next, ...) -> Step(mean, std)`. Notation, as in the papers:
+Every sampler is a function `(x, v, sigma, sigma_next, ...) -> Step(mean, std)`; `ab2_step` takes the step before too.
+Notation, as in the papers:
 
     s, n    sigma, sigma_next: noise levels in [0, 1], n < s     d = s - n > 0
     x       latents at s, x = (1 - s) * x0 + s * eps             v = eps - x0, the predicted velocity at (x, s)
@@ -11,7 +12,7 @@ x's device. Everything is computed and returned in float32, whatever the dtype o
 x's rank, (B, 1, ..., 1) where it differs by row and (1, ..., 1) where it does not, ready to broadcast.
 
 What is not checked here, since looking at a tensor's values would stall the device: callers keep n < s. A step to
-n = 0 is never stochastic (its noise would go straight into the image), so for it callers use `ode_step`.
+n = 0 is never stochastic (its noise would go straight into the image), so for it callers use `ode_step` or `ab2_step`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,44 @@ def ode_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Te
     s, n = per_row(sigma, x), per_row(sigma_next, x)
     d = s - n
     return Step(x.float() - d * v.float(), torch.zeros_like(d))
+
+
+def ab2_step(
+    x: Tensor,
+    v: Tensor,
+    v_prev: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    sigma_prev: float | Tensor,
+) -> Step:
+    """Two-step Adams-Bashforth step of the probability-flow ODE, for steps of any lengths: deterministic.
+
+        mean = x + h * ((1 + w) * v - w * v_prev),   std = 0,   h = n - s,   w = h / (2 * (s - sigma_prev))
+
+    It integrates the line through the last two velocities, so it is of second order where Euler is of first; on a
+    uniform grid the weights are 3/2 and -1/2. Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I",
+    section III.5. It needs the velocity of the step before on the same trajectory: noise breaks that, so after a
+    stochastic step callers begin anew with `ode_step`.
+
+    Args:
+        x: (B, ...) latents at `sigma`.
+        v: (B, ...) predicted velocity there.
+        v_prev: (B, ...) velocity predicted at `sigma_prev`, one step earlier on the trajectory.
+        sigma: s, number or (B,), in (0, 1).
+        sigma_next: n, number or (B,), in [0, s).
+        sigma_prev: number or (B,), in (s, 1].
+
+    Returns:
+        Step with std 0.
+
+    Raises:
+        ValueError: a noise level is neither a number nor one entry a row.
+    """
+    s, n, before = per_row(sigma, x), per_row(sigma_next, x), per_row(sigma_prev, x)
+    h = n - s
+    w = h / (2.0 * (s - before))
+    v = v.float()
+    return Step(x.float() + h * (v + w * (v - v_prev.float())), torch.zeros_like(h))
 
 
 def flow_sde_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffrl.functional.dynamics import per_row
 from diffrl.functional.gaussian import row_mean
 
 
@@ -70,6 +71,85 @@ def velocity_kl(v: Tensor, v_ref: Tensor) -> Tensor:
         (B,) float32.
     """
     return row_mean((v.float() - v_ref.float()).square())
+
+
+def nft_loss(
+    v: Tensor,
+    v_old: Tensor,
+    x: Tensor,
+    x0: Tensor,
+    sigma: float | Tensor,
+    r: Tensor,
+    beta: float,
+    eps: float = 1e-5,
+    advantage_clip: float = 5.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """DiffusionNFT's loss, one value a row: good samples pull the velocity to them, bad ones push it away.
+
+        advantage_clip * (r * L+ + (1 - r) * L-) / beta,   L± = mean (x0hat± - x0)^2 / max(mean |x0hat± - x0|, eps)
+        x0hat± = x - sigma * v±,   v+ = beta * v + (1 - beta) * v_old,   v- = (1 + beta) * v_old - beta * v
+
+    DiffusionNFT, arXiv 2509.16117, with the self-normalised weight and the factor of the published code.
+    The means are over the row's own dimensions; the denominator is a weight and carries no gradient, nor does v_old.
+    Where v = v_old the gradient is that of (2 r - 1) * advantage_clip * L+ / beta, and vanishes at r = 0.5.
+
+    Args:
+        v: (B, ...) the policy's velocity at (x, sigma); carries the gradient.
+        v_old: (B, ...) the velocity of the policy that drew the samples.
+        x: (B, ...) latents, (1 - sigma) * x0 + sigma * eps with fresh noise.
+        x0: (B, ...) clean latents that were scored.
+        sigma: number or (B,), in (0, 1].
+        r: (B,) in [0, 1], from `optimality`.
+        beta: strength of the guidance that v+ and v- imply, above 0.
+        eps: floor of the weight's denominator, in units of the latents, above 0.
+        advantage_clip: the bound that made r, above 0: it undoes the division, so the loss is in advantages.
+
+    Returns:
+        The loss, (B,) float32, and detached metrics, (B,) float32 each: `loss_plus` and `loss_minus`, L+ and L-;
+        `velocity_gap`, mean (v - v_old)^2.
+
+    Raises:
+        ValueError: shapes differ, or `beta`, `eps` or `advantage_clip` is not above 0.
+    """
+    if not v.shape == v_old.shape == x.shape == x0.shape or r.shape != x.shape[:1]:
+        shapes = [tuple(tensor.shape) for tensor in (v, v_old, x, x0, r)]
+        raise ValueError(f"v, v_old, x and x0 must be of one shape (B, ...), and r (B,). Got {shapes}.")
+    if not (beta > 0 and eps > 0 and advantage_clip > 0):
+        raise ValueError(f"beta, eps and advantage_clip must be above 0. Got {beta}, {eps} and {advantage_clip}.")
+    v, v_old, x, x0, r = v.float(), v_old.detach().float(), x.float(), x0.float(), r.float()
+    # Not beta * v + (1 - beta) * v_old: written as a step from v_old, both are v_old to the last bit where v = v_old.
+    move, level = beta * (v - v_old), per_row(sigma, x)
+
+    def matching(velocity: Tensor) -> Tensor:
+        error = x - level * velocity - x0
+        return row_mean(error.square()) / row_mean(error.detach().abs()).clamp_min(eps)
+
+    plus, minus = matching(v_old + move), matching(v_old - move)
+    loss = advantage_clip * (r * plus + (1.0 - r) * minus) / beta
+    metrics = {"loss_plus": plus, "loss_minus": minus, "velocity_gap": velocity_kl(v, v_old)}
+    return loss, {name: value.detach() for name, value in metrics.items()}
+
+
+def optimality(advantage: Tensor, advantage_clip: float = 5.0) -> Tensor:
+    """Probability that a sample counts as good, linear in its clipped advantage.
+
+        r = clip(clip(A, -c, c) / (2 c) + 0.5, 0, 1)
+
+    DiffusionNFT, arXiv 2509.16117, its optimality probability, scaled as in the published code.
+
+    Args:
+        advantage: (S,) or any shape.
+        advantage_clip: c, above 0.
+
+    Returns:
+        float32 in [0, 1], of the same shape: 0.5 where A is 0, NaN where A is.
+
+    Raises:
+        ValueError: `advantage_clip` is not above 0.
+    """
+    if not advantage_clip > 0:
+        raise ValueError(f"advantage_clip must be above 0. Got {advantage_clip}.")
+    return (advantage.float() / (2.0 * advantage_clip) + 0.5).clamp(0.0, 1.0)
 
 
 def _ratio_metrics(log_ratio: Tensor, removed: Tensor) -> dict[str, Tensor]:

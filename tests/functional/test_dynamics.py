@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from diffrl.functional.dynamics import cps_step, dance_sde_step, flow_sde_step, ode_step
+from diffrl.functional.dynamics import ab2_step, cps_step, dance_sde_step, flow_sde_step, ode_step
 from diffrl.functional.schedules import sigma_grid
 
 M, S0 = 1.3, 0.6
@@ -18,6 +18,7 @@ SHAPE = (5, 2, 3, 7)
 
 DYNAMICS = {
     "ode": lambda x, v, s, n: ode_step(x, v, s, n),
+    "ab2": lambda x, v, s, n: ab2_step(x, v, x.flip(-1), s, n, s + 0.17),
     "flow_sde": lambda x, v, s, n: flow_sde_step(x, v, s, n, 0.7, 0.93),
     "dance_sde": lambda x, v, s, n: dance_sde_step(x, v, s, n, 0.3),
     "cps": lambda x, v, s, n: cps_step(x, v, s, n, 0.8),
@@ -164,6 +165,48 @@ def test_without_noise_every_dynamics_is_the_ode(latents, name, s, n):
     step = NOISELESS[name](x, v, s, n)
     torch.testing.assert_close(step.mean, x + (n - s) * v, rtol=1e-4, atol=1e-5)
     assert float(step.std.abs().max()) == 0.0
+
+
+# --- two-step Adams-Bashforth -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p, s, n", [(1.0, 0.9, 0.5), (0.8, 0.5, 0.43), (0.6, 0.2, 0.0)])
+def test_ab2_is_exact_where_the_velocity_is_linear_in_sigma(latents, p, s, n):
+    """dx/dsigma = a + b * sigma, whose integral is known; Euler is off by the curvature."""
+    a, b = latents
+    start = torch.full(SHAPE, 0.7)
+    mean, std = ab2_step(start, a + b * s, a + b * p, s, n, p)
+    torch.testing.assert_close(mean, start + a * (n - s) + b * (n**2 - s**2) / 2, rtol=1e-4, atol=1e-5)
+    assert float(std.abs().max()) == 0.0
+    euler_error = ode_step(start, a + b * s, s, n).mean - mean
+    torch.testing.assert_close(euler_error, -b * (n - s) ** 2 / 2, rtol=1e-3, atol=1e-5)
+
+
+def test_ab2_has_the_classic_weights_on_a_uniform_grid(latents):
+    v, v_prev = latents
+    mean, _ = ab2_step(torch.zeros(SHAPE), v, v_prev, 0.5, 0.25, 0.75)
+    torch.testing.assert_close(mean, -0.375 * v + 0.125 * v_prev, rtol=1e-5, atol=1e-6)
+
+
+def last_error(steps, solver, warp):
+    """Error at sigma = 0.1 of dx/dsigma = -x^2, x = 1 / (1 + sigma) from sigma = 1, on a uniform or a warped grid."""
+    grid = [1.0 - 0.9 * (i / steps) ** warp for i in range(steps + 1)]
+    x, previous = torch.full((1, 1), 0.5), None
+    for s, n in zip(grid[:-1], grid[1:], strict=True):
+        v = -x.square()
+        first = solver == "ode" or previous is None
+        step = ode_step(x, v, s, n) if first else ab2_step(x, v, previous[0], s, n, previous[1])
+        x, previous = step.mean, (v, s)
+    return abs(float(x) - 1 / 1.1)
+
+
+@pytest.mark.parametrize("warp", [1.0, 1.5])
+def test_ab2_is_of_second_order_and_euler_of_first(warp):
+    """Twice the steps quarter the one's error and halve the other's."""
+    for steps in (8, 16, 32):
+        assert 3.0 < last_error(steps, "ab2", warp) / last_error(2 * steps, "ab2", warp) < 5.5
+        assert 1.7 < last_error(steps, "ode", warp) / last_error(2 * steps, "ode", warp) < 2.4
+    assert last_error(32, "ab2", warp) < last_error(32, "ode", warp) / 5
 
 
 # --- shapes and dtypes ------------------------------------------------------------------------------------------------

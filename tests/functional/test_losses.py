@@ -1,11 +1,11 @@
-"""The clipped surrogate against plain Python and autograd."""
+"""The losses against plain Python, finite differences and autograd."""
 
 import math
 
 import pytest
 import torch
 
-from diffrl.functional.losses import clipped_surrogate, velocity_kl
+from diffrl.functional.losses import clipped_surrogate, nft_loss, optimality, velocity_kl
 
 LOW, HIGH = 0.2, 0.3
 
@@ -106,3 +106,124 @@ def test_velocity_kl_is_the_mean_squared_error_of_each_row():
     v.requires_grad_()
     (gradient,) = torch.autograd.grad(velocity_kl(v, v_ref).sum(), v)
     torch.testing.assert_close(gradient, 2 * (v.detach() - v_ref) / 42, rtol=1e-4, atol=1e-6)
+
+
+# --- DiffusionNFT -----------------------------------------------------------------------------------------------------
+
+SIGMA = torch.tensor([0.2, 0.37, 0.5, 0.81, 1.0])
+R = torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0])
+BETA = 0.7
+
+
+def random_latents(seed=0):
+    """(v, v_old, x, x0) of 5 rows, the velocities close to each other as after a few updates."""
+    generator = torch.Generator().manual_seed(seed)
+    x0, noise, error, change = torch.randn(4, 5, 2, 3, 7, generator=generator)
+    level = SIGMA.reshape(5, 1, 1, 1)
+    v_old = noise - x0 + 0.4 * error
+    return v_old + 0.2 * change, v_old, (1 - level) * x0 + level * noise, x0
+
+
+def naive_side(v, v_old, x, x0, sigma, guide, eps, weight=None):
+    """L+ (guide = beta) or L- (guide = -beta) of one row, element by element; and its weight."""
+    errors = []
+    for new, old, noisy, clean in zip(*(row.flatten().tolist() for row in (v, v_old, x, x0)), strict=True):
+        errors.append(noisy - sigma * (old + guide * new - guide * old) - clean)
+    weight = weight or max(sum(abs(error) for error in errors) / len(errors), eps)
+    return sum(error**2 for error in errors) / len(errors) / weight, weight
+
+
+@pytest.mark.parametrize("clip", [5.0, 3.0])
+def test_nft_equals_plain_python(clip):
+    tensors = random_latents()
+    loss, metrics = nft_loss(*tensors, SIGMA, R, BETA, advantage_clip=clip)
+    assert loss.shape == (5,) and loss.dtype == torch.float32
+    for row in range(5):
+        rows = [tensor[row].double() for tensor in tensors]
+        plus, _ = naive_side(*rows, float(SIGMA[row]), BETA, 1e-5)
+        minus, _ = naive_side(*rows, float(SIGMA[row]), -BETA, 1e-5)
+        good = float(R[row])
+        assert float(loss[row]) == pytest.approx(clip * (good * plus + (1 - good) * minus) / BETA, rel=1e-4)
+        assert float(metrics["loss_plus"][row]) == pytest.approx(plus, rel=1e-4)
+        assert float(metrics["loss_minus"][row]) == pytest.approx(minus, rel=1e-4)
+        gap = torch.nn.functional.mse_loss(rows[0], rows[1])
+        assert float(metrics["velocity_gap"][row]) == pytest.approx(float(gap), rel=1e-4)
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_nft_gradient_is_the_finite_difference_with_the_weights_held(row):
+    tensors = random_latents(1)
+    v = tensors[0].clone().requires_grad_()
+    loss, _ = nft_loss(v, *tensors[1:], SIGMA, R, BETA)
+    (gradient,) = torch.autograd.grad(loss.sum(), v)
+
+    rows, sigma, good = [tensor[row].double() for tensor in tensors], float(SIGMA[row]), float(R[row])
+    weights = {guide: naive_side(*rows, sigma, guide, 1e-5)[1] for guide in (BETA, -BETA)}
+    for place in [(0, 0, 0), (1, 2, 6), (0, 1, 3)]:
+        values = []
+        for change in (1e-4, -1e-4):
+            moved = rows[0].clone()
+            moved[place] += change
+            plus, minus = (naive_side(moved, *rows[1:], sigma, g, 1e-5, w)[0] for g, w in weights.items())
+            values.append(5 * (good * plus + (1 - good) * minus) / BETA)
+        assert float(gradient[row][place]) == pytest.approx((values[0] - values[1]) / 2e-4, rel=1e-3, abs=1e-6)
+
+
+def test_nft_starts_by_pulling_good_samples_near_and_pushing_bad_ones_away():
+    _, v_old, x, x0 = random_latents(2)
+    v = v_old.clone().requires_grad_()
+    loss, metrics = nft_loss(v, v_old, x, x0, SIGMA, R, BETA)
+    (gradient,) = torch.autograd.grad(loss.sum(), v)
+    assert torch.equal(metrics["loss_plus"], metrics["loss_minus"]) and not metrics["velocity_gap"].any()
+    assert float(gradient[2].abs().max()) < 1e-7  # r = 0.5
+    level = SIGMA.reshape(5, 1, 1, 1)
+    before = (x - level * v_old - x0).square().flatten(1).mean(1)
+    after = (x - level * (v_old - 1e-2 * gradient) - x0).square().flatten(1).mean(1)
+    assert (after > before).tolist() == [True, True, False, False, False]  # r = 0 and 0.3
+    assert (after < before)[3:].all()
+    # At r = 1 it is a regression to the data: the gradient is along the error.
+    error = x[4] - level[4] * v_old[4] - x0[4]
+    assert float(torch.nn.functional.cosine_similarity(-gradient[4].flatten(), error.flatten(), dim=0)) > 0.9999
+
+
+def test_nft_weight_has_a_floor_and_a_perfect_prediction_loses_nothing():
+    generator = torch.Generator().manual_seed(3)
+    x0, noise = torch.randn(2, 5, 11, generator=generator)
+    x, v = torch.lerp(x0, noise, 0.5), noise - x0
+    loss, _ = nft_loss(v, v, x, x0, 0.5, R, BETA)
+    assert bool(loss.isfinite().all()) and float(loss.max()) < 1e-6
+    off, _ = nft_loss(v + 0.02, v + 0.02, x, x0, 0.5, torch.ones(5), 1.0, eps=0.1, advantage_clip=1.0)
+    torch.testing.assert_close(off, torch.full((5,), 0.01**2 / 0.1), rtol=1e-3, atol=0.0)
+
+
+def test_nft_leaves_the_old_velocity_alone_and_takes_half_precision():
+    v, v_old, x, x0 = random_latents(4)
+    v_old.requires_grad_()
+    nft_loss(v.requires_grad_(), v_old, x, x0, SIGMA, R, BETA)[0].sum().backward()
+    assert v.grad is not None and v_old.grad is None
+    halves = [tensor.detach().bfloat16() for tensor in (v, v_old, x, x0)]
+    loss, _ = nft_loss(*halves, SIGMA, R, BETA)
+    assert torch.equal(loss, nft_loss(*[tensor.float() for tensor in halves], SIGMA, R, BETA)[0])
+
+
+def test_nft_refuses_what_would_broadcast_or_divide_by_zero():
+    v, v_old, x, x0 = random_latents(5)
+    with pytest.raises(ValueError, match="of one shape"):
+        nft_loss(v, v_old[:1], x, x0, SIGMA, R, BETA)
+    with pytest.raises(ValueError, match=r"r \(B,\)"):
+        nft_loss(v, v_old, x, x0, SIGMA, R.reshape(5, 1), BETA)
+    with pytest.raises(ValueError, match="one value for each of 5 rows"):
+        nft_loss(v, v_old, x, x0, SIGMA[:3], R, BETA)
+    for wrong in ({"beta": 0.0}, {"beta": BETA, "eps": 0.0}, {"beta": BETA, "advantage_clip": -5.0}):
+        with pytest.raises(ValueError, match="must be above 0"):
+            nft_loss(v, v_old, x, x0, SIGMA, R, **wrong)
+
+
+def test_optimality_is_a_ramp():
+    advantage = torch.tensor([-torch.inf, -7.0, -5.0, -2.5, 0.0, 1.0, 5.0, 9.0])
+    assert optimality(advantage).tolist() == pytest.approx([0, 0, 0, 0.25, 0.5, 0.6, 1, 1])
+    assert optimality(advantage, 2.0).tolist() == pytest.approx([0, 0, 0, 0, 0.5, 0.75, 1, 1])
+    assert optimality(advantage.bfloat16()).dtype == torch.float32
+    with pytest.raises(ValueError, match="advantage_clip must be above 0"):
+        optimality(advantage, 0.0)
