@@ -1,0 +1,52 @@
+"""bfloat16: the whole network is cast, as in a stock half-precision pipeline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CastLinear(nn.Linear):
+    """A linear layer whose weights are cast as they arrive."""
+
+    @torch.no_grad()
+    def refresh(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take over weight (N, K) and bias (N,) in place."""
+        self.weight.copy_(weight)
+        if bias is not None:
+            self.bias.copy_(bias)
+
+
+class BFloat16:
+    """Real on any device that multiplies bfloat16; slower than float32 on CPUs without instructions for it."""
+
+    name = "torch"
+    real = True
+    whole = True
+    compute_dtype = torch.bfloat16
+    outside_dtype = torch.bfloat16
+    largest_error = 0.02
+
+    def available(self, device: torch.device) -> str | None:
+        """None: PyTorch multiplies bfloat16 everywhere."""
+        return None
+
+    def unfit(self, linear: nn.Linear) -> str | None:
+        """None: every layer can be cast."""
+        return None
+
+    def convert(self, linear: nn.Linear) -> nn.Module:
+        """The layer in bfloat16."""
+        layer = CastLinear(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            device=linear.weight.device,
+            dtype=torch.bfloat16,
+        )
+        layer.refresh(linear.weight, linear.bias)
+        return layer.requires_grad_(False)
+
+    def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """None: the output is rounded after the bias is added, which is as large an error as the operands'."""
+        return None

@@ -1,0 +1,73 @@
+"""Which linear layers a low-precision copy quantises; read from names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from diffrl.errors import ConfigError
+
+DEFAULT_EXCLUDE: Mapping[str, tuple[str, ...]] = {
+    "sd3": (
+        "pos_embed",
+        "time_text_embed",
+        "context_embedder",
+        "norm_out",
+        "proj_out",
+        "norm1.linear",  # adaLN's modulation: a third of the parameters, but one row a sample
+        "norm1_context.linear",
+    ),
+}
+"""Layers that stay in high precision, by model family: the first, the last and the modulation."""
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern names a module or one that it lies in.
+
+    A pattern is one or more parts with dots between them; it fits a name that has these parts in a row, each whole.
+    `norm_out` fits `norm_out.linear`, not `norm_output`; `attn.to_*` fits `blocks.0.attn.to_q`.
+    """
+    wanted, parts = pattern.split("."), name.split(".")
+    starts = range(len(parts) - len(wanted) + 1)
+    return any(all(map(fnmatchcase, parts[start : start + len(wanted)], wanted)) for start in starts)
+
+
+def choose_layers(
+    module: nn.Module, exclude: Sequence[str], unfit: Callable[[nn.Linear], str | None]
+) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """Split the linear layers of a plain (LoRA-free) network.
+
+    Args:
+        module: the network.
+        exclude: patterns of layers to keep; see `matches`.
+        unfit: why a layer cannot be quantised, or None.
+
+    Returns:
+        The layers to quantise by name, and the names of the others with the reason.
+
+    Raises:
+        ConfigError: a pattern fits no module at all, or no layer is left to quantise.
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    idle = [pattern for pattern in exclude if not any(matches(pattern, name) for name in names)]
+    if idle:
+        raise ConfigError(
+            f"rollout.explore.exclude must name parts of the transformer. Got {', '.join(idle)}, which match none. "
+            f"Its parts: {', '.join(name for name, _ in module.named_children())}."
+        )
+    linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    kept: dict[str, str] = {}
+    for name, layer in linears.items():
+        pattern = next((pattern for pattern in exclude if matches(pattern, name)), None)
+        why = f"excluded by {pattern}" if pattern is not None else unfit(layer)
+        if why is not None:
+            kept[name] = why
+    if len(kept) == len(linears):
+        raise ConfigError(
+            "rollout.explore.exclude must leave a linear layer to quantise. "
+            f"Got {', '.join(exclude) or 'nothing'}: all {len(linears)} of the transformer stay as they are. "
+            "Shorten the list."
+        )
+    return {name: layer for name, layer in linears.items() if name not in kept}, kept

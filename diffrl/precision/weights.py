@@ -1,0 +1,93 @@
+"""A network as it is without LoRA: its structure as a fresh copy, its weights with the update merged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A frozen copy in eval mode, without LoRA and without hooks; its weights are the base model's.
+
+    No more than the copy itself is allocated: each tensor is converted on its own way over.
+
+    Args:
+        source: the network; peft may have added LoRA to it.
+        dtype: of the copy's floating-point parameters and buffers.
+        device: of the copy.
+    """
+    memo: dict[int, Any] = {}
+    for name, parameter in source.named_parameters(remove_duplicate=False):
+        shape_only = torch.empty(0) if _is_lora(name) else parameter.detach()
+        memo[id(parameter)] = nn.Parameter(_moved(shape_only, dtype, device), requires_grad=False)
+    for buffer in source.buffers():
+        memo[id(buffer)] = _moved(buffer.detach(), dtype, device)
+    for module in source.modules():
+        memo.update({id(getattr(module, hooks)): type(getattr(module, hooks))() for hooks in _HOOKS})
+    plain = copy.deepcopy(source, memo)
+    for name, layer in lora_layers(plain).items():
+        plain.set_submodule(name, layer.get_base_layer())
+    for attribute in ("peft_config", "_hf_peft_config_loaded"):
+        plain.__dict__.pop(attribute, None)
+    return plain.requires_grad_(False).eval()
+
+
+def plain_tensors(source: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by the name that they have without LoRA, the update not merged."""
+    tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    return {name.replace(".base_layer.", "."): t.detach() for name, t in tensors.items() if not _is_lora(name)}
+
+
+def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
+    """A plain tensor with its layer's active LoRA update added, in float32; any other tensor as it is.
+
+    Args:
+        name: of the tensor, from `plain_tensors`.
+        tensor: the tensor.
+        layers: from `lora_layers`.
+
+    Raises:
+        NotImplementedError: a kind of LoRA that is not W + (alpha / rank) B A, such as DoRA.
+    """
+    module, _, kind = name.rpartition(".")
+    layer = layers.get(module)
+    if layer is None or kind != "weight" or layer.disable_adapters:
+        return tensor
+    weight = tensor.float()
+    for active in layer.active_adapters:
+        if active not in layer.lora_A or active in layer.merged_adapters:
+            continue
+        if active in layer.lora_variant or layer.lora_bias[active]:
+            raise NotImplementedError(f"{module} has a LoRA that is not W + (alpha / rank) B A; it cannot be merged.")
+        weight = weight + layer.get_delta_weight(active).float()
+    return weight
+
+
+def lora_layers(source: nn.Module) -> dict[str, Any]:
+    """The layers that peft put around others, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in source.named_modules() if isinstance(module, LoraLayer)}
+
+
+def _is_lora(name: str) -> bool:
+    return any(part.startswith("lora_") for part in name.split("."))
+
+
+def _moved(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy that shares no storage with `tensor`."""
+    return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

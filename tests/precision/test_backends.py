@@ -1,0 +1,222 @@
+"""Who runs what: the choice of a backend, int8 in integers, and the checks that catch a layer that cheats."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from diffrl.errors import ConfigError
+from diffrl.precision import backends
+from diffrl.precision.backends import find_backend
+from diffrl.precision.backends.base import PRECISION_BACKENDS
+from diffrl.precision.backends.emulated import fake_quantize_fp8
+from diffrl.precision.backends.int8 import Int8Linear
+from diffrl.precision.copies import make_copy
+from diffrl.precision.report import PrecisionError
+from diffrl.precision.verify import observe_products
+
+CPU = torch.device("cpu")
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32, bias=False))
+
+
+def make(precision, engine):
+    return make_copy(network(), precision, engine, (), CPU)
+
+
+class TestChoice:
+    def test_auto_is_real(self):
+        for precision in ("bfloat16", "int8"):
+            backend = find_backend(precision, "auto", CPU)
+            assert backend.real and backend.name == "torch"
+
+    @pytest.mark.parametrize(("precision", "capability"), [("nvfp4", "10.0"), ("fp8", "8.9")])
+    def test_auto_never_falls_back(self, precision, capability):
+        with pytest.raises(ConfigError) as error:
+            find_backend(precision, "auto", CPU)
+        assert str(error.value) == (
+            f"rollout.explore.precision {precision} needs an NVIDIA GPU of compute capability {capability} or more. "
+            "Got cpu. Set rollout.explore.engine: emulated (same numbers, no speed), or precision: int8 or bfloat16."
+        )
+
+    @pytest.mark.parametrize(
+        ("precision", "found", "message"),
+        [
+            ("nvfp4", (9, 0), r"needs an NVIDIA GPU of compute capability 10.0 or more. Got NVIDIA X of 9.0. Set "),
+            ("nvfp4", (10, 0), r"nvfp4 cannot run here: no engine of this version runs it for real. Set "),
+            ("fp8", (8, 6), r"needs an NVIDIA GPU of compute capability 8.9 or more. Got NVIDIA X of 8.6. Set "),
+        ],
+    )
+    def test_gpus(self, monkeypatch, precision, found, message):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X")
+        with pytest.raises(ConfigError, match=message):
+            find_backend(precision, "auto", torch.device("cuda"))
+
+    @pytest.mark.parametrize("precision", ["nvfp4", "fp8"])
+    def test_an_engine_of_a_later_version(self, precision):
+        with pytest.raises(
+            ConfigError, match=r"torchao is not available in this version.*engine: emulated.*int8 or bfl"
+        ):
+            find_backend(precision, "torchao", CPU)
+
+    @pytest.mark.parametrize(
+        ("precision", "engine", "message"),
+        [
+            ("float32", "auto", r"must be one of bfloat16, int8, fp8, nvfp4. Got 'float32'. .* rollout.explore: null"),
+            ("fp4", "auto", r"must be one of bfloat16, int8, fp8, nvfp4. Got 'fp4'.$"),
+            (
+                "int8",
+                "emulate",
+                r"rollout.explore.engine must be .* Got 'emulate'. Did you mean 'emulated'\? Known: em",
+            ),
+            ("bfloat16", "emulated", r"rollout.explore.engine must be .* Known: torch"),
+        ],
+    )
+    def test_unknown_names(self, precision, engine, message):
+        with pytest.raises(ConfigError, match=message):
+            find_backend(precision, engine, CPU)
+
+    def test_a_device_that_a_backend_refuses(self):
+        with pytest.raises(
+            ConfigError, match=r"engine torch cannot run int8 here: int8 needs a CPU or a CUDA GPU, not meta"
+        ):
+            find_backend("int8", "torch", torch.device("meta"))
+
+    def test_a_new_backend_is_one_line(self, monkeypatch):
+        table = {**PRECISION_BACKENDS, "nvfp4": {"mine": "diffrl.precision.backends.int8:Int8"}}
+        monkeypatch.setattr(backends, "PRECISION_BACKENDS", table)
+        assert find_backend("nvfp4", "auto", CPU).compute_dtype == torch.int8
+
+
+class TestInt8:
+    def test_it_multiplies_integers_exactly(self):
+        """Inputs that are integers times a power of two a row: nothing is rounded, so Python's integers are exact."""
+        generator = torch.Generator().manual_seed(1)
+        x, w = (torch.randint(-127, 128, shape, generator=generator) for shape in ((2, 5, 37), (11, 37)))
+        x[..., 3] = w[:, 5] = 127
+        row = 2.0 ** torch.arange(-3, 2).reshape(1, 5, 1)
+        column = 2.0 ** (torch.arange(11) - 6)
+        layer = nn.Linear(37, 11, bias=False)
+        layer.weight.data = w * column[:, None]
+        y = Int8Linear(layer)(x * row)
+        for i in range(2):
+            for j in range(5):
+                for k in range(11):
+                    exact = sum(int(a) * int(b) for a, b in zip(x[i, j], w[k], strict=True))
+                    assert float(y[i, j, k]) == exact * float(row[0, j]) * float(column[k])
+
+    @pytest.mark.parametrize("rows", [1, 16, 41])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_any_numbers_against_a_naive_oracle(self, rows, bias):
+        layer = nn.Linear(53, 13, bias=bias).requires_grad_(False)
+        x = random(rows, 53)
+        x[0] = 0.0
+        y = Int8Linear(layer)(x)
+        for i in range(rows):
+            sx = float(x[i].abs().max()) / 127 or 1.0
+            qx = [max(-127, min(127, round(float(v) / sx))) for v in x[i]]
+            for k in range(13):
+                sw = float(layer.weight[k].abs().max()) / 127
+                qw = [max(-127, min(127, round(float(v) / sw))) for v in layer.weight[k]]
+                offset = float(layer.bias[k]) if bias else 0.0
+                expected = sum(a * b for a, b in zip(qx, qw, strict=True)) * sx * sw + offset
+                assert math.isclose(float(y[i, k]), expected, rel_tol=1e-4, abs_tol=1e-5)
+
+    def test_the_largest_products_do_not_overflow_or_saturate(self):
+        layer = nn.Linear(1024, 3, bias=False)
+        layer.weight.data = torch.full((3, 1024), 2.0)
+        torch.testing.assert_close(Int8Linear(layer)(torch.full((2, 1024), -3.0)), torch.full((2, 3), -6144.0))
+
+
+def test_fp8_rounds_rows_to_three_bits():
+    x = random(7, 31) * 2.0 ** torch.arange(-60, 10, 10).reshape(7, 1)
+    x[2] = 0.0
+    rounded = fake_quantize_fp8(x)
+    scaled = rounded / torch.where(x == 0, 1.0, x.abs().amax(dim=1, keepdim=True)) * 448
+    torch.testing.assert_close(scaled, scaled.to(torch.float8_e4m3fn).float(), rtol=1e-5, atol=1e-6)
+    assert ((rounded - x).abs() <= x.abs() / 16 * 1.001 + x.abs().amax(dim=1, keepdim=True) / 448 / 2**10 * 1.001).all()
+    assert torch.equal(fake_quantize_fp8(x[:1]), rounded[:1])
+
+
+class TestChecks:
+    """`check` catches layers that do something other than reported."""
+
+    def expect(self, made, source, message, forward=None):
+        with pytest.raises(PrecisionError, match=message):
+            made.check(source, forward)
+
+    def test_an_honest_copy_passes(self):
+        for precision, engine in [("bfloat16", "auto"), ("int8", "auto"), ("nvfp4", "emulated")]:
+            made = make(precision, engine)
+            made.check(network(), lambda made=made: made.module(random(2, 3, 48)))
+
+    def test_a_layer_in_another_dtype(self, monkeypatch):
+        made = make("int8", "auto")
+        monkeypatch.setattr(
+            Int8Linear, "forward", lambda self, x: F.linear(x, self.weight.float() * self.scale[:, None])
+        )
+        self.expect(made, network(), r"int8 copy \(torch\).*0 multiplied float32, not int8; 2 multiplied float32")
+
+    def test_a_layer_that_the_forward_leaves_out(self):
+        made = make("int8", "auto")
+        self.expect(
+            made,
+            network(),
+            r"1 deviations: 2 multiplied nothing, not int8",
+            lambda: made.module.inner[0](random(3, 48)),
+        )
+
+    def test_a_layer_that_was_put_back(self):
+        made = make("nvfp4", "emulated")
+        made.module.inner[2] = nn.Linear(64, 32, bias=False)
+        self.expect(made, network(), "1 deviations: 2 is not in low precision")
+
+    def test_a_linear_layer_that_is_in_no_list(self):
+        made = make("nvfp4", "emulated")
+        made.module.inner.append(nn.Linear(32, 3))
+        self.expect(made, network(), "1 deviations: 3 is not in low precision")
+
+    def test_weights_that_were_not_rounded(self):
+        made, source = make("nvfp4", "emulated"), network()
+        made.module.inner[0].weight.data.copy_(source[0].weight)
+        made.module.inner[0].round_input = lambda x: x
+        self.expect(made, source, "0: its output is that of the unquantised layer")
+
+    def test_activations_that_were_not_rounded(self):
+        made, source = make("nvfp4", "emulated"), network()
+        made.module.inner[0].round_input = lambda x: x
+        self.expect(made, source, r"0: it is .* from its emulation")
+
+    def test_stale_weights(self):
+        made, source = make("nvfp4", "emulated"), network()
+        source[2].weight.data.mul_(4)
+        self.expect(made, source, "2: its relative error is 0.7")
+
+    def test_numbers_that_are_not_finite(self):
+        made, source = make("nvfp4", "emulated"), network()
+        made.module.inner[2].weight.data[3, 5] = math.nan
+        self.expect(made, source, "2: its output is not finite")
+
+    def test_a_layer_of_zeros_is_fine(self):
+        source = network()
+        nn.init.zeros_(source[2].weight)
+        for precision, engine in [("bfloat16", "auto"), ("int8", "auto"), ("nvfp4", "emulated")]:
+            made = make_copy(source, precision, engine, (), CPU)
+            assert torch.equal(made.module(random(3, 48)).float(), torch.zeros(3, 32))
+
+    def test_products_are_seen_in_any_layout(self):
+        layer = nn.Linear(5, 3)
+        for x in (random(2, 5), random(7, 2, 5), random(2, 5, 7).transpose(1, 2), random(5)):
+            assert observe_products({"it": layer}, lambda x=x: layer(x)) == {"it": "float32"}
+        assert observe_products({"it": layer}, lambda: None) == {"it": "nothing"}
+        assert not layer._forward_hooks and not layer._forward_pre_hooks
