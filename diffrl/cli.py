@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,6 +138,106 @@ def export(
 
     for line in export_run(run, out):
         typer.echo(line)
+
+
+@app.command()
+def fidelity(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option(help="Folder for fidelity.json, .md and .png; it must be new or empty.")],
+    overrides: OverridesArgument = None,
+    run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="training, bfloat16, int8, fp8 or nvfp4, or with its engine nvfp4:emulated; may be given several "
+            "times. Default: the configuration's, else bfloat16."
+        ),
+    ] = None,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(help="Denoising steps; may be given several times. Default: the configuration's, and all."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="The first prompts that training with this seed takes.")] = 8,
+    candidates: Annotated[
+        int | None, typer.Option(min=2, help="Of each prompt. Default: the configuration's, else 32.")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="How many are the best, and the worst.")] = 8,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of prompts and noise. Default: run.seed.")] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Held-out prompts in place of training prompts.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure how well cheap pools rank candidates, against the training precision with all steps."""
+    from diffrl.config import load_config
+
+    resolved = load_config(config, overrides or [])
+    _quiet_libraries()
+    import json
+    from dataclasses import asdict
+
+    from diffrl.training.fidelity import FidelityRequest, measure_fidelity
+    from diffrl.training.fidelity_report import notes, tables, write_fidelity
+
+    request = FidelityRequest(
+        out=out,
+        run=run,
+        precisions=tuple(precision or ()),
+        steps=tuple(steps or ()),
+        prompts=prompts,
+        candidates=candidates,
+        k=k,
+        seed=seed,
+        held_out=held_out,
+    )
+    console = _console()
+    with console.status("loading") if not as_json else nullcontext() as status:
+        found = measure_fidelity(resolved, request, status.update if status is not None else lambda line: None)
+        written = write_fidelity(found, out)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    for table in tables(found):
+        console.print(table)
+    for line in [*notes(found), f"Written: {', '.join(str(path) for path in written)}"]:
+        console.print(line, highlight=False, markup=False)
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(help="Folder of the comparison: a new one, or one to go on with.")],
+    configs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG]...",
+            help='Configurations, each in quotes: "path", "path a.b=c ..." or "label: path a.b=c ...".',
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="What each run may spend on training: evaluations=NUMBER or seconds=NUMBER.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each configuration, from its run.seed upwards.")] = 3,
+    evals: Annotated[int, typer.Option(min=1, help="Held-out evaluations of a run, besides the one before it.")] = 8,
+    metric: Annotated[
+        str | None, typer.Option(help="Held-out reward. Default: the first configuration's first.")
+    ] = None,
+    target: Annotated[float, typer.Option(help="Score whose cost is told.")] = 0.6,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Only write table and figure again.")] = False,
+) -> None:
+    """Compare configurations at equal budget over several seeds: table, curves, cost to a score."""
+    from diffrl.errors import ConfigError
+
+    if report_only and (configs or budget or dry_run):
+        raise ConfigError("--report-only takes --out, --metric and --target, and nothing to train. Remove the rest.")
+    from diffrl.training.compare import CompareRequest, show_report
+    from diffrl.training.compare import compare as start
+
+    if report_only:
+        show_report(out, _console(), metric, target)
+        return
+    request = CompareRequest(tuple(configs or ()), out, budget, seeds, evals, metric, target)
+    start(request, _console(), dry_run)
 
 
 def _console() -> Any:

@@ -1,7 +1,8 @@
 """What a run costs, by arithmetic, before anything is loaded.
 
 A network evaluation is one sample through the transformer forward once; with classifier-free guidance it is two.
-Backward passes are not counted, nor what guards skip.
+Backward passes are not counted. Units whose credit turns out to be zero are not evaluated: a run counts what it skips,
+and its count and the skipped together make the plan.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diffrl.config.method import Window
+from diffrl.config.checks import branching_at, steps_at
+from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.footprint import Memory, estimate_memory
-from diffrl.rollout.stochastic import stochastic_steps
+from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,19 @@ class Plan:
         iterations: of training.
         world_size: processes.
         groups: prompts of an iteration.
-        samples: finished pictures of an iteration.
-        stochastic_steps: trained steps of the first iteration; a sliding window changes which, not how many.
-        edges: trained steps of an iteration over all samples.
+        candidates: pictures of an iteration that are drawn to choose from; 0 without an exploring stage.
+        samples: finished pictures of an iteration that train.
+        stochastic_steps: of the first iteration; a sliding window changes which.
+        edges: stochastic steps of the first iteration over all samples, shared ones once.
+        examples: network evaluations with gradient of the first iteration; siblings share one.
         updates: optimiser updates of the run.
-        edges_per_update: of each update of an iteration.
-        micro_batches: forward and backward passes of an iteration, per process.
+        examples_per_update: of each update of the first iteration.
+        micro_batches: forward and backward passes of the first iteration, per process.
         evaluations: held-out evaluations of the run.
         network_evaluations: of the run, by purpose.
         decodes: pictures decoded in the run.
         reward_calls: pictures scored in the run, once for each reward.
+        exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
         memory: estimate per process, None if the pipeline's files cannot be read here.
         notes: what the numbers leave out.
     """
@@ -41,16 +46,19 @@ class Plan:
     iterations: int
     world_size: int
     groups: int
+    candidates: int
     samples: int
     stochastic_steps: tuple[int, ...]
     edges: int
+    examples: int
     updates: int
-    edges_per_update: tuple[int, ...]
+    examples_per_update: tuple[int, ...]
     micro_batches: int
     evaluations: int
     network_evaluations: Mapping[str, int]
     decodes: int
     reward_calls: int
+    exact: bool
     memory: Memory | None
     notes: tuple[str, ...] = field(default=())
 
@@ -58,6 +66,67 @@ class Plan:
     def total_network_evaluations(self) -> int:
         """Network evaluations of the whole run."""
         return sum(self.network_evaluations.values())
+
+    @property
+    def training_cost(self) -> int:
+        """Evaluations without gradient in training iterations, and twice those with; of the whole run."""
+        counts = self.network_evaluations
+        return sum(counts[name] for name in ("explore", "rollout", "values", "old", "reference")) + 2 * counts["update"]
+
+    @property
+    def iteration_cost(self) -> float:
+        """The same of one iteration, on average."""
+        return self.training_cost / self.iterations
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one prompt costs in one iteration, guidance left out; upper bounds where samples are chosen.
+
+    Args:
+        explore: evaluations of the exploring stage.
+        rollout: evaluations in the training precision.
+        values: evaluations of completions.
+        inner: nodes whose picture is decoded and scored for their value.
+        origins: nodes that stochastic steps start from.
+        edges: stochastic steps.
+    """
+
+    explore: int
+    rollout: int
+    values: int
+    inner: int
+    origins: int
+    edges: int
+
+
+def drawn_per_prompt(config: Config, iteration: int) -> Drawn:
+    """What one prompt costs in a training iteration."""
+    r, value = config.rollout, config.credit.value
+    branching = branching_at(r, iteration)
+    full = range(r.steps)
+    explore, redrawn, trees = 0, r.tree.samples, r.tree.roots
+    if r.explore is not None:
+        steps = r.steps if r.explore.steps is None else r.explore.steps
+        levels = coarse_levels(r.steps, list(branching), steps)[:-1]
+        trees = r.explore.candidates // r.tree.leaves_per_root
+        explore = trees * forwards_per_tree(levels, branching)
+        redrawn = r.explore.keep + r.explore.audit
+    alive = [min(redrawn, trees * count) for count in alive_per_level(full, branching)]
+    starts = {step: alive[step] for step in branching}
+    ends = {step: min(redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
+    ordered = sorted(branching)
+    inner = sum(starts.values())
+    completions = starts[ordered[0]] * r.steps if ordered else 0
+    completions += sum(ends[step] * (r.steps - 1 - step) for step in ordered[:-1])
+    return Drawn(
+        explore=explore,
+        rollout=sum(alive),
+        values=completions if value == "ode" else 0,
+        inner=0 if value == "leaves" else inner,
+        origins=sum(starts.values()),
+        edges=sum(ends.values()),
+    )
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
@@ -75,47 +144,57 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             "prompts.per_iteration must be a multiple of the number of processes. Got per_iteration="
             f"{config.prompts.per_iteration}, processes={world_size}. Change one of them."
         )
-    groups, roots, iterations = config.prompts.per_iteration, config.rollout.tree.roots, config.run.iterations
-    steps = steps_of_iteration(config, 0)
-    samples, edges = groups * roots, groups * roots * len(steps)
-    per_prompt = even_parts(roots * len(steps), config.train.updates_per_iteration)
-    passes = sum(-(-groups // world_size * part // config.train.micro_batch) for part in per_prompt)
+    groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
+    drawn = [drawn_per_prompt(config, i) for i in range(iterations)]
+    first = drawn[0]
+    candidates = 0 if r.explore is None else groups * r.explore.candidates
+    redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
+    nft = redrawn * config.objective.levels if isinstance(config.objective, NftSettings) else 0
+    steps_train = nft == 0 or config.objective.edges is not None  # type: ignore[union-attr]
+    trained = [nft + (one.origins if steps_train else 0) for one in drawn]
+    parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins if steps_train else 0) if n]
+    shares = [sum(share) for share in zip(*parts, strict=True)]
+    passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = len(evaluated_iterations(config))
-    rollout_cost = 2 if config.rollout.guidance_scale > 1 else 1
-    eval_cost = 2 if config.eval.guidance_scale > 1 else 1
-    memory, notes = estimate_memory(config, samples // world_size, edges // world_size)
+    guided = 2 if r.guidance_scale > 1 else 1
+    memory, notes = estimate_memory(config, groups * redrawn // world_size, groups * first.edges // world_size)
+    per_iteration = {
+        "explore": sum(one.explore for one in drawn),
+        "rollout": sum(one.rollout for one in drawn),
+        "values": sum(one.values for one in drawn),
+        "old": nft * iterations,
+        "update": sum(trained),
+        "reference": (nft * iterations if nft else sum(trained)) if config.objective.kl > 0 else 0,
+    }
+    inner = sum(one.inner for one in drawn)
+    pictures = groups * (iterations * redrawn + inner) + iterations * candidates
     return Plan(
         iterations=iterations,
         world_size=world_size,
         groups=groups,
-        samples=samples,
-        stochastic_steps=steps,
-        edges=edges,
-        updates=iterations * config.train.updates_per_iteration,
-        edges_per_update=tuple(groups * part for part in per_prompt),
+        candidates=candidates,
+        samples=groups * r.tree.samples,
+        stochastic_steps=steps_at(r, 0),
+        edges=groups * first.edges,
+        examples=groups * trained[0],
+        updates=iterations * t.updates_per_iteration,
+        examples_per_update=tuple(groups * share for share in shares),
         micro_batches=passes,
         evaluations=evaluations,
         network_evaluations={
-            "rollout": iterations * samples * config.rollout.steps * rollout_cost,
-            "update": iterations * edges * rollout_cost,
-            "reference": iterations * edges * rollout_cost if config.objective.kl > 0 else 0,
-            "on_policy_gate": edges * rollout_cost,
-            "evaluation": evaluations * config.eval.samples * config.eval.steps * eval_cost,
+            **{name: guided * groups * count for name, count in per_iteration.items()},
+            "gate": guided * groups * first.origins * steps_train,
+            "evaluation": evaluations
+            * config.eval.samples
+            * config.eval.steps
+            * (2 if config.eval.guidance_scale > 1 else 1),
         },
-        decodes=iterations * samples + evaluations * config.eval.samples,
-        reward_calls=iterations * samples * len(config.rewards)
-        + evaluations * config.eval.samples * len(config.eval.rewards),
+        decodes=pictures + evaluations * config.eval.samples,
+        reward_calls=pictures * len(config.rewards) + evaluations * config.eval.samples * len(config.eval.rewards),
+        exact=r.explore is None or not r.tree.splits,
         memory=memory,
         notes=notes,
     )
-
-
-def steps_of_iteration(config: Config, iteration: int) -> tuple[int, ...]:
-    """The stochastic steps of a training iteration, from 0."""
-    stochastic, steps = config.rollout.stochastic, config.rollout.steps
-    if isinstance(stochastic, Window):
-        return stochastic_steps("window", steps, iteration, stochastic.start, stochastic.size, stochastic.slide_every)
-    return stochastic_steps("all", steps, iteration)
 
 
 def evaluated_iterations(config: Config) -> tuple[int, ...]:
@@ -133,22 +212,26 @@ def even_parts(total: int, parts: int) -> tuple[int, ...]:
 
 def render_plan(plan: Plan) -> str:
     """The plan as aligned text."""
-    window = ", ".join(map(str, plan.stochastic_steps))
+    steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
+    most = "" if plan.exact else "at most "
     rows: list[tuple[str, str]] = [
         ("Each iteration", ""),
         ("  prompts (groups)", f"{plan.groups:,}"),
+        *([("  candidates", f"{plan.candidates:,}")] if plan.candidates else []),
         ("  samples", f"{plan.samples:,}"),
-        ("  trained steps of a sample", f"{len(plan.stochastic_steps)}  (at first: {window})"),
-        ("  edges", f"{plan.edges:,}"),
-        ("  updates", f"{len(plan.edges_per_update)}  of {max(plan.edges_per_update):,} edges"),
+        ("  stochastic steps", f"{len(plan.stochastic_steps)}  (at first: {steps})"),
+        ("  edges", f"{most}{plan.edges:,}"),
+        ("  trained evaluations", f"{most}{plan.examples:,}"),
+        ("  updates", f"{len(plan.examples_per_update)}  of {most}{max(plan.examples_per_update):,} evaluations"),
         ("  micro-batches, per process", f"{plan.micro_batches:,}"),
         ("The run", f"{plan.iterations:,} iterations on {plan.world_size} process{'es' * (plan.world_size > 1)}"),
         ("  optimiser updates", f"{plan.updates:,}"),
         ("  held-out evaluations", f"{plan.evaluations:,}"),
         ("  pictures decoded", f"{plan.decodes:,}"),
         ("  pictures scored, all rewards", f"{plan.reward_calls:,}"),
-        ("Network evaluations", f"{plan.total_network_evaluations:,}"),
-        *((f"  {name.replace('_', ' ')}", f"{count:,}") for name, count in plan.network_evaluations.items() if count),
+        ("Network evaluations", f"{most}{plan.total_network_evaluations:,}"),
+        *((f"  {name}", f"{count:,}") for name, count in plan.network_evaluations.items() if count),
+        ("Training cost", f"{most}{plan.training_cost:,}  (trained evaluations twice; evaluation and gate left out)"),
     ]
     if plan.memory is not None:
         memory = plan.memory

@@ -1,11 +1,12 @@
 """The records that pass between the stations, in the order in which data passes them.
 
-    PromptBatch -> Rollout -> RewardTable -> Credit -> (loss, metrics)
+    PromptBatch -> Exploration -> Chosen -> Rollout -> RewardTable -> Credit -> (loss, metrics)
 
 Every record is frozen; a station takes records and returns a new one. Shape letters, used everywhere:
 
-    P prompts of an iteration on this rank     S samples (finished pictures)     E edges (trained denoising steps)
-    T denoising steps                          ... latent dimensions (C, h, w)   B any batch
+    P prompts of an iteration on this rank     N nodes of all trees              E edges (trained denoising steps)
+    T denoising steps                          S samples (finished pictures)     U origins of edges
+    B any batch                                ... latent dimensions (C, h, w)
 """
 
 from __future__ import annotations
@@ -41,29 +42,111 @@ class PromptBatch:
 
 
 @dataclass(frozen=True)
-class Edges:
-    """Stochastic denoising steps, each one a transition with a density. One row an edge.
+class Forest:
+    """Which samples are drawn, as trees: one row a node, parents before children, a prompt's samples side by side.
+
+    A node is an initial noise or the end of a stochastic step; deterministic steps in between add none. A chain is a
+    tree in which every node has one child.
 
     Args:
-        latents: (E, ...) latents before the step, as stored.
+        parent: (N,) int64 row of the parent, -1 at roots.
+        step: (N,) int64 stochastic step that ends in this node, -1 at roots; ascending.
+        child: (N,) int64 index among its siblings, 0 at roots.
+        prompt: (N,) int64 row of the prompt in the batch.
+        root: (N,) int64 index of the initial noise within the prompt.
+        leaf: (S,) int64 node that each sample grows from without further noise.
+        branching: stochastic step -> children of each node there, in the whole tree; 1 where it does not split.
+    """
+
+    parent: Tensor
+    step: Tensor
+    child: Tensor
+    prompt: Tensor
+    root: Tensor
+    leaf: Tensor
+    branching: Mapping[int, int]
+
+    def __len__(self) -> int:
+        return int(self.leaf.shape[0])
+
+    @property
+    def sample_prompt(self) -> Tensor:
+        """(S,) int64 row of each sample's prompt."""
+        return self.prompt[self.leaf]
+
+    @property
+    def sample_root(self) -> Tensor:
+        """(S,) int64 index of each sample's initial noise within its prompt."""
+        return self.root[self.leaf]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Stochastic denoising steps, each one a transition with a density.
+
+    Siblings leave the same latents, for which the network is asked once: U origins, E edges, U <= E.
+
+    Args:
+        latents: (U, ...) latents before the step, as stored.
+        sigma: (U,) float32 noise level before the step, in (0, 1].
+        sigma_next: (U,) float32 noise level after the step, in (0, 1).
+        step: (U,) int64 index of the step in the sigma grid.
+        prompt: (U,) int64 row of the prompt in the batch.
+        origin: (E,) int64 row of the edge's origin, ascending.
+        node: (E,) int64 node of the forest in which the edge ends.
         next_latents: (E, ...) latents after the step, as stored: what was scored.
-        sigma: (E,) float32 noise level before the step, in (0, 1].
-        sigma_next: (E,) float32 noise level after the step, in (0, 1).
-        step: (E,) int64 index of the step in the sigma grid.
-        sample: (E,) int64 row of the sample whose path holds this edge.
         old_log_prob: (E,) float32 density under the policy that drew the step, averaged over latent dimensions.
     """
 
     latents: Tensor
-    next_latents: Tensor
     sigma: Tensor
     sigma_next: Tensor
     step: Tensor
-    sample: Tensor
+    prompt: Tensor
+    origin: Tensor
+    node: Tensor
+    next_latents: Tensor
     old_log_prob: Tensor
 
     def __len__(self) -> int:
-        return int(self.step.shape[0])
+        return int(self.origin.shape[0])
+
+    @property
+    def edge_step(self) -> Tensor:
+        """(E,) int64 index of each edge's step in the sigma grid."""
+        return self.step[self.origin]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Candidates drawn cheaply, in low precision or with few steps, and what their pictures scored.
+
+    It has neither latents nor densities, so nothing of it can reach a loss: `rollout.regenerate` draws what trains.
+
+    Args:
+        batch: the prompts they were drawn for.
+        forest: the candidates; S of them.
+        proxy: their rewards, of pictures that are not kept.
+    """
+
+    batch: PromptBatch
+    forest: Forest
+    proxy: RewardTable
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidates that are drawn again in the training precision.
+
+    Args:
+        samples: (K,) int64 rows of the exploration's samples, ascending, each once.
+        reason: K words on why each was taken.
+        audit: (K,) bool, True for those drawn only to check the ranking; they train nothing.
+    """
+
+    samples: Tensor
+    reason: Sequence[str]
+    audit: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,22 +155,24 @@ class Rollout:
 
     Args:
         batch: the prompts they were drawn for.
-        prompt: (S,) int64 row of each sample's prompt in `batch`.
-        root: (S,) int64 index of each sample's initial noise within its prompt.
+        forest: how they were drawn; S samples.
         sigmas: (T + 1,) float32 grid, 1 down to 0.
+        latents: (S, ...) at sigma = 0.
         images: (S, 3, H, W) uint8 RGB.
-        edges: the trained steps.
+        edges: the recorded steps.
+        predicted: (N, ...) the picture that the network predicted at each node, as latents; None if not asked for.
     """
 
     batch: PromptBatch
-    prompt: Tensor
-    root: Tensor
+    forest: Forest
     sigmas: Tensor
+    latents: Tensor
     images: Tensor
     edges: Edges
+    predicted: Tensor | None = None
 
     def __len__(self) -> int:
-        return int(self.prompt.shape[0])
+        return len(self.forest)
 
 
 @dataclass(frozen=True)
@@ -111,16 +196,22 @@ class RewardTable:
 
 @dataclass(frozen=True)
 class Credit:
-    """How much each edge deserves.
+    """How much each edge and each sample deserves.
 
     Args:
-        advantage: (E,) float32; 0 for edges of samples that were left out.
+        advantage: (N,) float32, of the edge that ends in each node; 0 at roots and where a sample was left out.
         outcome: (S,) float32 advantage of each sample as a whole.
+        used: (S,) bool, False for samples left out: unscored, audited, or of a dropped group.
+        values: (N,) float32 worth of each node, NaN where nothing below it could be scored.
+        turning: (N,) bool, True where the edge's reward was replaced by the long-term one.
         zero_spread_groups: groups whose rewards are all equal; they train nothing.
         dropped_groups: groups left out because too few of their samples could be scored.
     """
 
     advantage: Tensor
     outcome: Tensor
+    used: Tensor
+    values: Tensor
+    turning: Tensor
     zero_spread_groups: int
     dropped_groups: int

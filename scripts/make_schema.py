@@ -19,7 +19,7 @@ Made from the configuration's models by `python scripts/make_schema.py`; edit th
 A configuration is a YAML file of the sections below; keys in **bold** must be given. `diffrl train FILE a.b=c ...`
 replaces single values, list entries by their number (`rewards.0.weight=2`). Unknown keys are refused, all problems are
 reported at once, and no value is ever adjusted. `diffrl check FILE` looks without training. The resolved configuration
-is kept in the run. Some keys exist for features that are not there yet; they accept only the value that means "off".
+is kept in the run.
 """
 
 

@@ -34,7 +34,6 @@ BOUNDS = {
 }
 NOT_HERE = {
     ("rollout.dynamics", "ode"): "A deterministic step has no density, so grpo cannot train it",
-    ("rollout.stochastic", "splits"): "This version trains chains, which have no splits",
 }
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
-from diffrl.config.schema import Config, cross_section_problems
+from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+BREAKS = frozenset("\x85\u2028\u2029")
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,6 +61,14 @@ for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value, 10))
 _Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Text; in double quotes where YAML would take one of its characters for the end of a line."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAKS & set(text) else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

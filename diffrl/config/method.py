@@ -1,4 +1,4 @@
-"""The sections that say how the policy is sampled, rewarded, credited, trained and guarded."""
+"""The sections that say how samples are rewarded, and how the policy is trained and guarded."""
 
 from __future__ import annotations
 
@@ -6,111 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import ListOf, Section, only, problems, rule, show
-
-CHAINS = "this version trains chains"
-
-
-class FlowSde(Section):
-    """Flow-GRPO's stochastic step, std = noise_level * sqrt(sigma / (1 - sigma)) * sqrt(step length)."""
-
-    kind: Literal["flow_sde"] = Field(description="Flow-GRPO, arXiv 2505.05470.")
-    noise_level: float = Field(0.7, gt=0, description="Size of the injected noise; 0.7 in the paper.")
-
-
-class DanceSde(Section):
-    """DanceGRPO's stochastic step, std = eta * sqrt(step length)."""
-
-    kind: Literal["dance_sde"] = Field(description="DanceGRPO, arXiv 2505.07818.")
-    eta: float = Field(0.3, gt=0, description="Size of the injected noise, the same at every step; 0.3 in the paper.")
-
-
-class Cps(Section):
-    """Coefficient-preserving sampling, std = next sigma * sin(noise_level * pi / 2)."""
-
-    kind: Literal["cps"] = Field(description="Coefficient-preserving sampling, arXiv 2509.05952.")
-    noise_level: float = Field(gt=0, le=1, description="Share of fresh noise in each step's noise, in (0, 1].")
-
-
-class AllSteps(Section):
-    """Every denoising step but the last is stochastic and trained."""
-
-    kind: Literal["all"] = Field(description="Flow-GRPO: every step but the last.")
-
-
-class Window(Section):
-    """Only the steps of a window are stochastic and trained; the others are deterministic."""
-
-    kind: Literal["window"] = Field(description="MixGRPO: a window of steps.")
-    start: int = Field(0, ge=0, description="First stochastic step, counted from 0, in the first iteration.")
-    size: int = Field(ge=1, description="Number of stochastic steps. start + size must be <= rollout.steps - 1.")
-    slide_every: int | None = Field(
-        None,
-        ge=1,
-        description="Training iterations after which the window moves one step on; after the last place where it "
-        "fits it goes back to step 0 (MixGRPO). null = it stays.",
-    )
-
-
-class TreeSettings(Section):
-    """The paths drawn for one prompt. Without splits these are chains: one path from each root."""
-
-    roots: int = Field(ge=2, description="Initial noises for each prompt; with chains, the samples of a group.")
-    branches: Annotated[
-        Literal[2], only(2, f"{CHAINS}, where it would have no effect", "Remove the key or set it to 2")
-    ] = Field(2, description="Children of a node where the tree splits. No effect without splits.")
-    splits: Annotated[ListOf[int], only([], CHAINS, "Remove the splits")] = Field(
-        (), max_length=0, description="Steps after which the tree splits. Empty = chains."
-    )
-    correlation: Annotated[
-        float, only(4.0, f"{CHAINS}, where it would have no effect", "Remove the key or set it to 4.0")
-    ] = Field(
-        4.0, json_schema_extra={"const": 4.0}, description="Noise correlation of siblings. No effect without splits."
-    )
-
-
-class RolloutSettings(Section):
-    """How samples are drawn for training."""
-
-    steps: int = Field(ge=2, description="Denoising steps of a sample. The last is always deterministic.")
-    guidance_scale: float = Field(
-        1.0, ge=1, description="Classifier-free guidance; 1 = none, above 1 every step costs two network evaluations."
-    )
-    dynamics: Annotated[FlowSde | DanceSde | Cps, Field(discriminator="kind")] = Field(
-        description="How a stochastic step draws its noise."
-    )
-    stochastic: Annotated[AllSteps | Window, Field(discriminator="kind")] = Field(
-        AllSteps(kind="all"), description="Which steps are stochastic; these and only these are trained."
-    )
-    tree: TreeSettings
-    explore: Annotated[None, only(None, "this version draws every sample in full precision", "Remove the section")] = (
-        Field(None, description="Low-precision search for the samples worth training on. null = off.")
-    )
-    micro_batch: int = Field(128, ge=1, description="Samples in one network call of the rollout; bounds memory.")
-    decode_batch: int = Field(128, ge=1, description="Samples in one call of the picture decoder; bounds memory.")
-
-    @model_validator(mode="after")
-    def _window_fits(self) -> Self:
-        window, trainable = self.stochastic, self.steps - 1
-        if not isinstance(window, Window):
-            return self
-        if window.start + window.size > trainable:
-            raise problems(
-                [
-                    "rollout.stochastic.start + size must be <= rollout.steps - 1, because the last step is always "
-                    f"deterministic. Got start={window.start}, size={window.size}, steps={self.steps}. Lower start or "
-                    "size, or add steps."
-                ]
-            )
-        if window.slide_every is not None and window.size == trainable:
-            raise problems(
-                [
-                    "rollout.stochastic.slide_every must be null if the window covers every step but the last: there "
-                    f"is nowhere to slide. Got slide_every={window.slide_every}, size={window.size}, "
-                    f"steps={self.steps}. Remove slide_every or lower size."
-                ]
-            )
-        return self
+from diffrl.config.base import ListOf, Section, problems, rule, show
 
 
 def _known_scorer(name: str) -> str:
@@ -156,67 +52,6 @@ def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettin
 
 Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1), AfterValidator(_distinct_rewards)]
 
-_TURNING_POINTS = only(True, "it has no effect with credit.reward: outcome", "Remove the key or set it to true")
-
-
-class TurningPointSettings(Section):
-    """How turning points are found. No effect on outcome rewards, which are all that this version has."""
-
-    constraint: Annotated[Literal[True], _TURNING_POINTS] = Field(
-        True, description="Ask that the path goes on in the direction of the turn."
-    )
-    balance: Annotated[Literal[True], _TURNING_POINTS] = Field(
-        True, description="Keep as many turns for the better as for the worse."
-    )
-
-
-class CreditSettings(Section):
-    """How rewards of samples become advantages of steps."""
-
-    reward: Literal["outcome"] = Field("outcome", description="outcome = each step gets its sample's reward.")
-    value: Literal["leaves"] = Field("leaves", description="Worth of a tree's inner node: its leaves' rewards.")
-    fusion: Literal["uniform"] = Field("uniform", description="How leaves weigh in that value: all the same.")
-    turning_points: TurningPointSettings = TurningPointSettings()
-    normalise: Literal["group"] = Field("group", description="group = compare the samples of one prompt.")
-    baseline: Literal["mean", "median"] = Field(
-        "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."
-    )
-    std: Literal["group", "batch"] = Field("group", description="Divide by the group's or the iteration's spread.")
-    clamp: float = Field(5.0, gt=0, description="Advantages are cut to [-clamp, clamp], in standard deviations.")
-    minimum_samples: int = Field(
-        2, ge=2, description="Groups with fewer scored samples are left out of the update, counted, and said so."
-    )
-
-
-class GrpoSettings(Section):
-    """Clipped surrogate on log-probs averaged over latent dimensions, hence the small clip."""
-
-    kind: Literal["grpo"] = Field("grpo", description="Group-relative policy optimisation on denoising steps.")
-    clip: float = Field(1.0e-3, gt=0, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
-    clip_high: float | None = Field(
-        None, gt=0, description="Upper range on its own: 1 + clip_high (DAPO's clip-higher). null = the same as clip."
-    )
-    kl: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the distance to the starting model; above 0 each edge costs one more evaluation.",
-    )
-    kl_form: Literal["velocity", "mean"] = Field(
-        "velocity",
-        description="Distance: velocity = mean |v - v_ref|^2; mean = squared difference of step means / (2 std^2).",
-    )
-
-    @model_validator(mode="after")
-    def _no_idle_keys(self) -> Self:
-        if self.kl == 0 and self.kl_form != "velocity":
-            raise problems(
-                [
-                    "objective.kl_form must be left at velocity while objective.kl is 0, where it has no effect. "
-                    f"Got {show(self.kl_form)}. Set kl above 0 or remove kl_form."
-                ]
-            )
-        return self
-
 
 class EmaSettings(Section):
     """A moving average of the trained weights; evaluation and export then use it."""
@@ -234,7 +69,9 @@ class TrainSettings(Section):
         0.1, ge=0, le=1, description="Where cosine ends, as a fraction of learning_rate. No effect with constant."
     )
     updates_per_iteration: int = Field(
-        1, ge=1, description="Optimiser updates into which an iteration's edges are divided; each edge is used once."
+        1,
+        ge=1,
+        description="Optimiser updates that share what an iteration has to train on; each edge is used once.",
     )
     micro_batch: int = Field(128, ge=1, description="Edges in one forward and backward pass; bounds memory.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm. null = never.")

@@ -1,27 +1,18 @@
-"""The configuration of a run: every key, its meaning, its bounds, and the rules between sections.
-
-A key whose feature does not exist yet accepts only the value that means "off". No value is ever adjusted.
-"""
+"""The configuration of a run: every key, its meaning and its bounds. No value is ever adjusted."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from diffrl.config.base import ListOf, Section, problems, rule, show
-from diffrl.config.method import (
-    CreditSettings,
-    GrpoSettings,
-    GuardSettings,
-    Rewards,
-    RolloutSettings,
-    TrainSettings,
-    Window,
-)
+from diffrl.config.checks import cross_section_problems
+from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings
+from diffrl.config.method import GuardSettings, Rewards, TrainSettings
+from diffrl.config.rollout import RolloutSettings
 
 SD3_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out")
@@ -119,6 +110,7 @@ class EvalSettings(Section):
     guidance_scale: float = Field(1.0, ge=1, description="Classifier-free guidance; 1 = none.")
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the evaluation's noise, apart from run.seed.")
     batch: int = Field(128, ge=1, description="Samples in one network call; bounds memory.")
+    solver: Literal["ode", "ab2"] = Field("ode", description="ode = Euler, the stock sampler; ab2 = Adams-Bashforth.")
 
 
 class WandbSettings(Section):
@@ -149,7 +141,9 @@ class Config(Section):
     rollout: RolloutSettings
     rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
     credit: CreditSettings = CreditSettings()
-    objective: GrpoSettings = GrpoSettings()
+    objective: Annotated[GrpoSettings | NftSettings, Field(discriminator="kind")] = Field(
+        GrpoSettings(kind="grpo"), description="The loss."
+    )
     train: TrainSettings
     eval: EvalSettings
     guards: GuardSettings = GuardSettings()
@@ -161,60 +155,3 @@ class Config(Section):
         if found:
             raise problems(found)
         return self
-
-
-def _enough_edges(rollout: RolloutSettings, train: TrainSettings) -> str | None:
-    steps = rollout.stochastic.size if isinstance(rollout.stochastic, Window) else rollout.steps - 1
-    edges = rollout.tree.roots * steps
-    if train.updates_per_iteration <= edges:
-        return None
-    return (
-        "train.updates_per_iteration must be <= the edges of a prompt, rollout.tree.roots * stochastic steps. Got "
-        f"updates_per_iteration={train.updates_per_iteration}, roots={rollout.tree.roots}, stochastic steps={steps}. "
-        "Lower updates_per_iteration or add roots."
-    )
-
-
-def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
-    if credit.minimum_samples <= rollout.tree.roots:
-        return None
-    return (
-        "credit.minimum_samples must be <= rollout.tree.roots, or no group could ever train. Got "
-        f"minimum_samples={credit.minimum_samples}, roots={rollout.tree.roots}. Lower minimum_samples or add roots."
-    )
-
-
-def _warmup_ends(run: RunSettings, train: TrainSettings) -> str | None:
-    updates = run.iterations * train.updates_per_iteration
-    if train.warmup_updates < updates:
-        return None
-    return (
-        "train.warmup_updates must be < the run's updates, run.iterations * train.updates_per_iteration. Got "
-        f"warmup_updates={train.warmup_updates}, iterations={run.iterations}, "
-        f"updates_per_iteration={train.updates_per_iteration}. Lower warmup_updates or add iterations."
-    )
-
-
-def _optimizer_has_its_device(model: ModelSettings, train: TrainSettings) -> str | None:
-    if train.optimizer != "adamw_8bit" or model.device != "cpu":
-        return None
-    return (
-        "train.optimizer must be adamw on the CPU. Got optimizer=adamw_8bit, model.device=cpu. Set optimizer: adamw or "
-        "model.device: cuda."
-    )
-
-
-_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
-    (("rollout", "train"), _enough_edges),
-    (("rollout", "credit"), _groups_can_be_full),
-    (("run", "train"), _warmup_ends),
-    (("model", "train"), _optimizer_has_its_device),
-)
-
-
-def cross_section_problems(sections: Mapping[str, Any]) -> list[str]:
-    """Problems between sections, of those checks whose sections are all given (the others could not be read)."""
-    checked = (
-        check(*(sections[name] for name in names)) for names, check in _CROSS_CHECKS if sections.keys() >= set(names)
-    )
-    return [problem for problem in checked if problem is not None]

@@ -1,40 +1,237 @@
-"""Rewards of samples to advantages of edges."""
+"""Rewards of samples to advantages of samples and of the steps that led to them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from diffrl.functional.advantages import group_advantage
-from diffrl.records import Credit
+from diffrl.functional.advantages import depth_advantage, group_advantage, population_std, sibling_advantage
+from diffrl.functional.groups import group_table, layout
+from diffrl.functional.tree_values import fuse, levels, path_weights, step_rewards, sum_below
+from diffrl.functional.turning_points import turning_point_rewards
+from diffrl.records import Credit, Forest
 
 
-def outcome_credit(
-    total: Tensor,
-    groups: Tensor,
-    ok: Tensor,
-    mine: slice,
-    edge_sample: Tensor,
-    *,
-    baseline: Literal["mean", "median"] = "mean",
-    std: Literal["group", "batch"] = "group",
-    clamp: float = 5.0,
-    minimum: int = 2,
-) -> Credit:
-    """Every edge of a sample gets the sample's group advantage (GRPO's outcome reward; Flow-GRPO, arXiv 2505.05470).
+@dataclass(frozen=True)
+class CreditRule:
+    """How rewards become advantages.
 
     Args:
-        total: (S_all,) rewards of the whole iteration, of all ranks.
-        groups: (S_all,) int64 group ids, unique over the iteration.
-        ok: (S_all,) False for samples to leave out.
-        mine: the rows of `total` that are this rank's samples.
-        edge_sample: (E,) int64 row of each edge's sample within `mine`.
-        baseline: what a reward is compared with.
-        std: what the difference is divided by.
+        reward: what a step is credited with. `outcome`: the advantages of the samples that it leads to. `fused`: the
+            value of the node in which it ends. `incremental`: what it adds to the value. `turning_point`: that, or the
+            long-term reward where a path turns.
+        fusion: how samples weigh in a node's value: all the same, or by the probability of their path.
+        beta: with `path_probability`, softmax(beta * sum of dimension-averaged log-probs).
+        constraint: of turning points, see `turning_point_rewards`.
+        balance: likewise.
+        normalise: what steps are compared with: all steps of the prompt, those of the prompt that end at the same step
+            of the grid, or the node that they leave, in units of the latter's spread.
+        baseline: mean or median; `siblings` has its own for steps.
+        std: of the prompt's samples, or of the whole batch's; `batch` goes with `outcome` alone.
         clamp: bound on the size of an advantage.
-        minimum: samples a group needs to be used.
+        minimum: fewest usable samples of a prompt that trains.
+
+    Raises:
+        ValueError: two of the options exclude each other.
     """
-    result = group_advantage(total, groups, ok=ok, baseline=baseline, std=std, clamp=clamp, minimum=minimum)
-    own = result.advantage[mine]
-    return Credit(own.to(edge_sample.device)[edge_sample], own, result.zero_spread, result.dropped)
+
+    reward: Literal["outcome", "fused", "incremental", "turning_point"]
+    fusion: Literal["uniform", "path_probability"] = "uniform"
+    beta: float = 0.0
+    constraint: bool = True
+    balance: bool = True
+    normalise: Literal["group", "depth", "siblings"] = "group"
+    baseline: Literal["mean", "median"] = "mean"
+    std: Literal["group", "batch"] = "group"
+    clamp: float = 5.0
+    minimum: int = 2
+
+    def __post_init__(self) -> None:
+        if self.reward == "outcome" and self.normalise != "group":
+            raise ValueError(f"normalise must be 'group' with reward 'outcome'. Got {self.normalise!r}.")
+        if self.reward != "outcome" and self.std != "group":
+            raise ValueError(f"std must be 'group' unless reward is 'outcome'. Got {self.std!r} with {self.reward!r}.")
+        if self.fusion == "uniform" and self.beta != 0:
+            raise ValueError(f"beta must be 0 with fusion 'uniform'. Got {self.beta}.")
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether steps are credited with differences of values, which may then come from another estimator."""
+        return self.reward in ("incremental", "turning_point")
+
+
+def assign_credit(
+    forest: Forest,
+    reward: Tensor,
+    usable: Tensor,
+    rule: CreditRule,
+    *,
+    values: Tensor | None = None,
+    log_prob: Tensor | None = None,
+    batch: tuple[Tensor, Tensor] | None = None,
+) -> Credit:
+    """Advantages of a rank's samples and of the steps of their forest.
+
+    A sample's own advantage is GRPO's, from the rewards of its prompt's samples. Those of steps follow the rule; on
+    chains, `outcome` gives every step its sample's advantage (Flow-GRPO, arXiv 2505.05470).
+
+    Steps get 0 if no usable sample lies below them, if their prompt is dropped, or if its usable rewards are all equal:
+    equal rewards fuse to exactly equal values. But an outside estimator's values may differ on the way to them, so with
+    `values` the steps of such a prompt keep their credit, though it counts as without spread and its outcomes are 0.
+
+    Args:
+        forest: how the samples were drawn.
+        reward: (S,) float32, NaN where scoring failed.
+        usable: (S,) bool, False for samples that enter nothing: failed, or drawn to check a ranking.
+        rule: how.
+        values: (N,) worth of each node by an estimator other than the samples below it, NaN where it failed. At nodes
+            that samples grow from, the samples' rewards replace it, so that step rewards add up to the final reward.
+        log_prob: (N,) density of the step that ends in each node, for `path_probability`; ignored at roots.
+        batch: rewards and usable, (S_all,) each, of all ranks' samples, for std `batch`; None means that the samples at
+            hand are all.
+
+    Returns:
+        Credit. Its values are those that steps were credited by, and the fused ones with `outcome`.
+
+    Raises:
+        ValueError: `values` or `log_prob` is given to a rule that has no use for it, or log_prob is missing.
+    """
+    if values is not None and not rule.stepwise:
+        raise ValueError(f"values go with reward 'incremental' and 'turning_point'. Got them with {rule.reward!r}.")
+    if (log_prob is not None) != (rule.fusion == "path_probability"):
+        got = "none" if log_prob is None else "one"
+        raise ValueError(f"log_prob goes with fusion 'path_probability'. Got {got} with {rule.fusion!r}.")
+    usable = usable & reward.isfinite()
+    spread = population_std(*(batch or (reward, usable))) if rule.std == "batch" else None
+    outcome = group_advantage(
+        reward, forest.sample_prompt, usable, rule.baseline, clamp=rule.clamp, minimum=rule.minimum, spread=spread
+    )
+    trained = usable & ~_dropped(forest, reward, usable, rule.minimum)
+    weight = None if log_prob is None else path_weights(forest.parent, log_prob, rule.beta)
+
+    leaf_reward = _at_leaves(forest, reward, usable)
+    fused = fuse(forest.parent, leaf_reward, weight)
+    if values is not None:
+        values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
+    worth = fused if values is None else values
+    turning = torch.zeros_like(forest.parent, dtype=torch.bool)
+    if rule.reward == "outcome":
+        advantage = fuse(forest.parent, _at_leaves(forest, outcome.advantage, usable), weight)
+    else:
+        if rule.reward == "turning_point":
+            step_reward, turning = turning_point_rewards(
+                worth, leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
+            )[:2]
+        else:
+            step_reward = fused if rule.reward == "fused" else step_rewards(worth, forest.parent)
+        step_reward = step_reward.where(fused.isfinite() & (forest.parent >= 0), torch.nan)
+        advantage = _normalise(step_reward, forest, worth if rule.reward == "fused" else None, rule)
+
+    trains = (forest.parent >= 0) & _on_the_way(forest, trained)
+    return Credit(
+        advantage=advantage.where(trains, 0.0),
+        outcome=outcome.advantage,
+        used=trained,
+        values=worth,
+        turning=turning & trains,
+        zero_spread_groups=outcome.zero_spread,
+        dropped_groups=outcome.dropped,
+    )
+
+
+def kept_edges(
+    forest: Forest,
+    reward: Tensor,
+    usable: Tensor,
+    *,
+    width: Literal["parent_top1", "extremes"] | None = None,
+    best: int = 1,
+    skipped_steps: Collection[int] = (),
+) -> Tensor:
+    """Which steps still train after BranchGRPO's pruning (arXiv 2509.06040), of gradients only.
+
+    `parent_top1` keeps of each parent at the last split the child that is worth most, uniformly fused, the first of
+    equals; its siblings go, and all that grows from them (the published code keeps them). Steps before the last split
+    stay. `extremes` keeps the paths to the best and the worst samples of each prompt.
+
+    Args:
+        forest: how the samples were drawn.
+        reward: (S,) float32, NaN where scoring failed.
+        usable: (S,) bool.
+        width: which branches are left out; None leaves all in.
+        best: with `extremes`, samples kept at either end of each prompt; all, where a prompt has fewer than twice that.
+        skipped_steps: steps of the grid that are left out at every node.
+
+    Returns:
+        (N,) bool, for the step that ends in each node; False at roots.
+
+    Raises:
+        ValueError: `best` is below 1.
+    """
+    if best < 1:
+        raise ValueError(f"best must be at least 1. Got {best}.")
+    usable = usable & reward.isfinite()
+    kept = forest.parent >= 0
+    if width == "parent_top1":
+        kept &= _below_better_children(forest, fuse(forest.parent, _at_leaves(forest, reward, usable)))
+    elif width == "extremes":
+        kept &= _towards_extremes(forest, reward, usable, best)
+    return kept & ~torch.isin(forest.step, forest.step.new_tensor(sorted(skipped_steps)))
+
+
+def _normalise(step_reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Tensor:
+    if rule.normalise == "group":
+        return group_advantage(step_reward, forest.prompt, None, rule.baseline, clamp=rule.clamp).advantage
+    if rule.normalise == "depth":
+        return depth_advantage(step_reward, forest.prompt, forest.step, None, rule.baseline, clamp=rule.clamp)
+    return sibling_advantage(step_reward, forest.parent, forest.prompt, forest.step, centre, clamp=rule.clamp)
+
+
+def _at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:
+    """(N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
+    absent = amount.new_full(forest.parent.shape, torch.nan)
+    return absent.index_put((forest.leaf,), amount.masked_fill(~usable, torch.nan))
+
+
+def _on_the_way(forest: Forest, samples: Tensor) -> Tensor:
+    """(N,) bool, True for the nodes on the paths to the samples (S,) that are True."""
+    ends = torch.zeros_like(forest.parent)
+    ends[forest.leaf[samples]] = 1
+    return sum_below(forest.parent, ends) > 0
+
+
+def _dropped(forest: Forest, reward: Tensor, usable: Tensor, minimum: int) -> Tensor:
+    """(S,) bool, True where too few samples of the sample's prompt are usable."""
+    if not len(forest):
+        return torch.zeros_like(usable)
+    table = group_table(reward, forest.sample_prompt, usable)
+    return (table.size < minimum)[table.row]
+
+
+def _below_better_children(forest: Forest, values: Tensor) -> Tensor:
+    """(N,) bool, False for the worse children at the last split and for all nodes below them."""
+    kept = torch.ones_like(forest.parent, dtype=torch.bool)
+    splits = [step for step, children in forest.branching.items() if children > 1]
+    if not splits:
+        return kept
+    nodes = torch.nonzero(forest.step == max(splits)).flatten()
+    best_first = torch.argsort(values[nodes].nan_to_num(-torch.inf), descending=True, stable=True)
+    kept[nodes[best_first]] = layout(forest.parent[nodes[best_first]])[1] == 0
+    for level in levels(forest.parent)[1:]:
+        kept[level] &= kept[forest.parent[level]]
+    return kept
+
+
+def _towards_extremes(forest: Forest, reward: Tensor, usable: Tensor, best: int) -> Tensor:
+    """(N,) bool, True for the nodes on the way to the best and the worst usable samples of each prompt."""
+    samples = torch.nonzero(usable).flatten()
+    samples = samples[torch.argsort(reward[samples], descending=True, stable=True)]
+    prompt = forest.sample_prompt[samples]
+    from_best, from_worst = layout(prompt)[1], layout(prompt.flip(0))[1].flip(0)
+    chosen = torch.zeros_like(usable)
+    chosen[samples[(from_best < best) | (from_worst < best)]] = True
+    return _on_the_way(forest, chosen)

@@ -2,25 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from diffrl.records import Edges
+from diffrl.records import Credit, Rollout
 
-VelocityOf = Callable[[Edges], Tensor]
-"""Velocity (E, ...) that a policy predicts at the start of each edge."""
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Velocities (B, ...) that a policy predicts: latents (B, ...), sigma (B,), prompt rows (B,)."""
 
 
-class Objective(Protocol):
-    """A loss over edges."""
+class Examples(Protocol):
+    """What an objective trains on in one iteration: M units, each one network evaluation, with one term or more."""
 
-    needs_reference: bool
-    """Whether `loss` asks the reference policy for velocities."""
+    @property
+    def prompt(self) -> Tensor:
+        """(M,) int64 row of each unit's prompt in the batch."""
+        ...
 
-    def loss(
-        self, edges: Edges, advantage: Tensor, policy: VelocityOf, reference: VelocityOf | None
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Loss of each edge, (E,), unreduced so that the caller can normalise over micro-batches, and metrics (E,)."""
+    @property
+    def terms(self) -> Tensor:
+        """(M,) int64 terms of the loss that each unit stands for."""
+        ...
+
+    @property
+    def term_prompt(self) -> Tensor:
+        """(T,) int64 row of the prompt of each term that `Objective.loss` gives, in its order."""
+        ...
+
+    @property
+    def active(self) -> Tensor:
+        """(M,) bool, False for units whose gradient is zero by construction: they are counted and not evaluated."""
+        ...
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the network is asked: latents (M, ...), sigma (M,), prompt rows (M,)."""
+        ...
+
+    def take(self, index: Tensor) -> Self:
+        """The units at `index` (B,) int64."""
+        ...
+
+
+Some = TypeVar("Some", bound=Examples)
+
+
+class Objective(Protocol[Some]):
+    """A loss over examples."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `loss` asks the reference policy for velocities."""
+        ...
+
+    @property
+    def asks_old(self) -> bool:
+        """Whether `examples` asks the old policy for velocities, one a unit that is active."""
+        ...
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that `loss` gives."""
+        ...
+
+    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> Some:
+        """What an iteration trains on.
+
+        Args:
+            rollout: samples and recorded steps.
+            credit: their advantages.
+            kept: (N,) bool, False for nodes whose edges pruning takes out of the gradient.
+            old: velocities, without gradient, of the policy that drew the samples.
+            micro_batch: evaluations a call.
+        """
+        ...
+
+    def loss(self, examples: Some, policy: Velocity, reference: Velocity | None) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Loss of each term, unreduced so that the caller can normalise over micro-batches, and metrics like it."""
+        ...
+
+    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
+        """Before any update: by how much each recorded step's ratio differs from 1, as (step, error), by step."""
         ...

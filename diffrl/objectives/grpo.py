@@ -1,21 +1,61 @@
 """GRPO over denoising steps: the clipped surrogate of each edge, with an optional pull to the reference policy.
 
-Flow-GRPO (arXiv 2505.05470, eq. 4-7), with log-probabilities averaged over latent dimensions.
+Flow-GRPO (arXiv 2505.05470, eq. 4-7), with log-probabilities averaged over latent dimensions. Siblings leave the same
+latents, so one network evaluation serves all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from diffrl.functional.gaussian import kl, log_prob
 from diffrl.functional.losses import clipped_surrogate, velocity_kl
-from diffrl.objectives.base import VelocityOf
-from diffrl.records import Edges
+from diffrl.objectives.base import Velocity
+from diffrl.records import Credit, Edges, Rollout
+from diffrl.rollout.denoise import take_origins
 from diffrl.transition import Transition
+
+
+@dataclass(frozen=True)
+class EdgeExamples:
+    """Recorded steps with their advantages; a unit is an origin, a term one of its edges.
+
+    Args:
+        edges: the steps, without those that pruning took away.
+        advantage: (E,) float32.
+        terms: (U,) int64 edges of each origin, pruned ones included, so that pruning does not scale the others up.
+        active: (U,) bool, whether the origin is evaluated.
+    """
+
+    edges: Edges
+    advantage: Tensor
+    terms: Tensor
+    active: Tensor
+
+    @property
+    def prompt(self) -> Tensor:
+        """(U,) int64 row of each origin's prompt."""
+        return self.edges.prompt
+
+    @property
+    def term_prompt(self) -> Tensor:
+        """(E,) int64 row of each edge's prompt."""
+        return self.edges.prompt[self.edges.origin]
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Latents, noise levels and prompt rows of the origins."""
+        return self.edges.latents, self.edges.sigma, self.edges.prompt
+
+    def take(self, index: Tensor) -> EdgeExamples:
+        """The origins at `index` with their edges."""
+        edges, rows = take_origins(self.edges, index)
+        return EdgeExamples(edges, self.advantage[rows], self.terms[index], self.active[index])
 
 
 @dataclass(frozen=True)
@@ -41,25 +81,62 @@ class GRPO:
         """Whether the reference policy is evaluated."""
         return self.kl > 0
 
-    def log_prob(self, edges: Edges, velocity: Tensor) -> Tensor:
-        """Density (E,) of each edge under a policy that predicts `velocity` (E, ...) at its start."""
-        mean, std = self.transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
-        return log_prob(edges.next_latents, mean, std)
+    @property
+    def asks_old(self) -> bool:
+        """The densities of the policy that drew the steps are stored."""
+        return False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of the ratio, and the distance to the reference."""
+        return ("ratio", "ratio_error", "clipped", "approx_kl", *(("reference_kl",) if self.kl > 0 else ()))
+
+    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> EdgeExamples:
+        """All recorded steps but the pruned; origins without any credit are inactive unless the reference pulls."""
+        edges = rollout.edges
+        advantage = credit.advantage.to(edges.node.device)[edges.node]
+        kept = kept.to(edges.node.device)[edges.node]
+        count = torch.zeros_like(edges.step)
+        terms = count.index_add(0, edges.origin, torch.ones_like(edges.origin))
+        trains = kept if self.needs_reference else kept & (advantage != 0)
+        active = count.index_add(0, edges.origin, trains.long()) > 0
+        every = torch.arange(len(edges.step), device=edges.step.device)
+        left, rows = take_origins(edges, every, kept)
+        return EdgeExamples(left, advantage[rows], terms, active)
 
     def loss(
-        self, edges: Edges, advantage: Tensor, policy: VelocityOf, reference: VelocityOf | None
+        self, examples: EdgeExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """See `Objective.loss`; metrics are ratio, clipped, approx_kl and, with a reference, reference_kl."""
-        velocity = policy(edges)
-        mean, std = self.transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
+        edges = examples.edges
+        velocity = policy(*examples.start)
+        mean, std = self._transition(edges, velocity)
         density = log_prob(edges.next_latents, mean, std)
-        loss, metrics = clipped_surrogate(density, edges.old_log_prob, advantage, self.clip_low, self.clip_high)
+        loss, metrics = clipped_surrogate(
+            density, edges.old_log_prob, examples.advantage, self.clip_low, self.clip_high
+        )
         if reference is None:
             return loss, metrics
-        reference_velocity = reference(edges)
+        reference_velocity = reference(*examples.start)
         if self.kl_form == "velocity":
-            distance = velocity_kl(velocity, reference_velocity)
+            distance = velocity_kl(velocity, reference_velocity)[edges.origin]
         else:
-            reference_mean, _ = self.transition(edges.latents, reference_velocity, edges.sigma, edges.sigma_next)
-            distance = kl(mean, reference_mean, std)
+            distance = kl(mean, self._transition(edges, reference_velocity)[0], std)
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+
+    def _transition(self, edges: Edges, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std of each edge under a policy that predicts `velocity` (U, ...) at the origins."""
+        mean, std = self.transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
+        return mean[edges.origin], std.expand(len(mean), *std.shape[1:])[edges.origin]
+
+    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
+        """Largest |ratio - 1| of every recorded step, by the loss's own code path, gradients on as in an update."""
+        edges = rollout.edges
+        errors = []
+        for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
+            piece, _ = take_origins(edges, index)
+            mean, std = self._transition(piece, policy(piece.latents, piece.sigma, piece.prompt))
+            density = log_prob(piece.next_latents, mean, std).detach()
+            errors.append(torch.expm1(density - piece.old_log_prob).abs())
+        every = torch.cat(errors)
+        return [(step, float(every[edges.edge_step == step].max())) for step in edges.edge_step.unique().tolist()]

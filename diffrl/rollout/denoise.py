@@ -1,21 +1,23 @@
 """From noise to clean latents along a sigma grid, keeping the stochastic steps as edges.
 
-All samples advance together, one level of the grid at a time; the network sees them in micro-batches.
+All trees advance together, one level of the grid at a time; the network sees a level's nodes once, in micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from diffrl.functional.dynamics import ode_step
+from diffrl.functional.dynamics import ab2_step, ode_step
 from diffrl.functional.gaussian import log_prob
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
-from diffrl.records import Edges
+from diffrl.records import Edges, Forest
 from diffrl.rollout.address import Address
-from diffrl.rollout.noise import noise_at
+from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.tree import SHARED
 from diffrl.transition import Transition
 
 
@@ -46,68 +48,171 @@ def batched_velocity(
     return torch.cat(pieces)
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """How latents are carried from noise to picture.
+
+    Args:
+        sigmas: (T + 1,) the full grid, from 1 to 0.
+        levels: indices of the grid that are visited, ascending from 0 to T; None = all.
+        transition: dynamics of the stochastic steps; None if there are none.
+        correlation: weight c of a sibling's own noise against the noise it shares.
+        solver: of the deterministic steps: `ode` is Euler, `ab2` two-step Adams-Bashforth, anew after noise.
+        guidance_scale: 1 is off.
+        micro_batch: samples a network call.
+    """
+
+    sigmas: Tensor
+    levels: Sequence[int] | None = None
+    transition: Transition | None = None
+    correlation: float = 4.0
+    solver: str = "ode"
+    guidance_scale: float = 1.0
+    micro_batch: int = 128
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The visited indices."""
+        return tuple(range(len(self.sigmas)) if self.levels is None else self.levels)
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What denoising a forest gives.
+
+    Args:
+        latents: (S, ...) at sigma = 0.
+        edges: the recorded steps.
+        predicted: (N, ...) latents of the picture predicted at each node; None if not asked for.
+    """
+
+    latents: Tensor
+    edges: Edges
+    predicted: Tensor | None
+
+
 @torch.no_grad()
 def denoise(
     adapter: ModelAdapter,
     conditioning: Conditioning,
-    rows: Tensor,
-    addresses: Sequence[Address],
+    forest: Forest,
+    roots: Sequence[Address],
+    sampler: Sampler,
     *,
-    sigmas: Tensor,
-    transition: Transition | None,
-    stochastic: Collection[int] = (),
-    guidance_scale: float = 1.0,
-    micro_batch: int = 128,
-) -> tuple[Tensor, Edges]:
-    """Draw one chain per address.
+    record: Collection[int] = (),
+    predict: bool = False,
+) -> Denoised:
+    """Draw a forest's samples; a path that several samples share is walked once.
 
     Args:
         adapter: the model.
         conditioning: encoded prompts, one row a prompt.
-        rows: (S,) int64, the row of each sample's prompt.
-        addresses: S addresses of initial noises; all other noise is addressed below them.
-        sigmas: (T + 1,) grid from 1 to 0.
-        transition: dynamics of the stochastic steps; None if there are none.
-        stochastic: indices of the stochastic steps; every other step is Euler. The last step never is one.
-        guidance_scale: 1 is off.
-        micro_batch: samples a network call.
+        forest: what to draw; its stochastic steps lie on the sampler's grid, and none is the last step.
+        roots: addresses of its initial noises, in the order of its roots; all other noise is addressed below them.
+        sampler: how.
+        record: stochastic steps that are kept as edges.
+        predict: keep the picture predicted at every node.
 
     Returns:
-        Latents (S, ...) at sigma = 0, and the stochastic steps with their densities. Densities are taken of the
-        latents as they are stored, so a recomputation under the same weights gives a ratio of exactly 1.
+        Densities are taken of the latents as they are stored, so a recomputation under the same weights gives a ratio
+        of exactly 1.
     """
-    x = adapter.init_latents(lambda shape: noise_at(addresses, shape))
-    device, count = x.device, len(addresses)
-    rows, sigmas = rows.to(device), sigmas.to(device)
-    samples = torch.arange(count, device=device)
-    paths = list(addresses)
-    kept: list[tuple[Tensor, ...]] = []
-    for i in range(len(sigmas) - 1):
-        sigma, sigma_next = sigmas[i].expand(count), sigmas[i + 1].expand(count)
-        v = batched_velocity(adapter, x, sigma, conditioning, rows, guidance_scale, micro_batch)
-        paths = [address.child(0) for address in paths]
-        if i not in stochastic or transition is None:
-            x = ode_step(x, v, sigma, sigma_next).mean.to(x.dtype)
+    x = adapter.init_latents(lambda shape: noise_at(roots, shape))
+    device, grid = x.device, sampler.grid
+    sigmas, rows = sampler.sigmas.to(device), forest.prompt.to(device)
+    alive = torch.arange(len(roots))  # the node that each row of x continues
+    paths = list(roots)
+    edges = _EdgeList(x)
+    predicted = x.new_zeros((len(forest.parent), *x.shape[1:])) if predict else None
+    previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
+    for i, i_next in zip(grid, grid[1:], strict=False):
+        sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
+        v = batched_velocity(adapter, x, sigma, conditioning, rows[alive], sampler.guidance_scale, sampler.micro_batch)
+        if predicted is not None and previous is None:
+            predicted[alive] = x - sigmas[i] * v
+        if i not in forest.branching:
+            step = ode_step(x, v, sigma, sigma_next)
+            if sampler.solver == "ab2" and previous is not None:
+                step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
+            x, previous = step.mean.to(x.dtype), (v, sigma)
+            paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
             continue
-        mean, std = transition(x, v, sigma, sigma_next)
-        noise = noise_at(paths, tuple(x.shape[1:])).to(device)
+        assert sampler.transition is not None and i_next == i + 1
+        children = torch.nonzero(forest.step == i).flatten()
+        origin = torch.searchsorted(alive, forest.parent[children])
+        noise, paths = _noise_of(forest, children, [paths[row] for row in origin.tolist()], i, x, sampler.correlation)
+        mean, std = sampler.transition(x, v, sigma, sigma_next)
+        mean, std = mean[origin], std.expand(len(x), *std.shape[1:])[origin]
         x_next = (mean + std * noise).to(x.dtype)
-        density = log_prob(x_next, mean, std)
-        step = torch.full((count,), i, device=device)
-        kept.append((x, x_next, sigma, sigma_next, step, samples, density))
-        x = x_next
-    return x, _concatenate(kept, x)
+        if i in record:
+            edges.add(x, sigma, sigma_next, i, rows[alive], origin, children, x_next, log_prob(x_next, mean, std))
+        x, alive, previous = x_next, children, None
+    latents = x[torch.searchsorted(alive, forest.leaf)]
+    if predicted is not None:
+        predicted[alive] = x  # without noise ahead the end is known
+    return Denoised(latents, edges.record(), predicted)
 
 
-def _concatenate(kept: list[tuple[Tensor, ...]], like: Tensor) -> Edges:
-    """Edges of several steps as one record; no steps give an empty one."""
-    if kept:
-        return Edges(*(torch.cat(column) for column in zip(*kept, strict=True)))
-    none, index = like.new_zeros((0,)), torch.zeros((0,), dtype=torch.int64, device=like.device)
-    return Edges(like[:0], like[:0], none, none, index, index, none)
+def _noise_of(
+    forest: Forest, children: Tensor, parents: Sequence[Address], step: int, like: Tensor, correlation: float
+) -> tuple[Tensor, list[Address]]:
+    """Noise (M, ...) of nodes that end a stochastic step, and their addresses."""
+    paths = [parent.child(k) for parent, k in zip(parents, forest.child[children].tolist(), strict=True)]
+    shape = tuple(like.shape[1:])
+    noise = noise_at(paths, shape)
+    if forest.branching[step] > 1:
+        families = list(dict.fromkeys(parents))
+        row = {parent: i for i, parent in enumerate(families)}
+        shared = noise_at([parent.child(SHARED) for parent in families], shape)
+        noise = sibling_noise(shared[[row[parent] for parent in parents]], noise, correlation)
+    return noise.to(like.device), paths
 
 
-def take_edges(edges: Edges, index: Tensor) -> Edges:
-    """The edges at `index` (B,) int64, in that order."""
-    fields = (edges.latents, edges.next_latents, edges.sigma, edges.sigma_next, edges.step, edges.sample)
-    return Edges(*(field[index] for field in fields), edges.old_log_prob[index])
+class _EdgeList:
+    """Edges of step after step, joined at the end into one record; no steps give an empty one."""
+
+    def __init__(self, like: Tensor):
+        none, index = like.new_zeros((0,)), torch.zeros((0,), dtype=torch.int64, device=like.device)
+        self._like = like
+        self._columns = [(like[:0], none, none, index, index, index, index, like[:0], none)]
+        self._origins = 0
+
+    def add(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        sigma_next: Tensor,
+        step: int,
+        prompt: Tensor,
+        origin: Tensor,
+        node: Tensor,
+        x_next: Tensor,
+        density: Tensor,
+    ) -> None:
+        device = self._like.device
+        steps = torch.full((len(x),), step, device=device)
+        origin = origin.to(device) + self._origins
+        self._columns.append((x, sigma, sigma_next, steps, prompt, origin, node.to(device), x_next, density))
+        self._origins += len(x)
+
+    def record(self) -> Edges:
+        return Edges(*(torch.cat(column) for column in zip(*self._columns, strict=True)))
+
+
+def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tuple[Edges, Tensor]:
+    """The origins at `index` with all their edges, and the rows of these edges.
+
+    Args:
+        edges: any.
+        index: (B,) int64 distinct origins; their order is kept.
+        keep: (E,) bool, edges that may be taken; None = all.
+    """
+    place = torch.full((len(edges.step),), -1, dtype=torch.int64, device=edges.step.device)
+    place[index] = torch.arange(len(index), device=index.device)
+    target = place[edges.origin]
+    taken = target >= 0 if keep is None else (target >= 0) & keep
+    rows = torch.nonzero(taken).flatten()
+    rows = rows[torch.argsort(target[rows], stable=True)]
+    origins = (edges.latents[index], edges.sigma[index], edges.sigma_next[index], edges.step[index])
+    ends = (edges.node[rows], edges.next_latents[rows], edges.old_log_prob[rows])
+    return Edges(*origins, edges.prompt[index], target[rows], *ends), rows

@@ -1,10 +1,9 @@
-"""Addresses to a `Rollout`: the samples, drawn in the training precision, that are allowed to train the policy."""
+"""A forest to a `Rollout`: the samples, drawn in the training precision, that are allowed to train the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,82 +11,51 @@ from torch import Tensor
 from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.records import PromptBatch, Rollout
+from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import denoise
-from diffrl.transition import Transition
+from diffrl.rollout.denoise import Sampler, denoise
 
 Clock = Callable[[str], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True)
-class Chains:
-    """Which chains of a prompt batch to draw, as arrays: one row a sample.
-
-    Args:
-        prompt: (S,) int64 row of the sample's prompt in the batch.
-        root: (S,) int64 index of its initial noise within the prompt.
-        addresses: S addresses of the initial noises.
-    """
-
-    prompt: Tensor
-    root: Tensor
-    addresses: tuple[Address, ...]
-
-
-def plan_chains(batch: PromptBatch, roots: int, seed: int) -> Chains:
-    """All `roots` chains of every prompt; S = P * roots, samples of a prompt side by side."""
-    addresses = tuple(
-        Address("train", seed, batch.iteration, group, root, ()) for group in batch.groups for root in range(roots)
-    )
-    prompt = torch.arange(len(batch.groups)).repeat_interleave(roots)
-    return Chains(prompt, torch.arange(roots).repeat(len(batch.groups)), addresses)
+def no_clock(phase: str) -> AbstractContextManager[None]:
+    """A clock that does not tick."""
+    return nullcontext()
 
 
 def regenerate(
     adapter: ModelAdapter,
     conditioning: Conditioning,
     batch: PromptBatch,
-    chains: Chains,
+    forest: Forest,
+    roots: Sequence[Address],
+    sampler: Sampler,
     *,
-    sigmas: Tensor,
-    transition: Transition,
-    stochastic: Collection[int],
-    guidance_scale: float,
-    micro_batch: int,
+    record: Collection[int],
     decode_batch: int,
-    clock: Clock = lambda phase: nullcontext(),
+    predict: bool = False,
+    clock: Clock = no_clock,
 ) -> Rollout:
-    """Draw the chains and decode them.
+    """Draw a forest's samples and decode them.
 
     Args:
-        adapter: the model.
+        adapter: the model, in the training precision.
         conditioning: the batch's encoded prompts, one row a prompt.
         batch: the prompts.
-        chains: which samples of them.
-        sigmas: (T + 1,) grid from 1 to 0.
-        transition: dynamics of the stochastic steps.
-        stochastic: indices of the stochastic steps.
-        guidance_scale: 1 is off.
-        micro_batch: samples a network call.
+        forest: which samples of them.
+        roots: addresses of the forest's initial noises.
+        sampler: how latents are carried.
+        record: stochastic steps that are kept as edges.
         decode_batch: samples a decoder call.
+        predict: keep the picture predicted at every node.
         clock: entered with "rollout" around the denoising and with "decode" around the decoding.
     """
     with clock("rollout"):
-        latents, edges = denoise(
-            adapter,
-            conditioning,
-            chains.prompt,
-            chains.addresses,
-            sigmas=sigmas,
-            transition=transition,
-            stochastic=stochastic,
-            guidance_scale=guidance_scale,
-            micro_batch=micro_batch,
-        )
+        drawn = denoise(adapter, conditioning, forest, roots, sampler, record=record, predict=predict)
     with clock("decode"):
-        images = decode(adapter, latents, decode_batch, [batch.prompts[int(row)].text for row in chains.prompt])
-    return Rollout(batch, chains.prompt, chains.root, sigmas, images, edges)
+        prompts = [batch.prompts[int(row)].text for row in forest.sample_prompt]
+        images = decode(adapter, drawn.latents, decode_batch, prompts)
+    return Rollout(batch, forest, sampler.sigmas, drawn.latents, images, drawn.edges, drawn.predicted)
 
 
 def decode(adapter: ModelAdapter, latents: Tensor, decode_batch: int, prompts: Sequence[str]) -> Tensor:

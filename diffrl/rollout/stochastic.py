@@ -1,27 +1,32 @@
-"""Which denoising steps are stochastic, and so have a density and are trained."""
+"""Which denoising steps are stochastic, and so have a density and are trained; and where trees split."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 
 def stochastic_steps(
-    kind: Literal["all", "window"],
+    kind: Literal["all", "splits", "window", "none"],
     steps: int,
     iteration: int,
+    splits: Sequence[int] = (),
     start: int = 0,
     size: int | None = None,
     slide_every: int | None = None,
 ) -> tuple[int, ...]:
     """The stochastic steps of a training iteration, ascending. The last step never is: its noise would stay visible.
 
-    A sliding window (MixGRPO, arXiv 2507.21802) moves on by one step every `slide_every` iterations. After the last
-    place where it fits it goes back to step 0; it never wraps in two, so its size is constant.
+    Split steps always are stochastic. A sliding window (MixGRPO, arXiv 2507.21802; BranchGRPO-Mix, arXiv 2509.06040,
+    whose published code slides over the denoising index instead) moves on by one step every `slide_every` training
+    iterations. After the last place where it fits it goes back to step 0; it never wraps in two, so its size is
+    constant.
 
     Args:
-        kind: "all" steps but the last, or a "window" of them.
+        kind: "all" steps but the last, the "splits" alone, the splits and a "window", or "none".
         steps: T denoising steps.
         iteration: training iteration, from 0.
+        splits: steps at which trees split.
         start: first step of the window in iteration 0.
         size: number of steps in the window.
         slide_every: iterations after which the window moves; None = it stays.
@@ -30,15 +35,21 @@ def stochastic_steps(
         Indices in [0, T - 2], each one the step from sigma[i] to sigma[i + 1].
 
     Raises:
-        ValueError: the window does not fit before the last step.
+        ValueError: the window or a split does not fit before the last step, or there are splits and kind is "none".
     """
+    if any(not 0 <= split <= steps - 2 for split in splits):
+        raise ValueError(f"Splits must lie within steps 0 to {steps - 2}. Got {list(splits)}.")
+    if kind == "none" and splits:
+        raise ValueError(f"Splits are stochastic steps. Got kind='none' and splits {list(splits)}.")
     if kind == "all":
         return tuple(range(steps - 1))
+    if kind in ("splits", "none"):
+        return tuple(sorted(splits))
     if kind != "window" or size is None:
-        raise ValueError(f"stochastic steps are 'all' or a 'window' with a size. Got kind={kind!r}, size={size}.")
+        raise ValueError(f"stochastic steps are all, splits, none or a window with a size. Got {kind!r}, size={size}.")
     places = steps - size  # starts 0 ... steps - 1 - size, all before the last step
     if size < 1 or not 0 <= start < places:
         raise ValueError(f"A window must lie within steps 0 to {steps - 2}. Got start={start}, size={size}.")
     moves = 0 if slide_every is None else iteration // slide_every
     first = (start + moves) % places
-    return tuple(range(first, first + size))
+    return tuple(sorted({*splits, *range(first, first + size)}))

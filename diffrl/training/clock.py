@@ -1,12 +1,16 @@
-"""Wall time by phase, so that a run can show where its seconds went."""
+"""Where a run's cost goes: wall time by phase, network evaluations by purpose, pictures decoded and scored."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+
+UNGRADED = ("explore", "rollout", "values", "old", "reference")
+"""Purposes of network evaluations in training iterations that carry no gradient."""
+PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
 
 
 class PhaseClock:
@@ -35,15 +39,63 @@ class PhaseClock:
         return time.perf_counter()
 
 
-class NetworkCounter:
-    """Counts the samples that pass through transformers' forwards, by a hook on the modules themselves."""
+class CostMeter:
+    """Counts what a run asks of its networks, by hooks on the modules themselves, and what it decodes and scores."""
 
-    def __init__(self, transformers: Iterable[torch.nn.Module]):
-        self.count = 0
+    def __init__(self) -> None:
+        self.evaluations = dict.fromkeys(PURPOSES, 0)
+        self.by_precision: dict[str, int] = {}
+        self.skipped = 0
+        self.decodes = 0
+        self.reward_calls = 0
+        self._purpose = "rollout"
+
+    def watch(self, transformers: Iterable[torch.nn.Module], precision: str) -> None:
+        """Count the samples that pass through these networks as evaluations in `precision`."""
+        self.by_precision.setdefault(precision, 0)
         for transformer in transformers:
-            transformer.register_forward_pre_hook(self._hook, with_kwargs=True)
 
-    def _hook(self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        hidden = kwargs.get("hidden_states", args[0] if args else None)
-        assert isinstance(hidden, torch.Tensor)
-        self.count += int(hidden.shape[0])
+            def hook(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+                hidden = kwargs.get("hidden_states", args[0] if args else None)
+                assert isinstance(hidden, torch.Tensor)
+                count = int(hidden.shape[0])
+                self.evaluations[self._purpose] += count
+                self.by_precision[precision] += count
+
+            transformer.register_forward_pre_hook(hook, with_kwargs=True)
+
+    @contextmanager
+    def purpose(self, name: str) -> Iterator[None]:
+        """Inside, evaluations count as made for `name`."""
+        before, self._purpose = self._purpose, name
+        try:
+            yield
+        finally:
+            self._purpose = before
+
+    def state(self) -> dict[str, float]:
+        """All counts under flat names."""
+        return {
+            **{f"evaluations/{name}": count for name, count in self.evaluations.items()},
+            **{f"precision/{name}": count for name, count in self.by_precision.items()},
+            "evaluations_skipped": self.skipped,
+            "decodes": self.decodes,
+            "reward_calls": self.reward_calls,
+        }
+
+
+def training_cost(counts: Mapping[str, float]) -> float:
+    """Network evaluations without gradient in training iterations, and twice those with.
+
+    A backward pass costs about two forward passes; counting a trained evaluation twice is the convention of this
+    project's tables. The on-policy gate, once a run, and held-out evaluations are left out.
+
+    Args:
+        counts: as `CostMeter.state` names them.
+    """
+    return sum(counts[f"evaluations/{name}"] for name in UNGRADED) + 2 * counts["evaluations/update"]
+
+
+def network_evaluations(counts: Mapping[str, float]) -> int:
+    """All of them, for whatever purpose, held-out evaluations included."""
+    return int(sum(counts[f"evaluations/{name}"] for name in PURPOSES))

@@ -14,8 +14,9 @@ from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.score import WeightedScorer, score
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import denoise
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
+from diffrl.rollout.tree import chains
 from diffrl.training.distributed import sum_ranks
 
 
@@ -64,16 +65,13 @@ def evaluate(
     own = range(settings.samples * rank // world, settings.samples * (rank + 1) // world)
     rows = torch.tensor([i % len(prompts) for i in own], dtype=torch.int64)
     addresses = [Address("eval", settings.seed, 0, i % len(prompts), i // len(prompts), ()) for i in own]
-    latents, _ = denoise(
-        adapter,
-        conditioning,
-        rows,
-        addresses,
-        sigmas=adapter.sigmas(settings.steps),
-        transition=None,
+    sampler = Sampler(
+        adapter.sigmas(settings.steps),
+        solver=settings.solver,
         guidance_scale=settings.guidance_scale,
         micro_batch=settings.batch,
     )
+    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler).latents
     chosen = [prompts[int(row)] for row in rows]
     images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen])
     table = score(scorers, images, chosen)

@@ -16,8 +16,9 @@ from diffrl.models.images import Cell, comparison_grid, to_pil
 from diffrl.models.loading import choose_device, load_adapter
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import denoise
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
+from diffrl.rollout.tree import chains
 from diffrl.training.aligned import load_aligned, require_empty
 
 DEFAULT_STEPS = 28
@@ -68,7 +69,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     else:
         adapter = load_adapter(request.family, str(request.model), dtype="float32", device=device)
     encode = PromptEncodings(adapter)
-    sigmas = adapter.sigmas(steps or DEFAULT_STEPS)
+    guidance = 1.0 if guidance_scale is None else guidance_scale
+    sampler = Sampler(adapter.sigmas(steps or DEFAULT_STEPS), guidance_scale=guidance, micro_batch=BATCH)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     request.out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
@@ -77,17 +79,14 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         for start in range(0, len(jobs), BATCH):
             piece = jobs[start : start + BATCH]
             used = sorted({i for i, _ in piece})
-            latents, _ = denoise(
+            drawn = denoise(
                 adapter,
                 encode([prompts[i].text for i in used]),
-                torch.tensor([used.index(i) for i, _ in piece]),
+                chains(torch.tensor([used.index(i) for i, _ in piece])),
                 [Address("generate", request.seed, 0, i, j) for i, j in piece],
-                sigmas=sigmas,
-                transition=None,
-                guidance_scale=1.0 if guidance_scale is None else guidance_scale,
-                micro_batch=BATCH,
+                sampler,
             )
-            pictures = decode(adapter, latents, BATCH, [prompts[i].text for i, _ in piece])
+            pictures = decode(adapter, drawn.latents, BATCH, [prompts[i].text for i, _ in piece])
             for (i, j), picture in zip(piece, pictures, strict=True):
                 name = f"{i:04d}-{j}.png"
                 to_pil(picture).save(request.out / name)

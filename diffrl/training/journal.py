@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from diffrl.config import Config
-from diffrl.records import Credit, RewardTable, Rollout
+from diffrl.records import Credit, RewardTable
+from diffrl.rollout.tree import sample_paths
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.checkpoint import prune_checkpoints, save_checkpoint
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
+from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.training.state import optimizer_tensors, rng_state
 
@@ -73,13 +75,14 @@ class Journal:
             values = {name: value for name, value in row.items() if name != "iteration"}
             self._accelerator.log(values, step=int(row["iteration"]))
 
-    def train_samples(self, iteration: int, rollout: Rollout, table: RewardTable, credit: Credit) -> None:
+    def train_samples(self, iteration: int, drawn: Drawn, table: RewardTable, credit: Credit) -> None:
         """This rank's samples of an iteration, the first of them with their pictures."""
         if not self._writes:
             return
         rewards = _columns({**table.raw, **table.parts})
         totals, advantages = table.total.tolist(), credit.outcome.tolist()
-        roots = rollout.root.tolist()
+        rollout, forest = drawn.rollout, drawn.rollout.forest
+        roots, paths = forest.sample_root.tolist(), sample_paths(forest)
         kept = self.config.track.pictures_per_iteration
         self._store.write(
             [
@@ -88,6 +91,7 @@ class Journal:
                     iteration=iteration,
                     group=rollout.batch.groups[p],
                     root=roots[i],
+                    path=paths[i],
                     seed=self.config.run.seed,
                     prompt=rollout.batch.prompts[p].text,
                     metadata=rollout.batch.prompts[p].metadata,
@@ -97,7 +101,7 @@ class Journal:
                     error=table.errors[i],
                     picture=rollout.images[i] if i < kept else None,
                 )
-                for i, p in enumerate(rollout.prompt.tolist())
+                for i, p in enumerate(forest.sample_prompt.tolist())
             ]
         )
 
@@ -126,15 +130,16 @@ class Journal:
             ]
         )
 
-    def checkpoint(self, iteration: int, session: Session, ema: EMA | None, state: Mapping[str, Any]) -> None:
+    def checkpoint(
+        self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]
+    ) -> None:
         """Write a checkpoint, after what it stands on is on the disk."""
         self._metrics.sync()
         self._store.sync()
         optimizer, optimizer_json = optimizer_tensors(session.optimizer)
         random, random_json = rng_state()
         tensors = {"policy": session.policy.state(), "optimizer": optimizer, "random": random}
-        if ema:
-            tensors["ema"] = ema.average
+        tensors |= {name: average.average for name, average in averages.items() if average}
         save_checkpoint(
             self.run_dir / CHECKPOINTS,
             iteration,

@@ -5,44 +5,53 @@ from __future__ import annotations
 import math
 import signal
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from diffrl.credit.assign import outcome_credit
+from diffrl.config.credit import NftSettings
 from diffrl.data.sampler import prompt_batch
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
-from diffrl.plan import evaluated_iterations, steps_of_iteration
-from diffrl.records import Credit, PromptBatch, RewardTable, Rollout
+from diffrl.objectives.base import Examples, Velocity
+from diffrl.plan import evaluated_iterations
+from diffrl.records import Credit, Rollout
 from diffrl.rewards.score import score
-from diffrl.rollout.denoise import take_edges
-from diffrl.rollout.regenerate import plan_chains, regenerate
-from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import any_rank, gather_rows, sum_ranks
+from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
+from diffrl.training.crediting import Crediting
+from diffrl.training.distributed import any_rank, sum_ranks
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
-from diffrl.training.guards import UpdateGuard, check_on_policy, failed_samples
+from diffrl.training.guards import UpdateGuard, check_on_policy
 from diffrl.training.journal import Journal
 from diffrl.training.memory import peak_bytes
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
-from diffrl.training.report import PHASES, short_name
+from diffrl.training.report import ALWAYS, PHASES, short_name
+from diffrl.training.sampling import FidelityWatch, Sampling
 from diffrl.training.session import Session
 from diffrl.training.signals import Interruption, StopSignal
 from diffrl.training.update import (
+    Part,
     accumulate_gradient,
     clip_gradient,
-    deal_edges,
-    on_policy_errors,
+    deal,
+    joined_errors,
+    metered,
     reference_of,
     update_metrics,
     velocity_of,
 )
 
 Metrics = dict[str, float | int]
+
+APART = ("evaluations/evaluation",)
+"""Counts that belong to no training iteration."""
 
 
 class Trainer:
@@ -62,9 +71,14 @@ class Trainer:
         self.guard = UpdateGuard(self.config.guards, self.report)
         ema = self.config.train.ema
         self.ema = EMA(session.policy.parameters, ema.decay) if ema else None
+        nft = isinstance(self.config.objective, NftSettings)
+        self.old = EMA(session.policy.parameters, 0.0) if nft else None
+        self.sampling = Sampling(session, self.clock, self.report)
+        self.crediting = Crediting(session, self.clock, self.sampling, self.guard, self.report, self.report_own)
         self.iteration = 0
         self.updates = 0
-        self.evaluations_before = self.evaluations_total = 0
+        self.counts_before: dict[str, float] = {}
+        self.counts_total: dict[str, float] = {}
         self.peak_before = 0
         self.on_policy_error: float | None = None
         self._mark = 0.0
@@ -89,7 +103,7 @@ class Trainer:
         """
         with self.stop.watched():
             if self.iteration == 0:
-                self.journal.metrics({"iteration": 0, **self.held_out()})
+                self.journal.metrics({"iteration": 0, **self.held_out(), "cost/evaluations": 0, "cost/seconds": 0.0})
             self._since_last_iteration()
             while self.iteration < self.config.run.iterations:
                 self._iterate_and_record()
@@ -100,26 +114,32 @@ class Trainer:
                         self.save()
                 if stop and not last:
                     raise Interruption(self.stop.number or signal.SIGTERM)
-            self.evaluations_total = self.network_evaluations()
+            self.counts_total = self.counts()
 
     def _iterate_and_record(self) -> None:
-        seconds = dict(self.clock.seconds)
+        seconds, counts = dict(self.clock.seconds), self.counts()
         metrics = self.iterate()
-        self.journal.train_samples(self.iteration, self._rollout, self._table, self._credit)
+        self.journal.train_samples(self.iteration, self._drawn, self._table, self._credit)
         self.iteration += 1
         spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
         wall = self._since_last_iteration()
         spent["other"] = wall - sum(spent.values())
         self.clock.seconds["other"] = self.clock.seconds.get("other", 0.0) + spent["other"]
+        counted = self.counts()
+        metrics |= {
+            name: int(count - counts.get(name, 0)) for name, count in counted.items() if count and name not in APART
+        }
+        metrics["cost/evaluations"] = int(training_cost(counted))
+        metrics["cost/seconds"] = sum(self.clock.seconds.get(phase, 0.0) for phase in PHASES)
         if self.iteration in evaluated_iterations(self.config):
             metrics.update(self.held_out())
         self.journal.metrics(
             {
                 "iteration": self.iteration,
                 **metrics,
-                "network_evaluations": self.network_evaluations(),
+                "network_evaluations": network_evaluations(self.counts()),
                 "peak_memory_bytes": self.peak_memory(),
-                **{f"seconds/{phase}": value for phase, value in spent.items()},
+                **{f"seconds/{phase}": value for phase, value in spent.items() if value or phase in ALWAYS},
             }
         )
         self.progress.iteration(self.iteration, metrics["reward/mean"], wall)
@@ -138,96 +158,49 @@ class Trainer:
         batch = prompt_batch(s.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
         with self.clock("rollout"):
             conditioning = self.encode([prompt.text for prompt in batch.prompts])
-        rollout = self.rollout(batch, conditioning)
+        with self.old_policy():
+            drawn = self.sampling.draw(batch, conditioning)
+        rollout = drawn.rollout
         with self.clock("reward"):
-            table = score(s.scorers, rollout.images, [batch.prompts[int(p)] for p in rollout.prompt])
-        credit, metrics = self.credit(rollout, table)
+            s.meter.reward_calls += len(rollout) * len(s.scorers)
+            table = score(s.scorers, rollout.images, [batch.prompts[int(p)] for p in rollout.forest.sample_prompt])
+        metrics = self.sampling.fidelity(drawn, table)
+        credit, found = self.crediting.assign(drawn, table, conditioning)
+        metrics.update(found)
+        kept = self.crediting.kept(rollout, table, credit)
         with self.clock("update"):
-            metrics.update(self.update(rollout, credit, conditioning))
-        self._rollout, self._table, self._credit = rollout, table, credit
+            metrics.update(self.update(rollout, credit, kept, conditioning))
+        self._drawn, self._table, self._credit = drawn, table, credit
         return metrics
 
-    def rollout(self, batch: PromptBatch, conditioning: Conditioning) -> Rollout:
-        """Draw this iteration's samples."""
-        r = self.config.rollout
-        return regenerate(
-            self.session.adapter,
-            conditioning,
-            batch,
-            plan_chains(batch, r.tree.roots, self.config.run.seed),
-            sigmas=self.session.sigmas,
-            transition=self.session.objective.transition,
-            stochastic=steps_of_iteration(self.config, self.iteration),
-            guidance_scale=r.guidance_scale,
-            micro_batch=r.micro_batch,
-            decode_batch=r.decode_batch,
-            clock=self.clock,
-        )
+    def old_policy(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those of the policy that draws samples."""
+        return self.old.applied() if self.old else nullcontext()
 
-    def credit(self, rollout: Rollout, table: RewardTable) -> tuple[Credit, Metrics]:
-        """Advantages, from the statistics of all ranks' samples."""
-        c, accelerator = self.config.credit, self.accelerator
-        own_groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[rollout.prompt]
-        prompts = [rollout.batch.prompts[int(p)] for p in rollout.prompt]
-        own_ok = failed_samples(table, own_groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
-        total, groups = gather_rows(accelerator, table.total), gather_rows(accelerator, own_groups)
-        ok = gather_rows(accelerator, own_ok.long()).bool()
-        first = accelerator.process_index * len(rollout)
-        credit = outcome_credit(
-            total,
-            groups,
-            ok,
-            slice(first, first + len(rollout)),
-            rollout.edges.sample,
-            baseline=c.baseline,
-            std=c.std,
-            clamp=c.clamp,
-            minimum=c.minimum_samples,
-        )
-        failed = int(sum_ranks(self.accelerator, (~table.ok).sum()))
-        self.guard.check_failures(failed, len(ok))
-        self.guard.watch_spread(credit.zero_spread_groups, self.config.prompts.per_iteration)
-        if credit.dropped_groups:
-            self.report(f"{credit.dropped_groups} groups had too few scored samples and are left out of this update.")
-        good = total[ok].double()
-        metrics: Metrics = {
-            "reward/mean": float(good.mean()) if len(good) else math.nan,
-            "reward/std": float(good.std(correction=0)) if len(good) else math.nan,
-            **self._reward_means(table),
-            "groups/zero_spread": credit.zero_spread_groups,
-            "groups/dropped": credit.dropped_groups,
-            "samples/failed": failed,
-        }
-        return credit, metrics
-
-    def _reward_means(self, table: RewardTable) -> Metrics:
-        values = {**table.raw, **table.parts}
-        columns = gather_rows(self.accelerator, torch.stack(list(values.values()), dim=1).double())
-        return {f"reward/{name}": float(columns[:, i].nanmean()) for i, name in enumerate(values)}
-
-    def update(self, rollout: Rollout, credit: Credit, conditioning: Conditioning) -> Metrics:
+    def update(self, rollout: Rollout, credit: Credit, kept: Tensor, conditioning: Conditioning) -> Metrics:
         """The iteration's optimiser updates; before the very first, the on-policy gate."""
         c, s = self.config, self.session
-        predict = velocity_of(s.adapter, conditioning, rollout, c.rollout.guidance_scale)
-        reference = reference_of(s.policy, predict) if s.objective.needs_reference else None
+        predict = velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)
+        reference = reference_of(s.policy, metered(s.meter, "reference", predict))
         if self.updates == 0:
             self.gate(rollout, predict)
-        gradients, rates, skipped = [], [], 0
-        for index in deal_edges(rollout, c.train.updates_per_iteration, c.run.seed):
-            factor = learning_rate_factor(
-                self.updates,
-                c.run.iterations * c.train.updates_per_iteration,
-                c.train.schedule,
-                c.train.warmup_updates,
-                c.train.final_learning_rate,
-            )
-            rate = c.train.learning_rate * factor
+        examples = [self._examples(part, rollout, credit, kept, predict) for part in s.parts]
+        self._count_skipped(examples)
+        dealt = [deal(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed) for e in examples]
+        gradients, rates, left_out = [], [], 0
+        for share in zip(*dealt, strict=True):
+            rate = self.learning_rate()
             set_learning_rate(s.optimizer, rate)
-            edges, advantage = take_edges(rollout.edges, index), credit.advantage[index]
-            gradient = accumulate_gradient(
-                self.accelerator, s.policy, s.objective, edges, advantage, predict, reference, c.train.micro_batch
-            )
-            culprits = [rollout.batch.prompts[int(rollout.prompt[i])].text for i in gradient.bad_samples]
+            with s.meter.purpose("update"):
+                gradient = accumulate_gradient(
+                    self.accelerator,
+                    s.policy,
+                    list(zip(s.parts, examples, share, strict=True)),
+                    predict,
+                    reference,
+                    c.train.micro_batch,
+                )
+            culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
                 clip_gradient(s.policy, gradient.norm, c.train.max_grad_norm)
@@ -235,26 +208,62 @@ class Trainer:
                 if self.ema:
                     self.ema.update()
             else:
-                skipped += 1
+                left_out += 1
             self.updates += 1
             gradients.append(gradient)
             rates.append(rate)
-        metrics: Metrics = {**update_metrics(gradients, rates), "update/skipped": skipped}
+        self._move_old_policy()
+        metrics: Metrics = {
+            **update_metrics(gradients, rates),
+            "update/skipped": left_out,
+            "update/evaluated": int(sum_ranks(self.accelerator, torch.tensor([sum(g.evaluated for g in gradients)]))),
+        }
         if self.updates == c.train.updates_per_iteration and self.on_policy_error is not None:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics
 
-    def gate(self, rollout: Rollout, predict: Any) -> None:
-        """Before the first update, the ratio of every trained step must be 1."""
-        errors = on_policy_errors(
-            self.accelerator, self.session.objective, rollout.edges, predict, self.config.train.micro_batch
-        )
-        self.on_policy_error = check_on_policy(errors, self.session.sigmas, self.config.guards.on_policy_tolerance)
+    def _examples(self, part: Part, rollout: Rollout, credit: Credit, kept: Tensor, predict: Velocity) -> Examples:
+        """What one loss trains on, the velocities of the policy that drew the samples included."""
+        old = metered(self.session.meter, "old", torch.no_grad()(predict))
+        with self.old_policy():
+            examples: Examples = part.objective.examples(rollout, credit, kept, old, self.config.rollout.micro_batch)
+        return examples
+
+    def _count_skipped(self, examples: Sequence[Examples]) -> None:
+        """Evaluations that inactive units would have cost: of the policy, of the old one, of the reference."""
+        guided = 2 if self.config.rollout.guidance_scale > 1 else 1
+        for part, own in zip(self.session.parts, examples, strict=True):
+            each = 1 + part.objective.asks_old + part.objective.needs_reference
+            self.session.meter.skipped += int((~own.active).sum()) * each * guided
+
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        t = self.config.train
+        total = self.config.run.iterations * t.updates_per_iteration
+        factor = learning_rate_factor(self.updates, total, t.schedule, t.warmup_updates, t.final_learning_rate)
+        return t.learning_rate * factor
+
+    def _move_old_policy(self) -> None:
+        """Let the policy that draws samples follow the trained one (DiffusionNFT, arXiv 2509.16117)."""
+        o = self.config.objective
+        if self.old and isinstance(o, NftSettings):
+            self.old.decay = min(o.old_slope * self.updates, o.old_limit)
+            self.old.update()
+
+    def gate(self, rollout: Rollout, predict: Velocity) -> None:
+        """Before the first update, the ratio of every recorded step must be 1."""
+        for part in self.session.parts:
+            with self.session.meter.purpose("gate"):
+                own = part.objective.on_policy_errors(rollout, predict, self.config.train.micro_batch)
+            if errors := joined_errors(self.accelerator, own):
+                tolerance = self.config.guards.on_policy_tolerance
+                self.on_policy_error = check_on_policy(errors, self.session.sigmas, tolerance)
 
     def held_out(self) -> Metrics:
         """Evaluate, keep some samples, show the result; with EMA, the averaged weights are what is evaluated."""
         s, c = self.session, self.config
-        with self.clock("evaluation"), self.ema.applied() if self.ema else nullcontext():
+        averaged = self.ema.applied() if self.ema else nullcontext()
+        with self.clock("evaluation"), s.meter.purpose("evaluation"), averaged:
             found: Evaluation = evaluate(
                 self.accelerator,
                 s.adapter,
@@ -276,10 +285,11 @@ class Trainer:
         """The held-out prompts, encoded once."""
         return self.encode([prompt.text for prompt in self.session.eval_prompts])
 
-    def network_evaluations(self) -> int:
-        """Samples that passed through the transformer since the run began, over all ranks."""
-        own = torch.tensor([float(self.session.counter.count)])
-        return self.evaluations_before + int(sum_ranks(self.accelerator, own)[0])
+    def counts(self) -> dict[str, float]:
+        """What the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
+        own = self.session.meter.state()
+        joined = sum_ranks(self.accelerator, torch.tensor([float(count) for count in own.values()])).tolist()
+        return {name: value + self.counts_before.get(name, 0.0) for name, value in zip(own, joined, strict=True)}
 
     def peak_memory(self) -> int:
         """The most memory that this rank's process, or one that it resumed, has held, in bytes."""
@@ -287,24 +297,26 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next iteration depends on."""
-        evaluations = self.network_evaluations()
+        counts = self.counts()
         if not self.accelerator.is_main_process:
             return
         state = {
             "iteration": self.iteration,
             "updates": self.updates,
-            "network_evaluations": evaluations,
+            "counts": counts,
             "peak_memory_bytes": self.peak_memory(),
             "seconds": self.clock.seconds,
             "flat_iterations": self.guard.flat_iterations,
             "on_policy_error": self.on_policy_error,
+            "fidelity": asdict(self.sampling.watch),
         }
-        self.journal.checkpoint(self.iteration, self.session, self.ema, state)
+        self.journal.checkpoint(self.iteration, self.session, {"ema": self.ema, "old": self.old}, state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Stand where a checkpoint stood; weights and optimiser are restored by the caller."""
         self.iteration, self.updates = state["iteration"], state["updates"]
-        self.evaluations_before, self.peak_before = state["network_evaluations"], state["peak_memory_bytes"]
+        self.counts_before, self.peak_before = state["counts"], state["peak_memory_bytes"]
         self.clock.seconds = dict(state["seconds"])
         self.guard.flat_iterations = state["flat_iterations"]
         self.on_policy_error = state["on_policy_error"]
+        self.sampling.watch = FidelityWatch(**state["fidelity"])

@@ -16,7 +16,9 @@ from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 
 SHORT_NAMES = {"shapes_strict": "strict", "shapes": "partial"}
-PHASES = ("rollout", "decode", "reward", "update", "other")
+PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
+ALWAYS = ("rollout", "decode", "reward", "update", "other")
+"""Phases that every run has."""
 GRID_SAMPLES = 16
 
 
@@ -119,7 +121,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path) -
     console.print(timing_table(summary["seconds"]))
     evaluations = summary["network_evaluations"]
     console.print(
-        f"Network evaluations: {evaluations['counted']:,} counted, {evaluations['planned']:,} planned. "
+        f"Network evaluations: {evaluations['counted']:,} counted and {evaluations['skipped']:,} skipped for want of "
+        f"credit, {'' if evaluations['exact'] else 'at most '}{evaluations['planned']:,} planned. "
         f"Peak memory: {summary['peak_memory_bytes'] / 2**30:.2f} GiB.",
         highlight=False,
     )
@@ -145,9 +148,10 @@ def timing_table(seconds: Mapping[str, float]) -> Table:
     """Seconds of the iterations by phase and their shares; what lies outside iterations apart."""
     total = sum(seconds.get(phase, 0.0) for phase in PHASES)
     table = Table(title="Time of the iterations", title_justify="left")
-    for phase in PHASES:
+    shown = [phase for phase in PHASES if phase in ALWAYS or seconds.get(phase)]
+    for phase in shown:
         table.add_column(phase, justify="right")
     table.add_column("all", justify="right")
-    table.add_row(*(f"{seconds.get(phase, 0.0):.1f} s" for phase in PHASES), f"{total:.1f} s")
-    table.add_row(*(f"{seconds.get(phase, 0.0) / max(total, 1e-9):.1%}" for phase in PHASES), "")
+    table.add_row(*(f"{seconds.get(phase, 0.0):.1f} s" for phase in shown), f"{total:.1f} s")
+    table.add_row(*(f"{seconds.get(phase, 0.0) / max(total, 1e-9):.1%}" for phase in shown), "")
     return table

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from rich.console import Console
 
 from diffrl.config import Config
 from diffrl.errors import CheckpointError
+from diffrl.precision.report import PrecisionReport
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
+from diffrl.training.clock import network_evaluations, training_cost
 from diffrl.training.journal import CHECKPOINTS, Journal
 from diffrl.training.loop import Trainer
 from diffrl.training.progress import Progress
@@ -32,6 +36,7 @@ from diffrl.training.run_dir import (
     open_run_dir,
     versions,
 )
+from diffrl.training.sampling import FidelityWatch
 from diffrl.training.session import Session, open_session
 from diffrl.training.signals import Interruption
 from diffrl.training.state import restore_optimizer, restore_rng, seed_rng
@@ -94,6 +99,9 @@ def _environment(session: Session) -> dict[str, Any]:
 def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console) -> None:
     main = session.accelerator.is_main_process
     with Progress(console, session.config.run.iterations, quiet=not main) as progress:
+        if session.copy is not None and main:
+            write_json(run_dir / "precision.json", asdict(session.copy.report))
+            progress.message(describe(session.copy.report))
         journal = Journal(run_dir, session.config, session.accelerator)
         trainer = Trainer(session, journal, progress)
         seed_rng(session.config.run.seed)
@@ -118,6 +126,14 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
     session.accelerator.wait_for_everyone()
 
 
+def describe(report: PrecisionReport) -> str:
+    """What explores, in one line."""
+    return (
+        f"Exploring in {report.precision} ({report.engine}): {report.weights_quantised:.0%} of the linear layers' weights, "
+        f"multiplied in {report.compute_dtype}; the list is in precision.json."
+    )
+
+
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put weights, optimiser, average, generators and counters back.
 
@@ -125,12 +141,18 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         CheckpointError: the checkpoint is of another kind of run.
     """
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
-    if ("ema" in tensors) != (trainer.ema is not None):
-        raise CheckpointError("The checkpoint and the configuration disagree on train.ema. Resume with the run's own.")
+    averages = {"ema": trainer.ema, "old": trainer.old}
+    for name, average in averages.items():
+        if (name in tensors) != (average is not None):
+            raise CheckpointError(
+                f"The checkpoint and the configuration disagree on the averaged weights {name!r}. Resume with the "
+                "run's own configuration."
+            )
     session.policy.restore(tensors["policy"])
     restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    if trainer.ema is not None:
-        trainer.ema.restore(tensors["ema"])
+    for name, average in averages.items():
+        if average is not None:
+            average.restore(tensors[name])
     restore_rng(tensors["random"], state.pop("random"))
     trainer.restore(state)
 
@@ -140,6 +162,7 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     config, session = trainer.config, trainer.session
     rewards = [reward.name for reward in config.eval.rewards]
     rows = read_metrics(run_dir / "metrics.jsonl")
+    counts = trainer.counts_total
     summary: dict[str, Any] = {
         "run": config.run.name,
         "seed": config.run.seed,
@@ -149,8 +172,12 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
         "network_evaluations": {
             "planned": session.plan.total_network_evaluations,
-            "counted": trainer.evaluations_total,
+            "counted": network_evaluations(counts),
+            "skipped": int(counts["evaluations_skipped"]),
+            "exact": session.plan.exact,
         },
+        "cost": {"evaluations": int(training_cost(counts)), "planned": session.plan.training_cost},
+        "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),
         "on_policy_error": trainer.on_policy_error,
         "device": session.device.type,
@@ -162,5 +189,12 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_curve(run_dir, rewards, run_dir / "curve.png")
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
     print_summary(console, summary, run_dir)
-    if summary["network_evaluations"]["planned"] != summary["network_evaluations"]["counted"]:
+    if not as_planned(summary["network_evaluations"]) and trainer.sampling.watch == FidelityWatch():
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+
+
+def as_planned(evaluations: Mapping[str, Any]) -> bool:
+    """Whether what was counted and what was skipped make up the plan; where samples are chosen, at most the plan."""
+    made = evaluations["counted"] + evaluations["skipped"]
+    planned: int = evaluations["planned"]
+    return made == planned if evaluations["exact"] else made <= planned

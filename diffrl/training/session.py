@@ -11,23 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.config.credit import GrpoSettings
 from diffrl.config.method import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.loading import choose_device, load_adapter
-from diffrl.objectives.base import Objective
 from diffrl.plan import Plan, make_plan
+from diffrl.precision.copies import PolicyCopy, make_copy
+from diffrl.precision.layers import DEFAULT_EXCLUDE
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.score import WeightedScorer
-from diffrl.training.clock import NetworkCounter
+from diffrl.training.clock import CostMeter
 from diffrl.training.distributed import make_accelerator
 from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
-from diffrl.transition import make_transition
+from diffrl.training.update import Part
+from diffrl.transition import Transition, make_transition
 from reward_models import load_reward
 
 
@@ -41,8 +44,10 @@ class Session:
         plan: what the run will cost.
         adapter: the model, its transformer prepared for training.
         policy: the trained weights.
-        counter: counts this rank's network evaluations.
-        objective: the loss.
+        copy: the policy in the precision that explores; None if that is its own.
+        meter: counts this rank's network evaluations, decodes and reward calls.
+        transition: dynamics of the stochastic steps; None if there are none.
+        parts: the losses that an update adds up.
         optimizer: over the policy's weights.
         scorers: training rewards.
         eval_scorers: held-out rewards.
@@ -56,8 +61,10 @@ class Session:
     plan: Plan
     adapter: ModelAdapter
     policy: Policy
-    counter: NetworkCounter
-    objective: Objective
+    copy: PolicyCopy | None
+    meter: CostMeter
+    transition: Transition | None
+    parts: Sequence[Part]
     optimizer: torch.optim.Optimizer
     scorers: Sequence[WeightedScorer]
     eval_scorers: Sequence[WeightedScorer]
@@ -95,27 +102,28 @@ def open_session(config: Config, run_dir: Path) -> Session:
         keep_reference=config.objective.kl > 0,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
-    counter = NetworkCounter(policy.networks())
+    meter = CostMeter()
+    meter.watch(policy.networks(), config.model.dtype)
+    copy = open_copy(config, policy, accelerator.device)
+    if copy is not None:
+        meter.watch([copy.module], copy.report.precision)
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
     if world > 1:
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
     sigmas = adapter.sigmas(config.rollout.steps)
-    dynamics = config.rollout.dynamics.model_dump()
-    transition = make_transition(dynamics.pop("kind"), sigmas, **dynamics)
-    o = config.objective
-    objective = resolve("objective.kind", OBJECTIVES, o.kind)(
-        transition, o.clip, o.clip if o.clip_high is None else o.clip_high, o.kl, o.kl_form
-    )
+    transition = open_transition(config, sigmas)
     return Session(
         config,
         accelerator,
         plan,
         adapter,
         policy,
-        counter,
-        objective,
+        copy,
+        meter,
+        transition,
+        make_parts(config, transition),
         optimizer,
         scorers,
         eval_scorers,
@@ -123,6 +131,43 @@ def open_session(config: Config, run_dir: Path) -> Session:
         eval_prompts,
         sigmas,
     )
+
+
+def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCopy | None:
+    """The low-precision copy that explores, checked; None if the policy itself does.
+
+    Raises:
+        ConfigError: this precision cannot be had here.
+    """
+    e = config.rollout.explore
+    if e is None or e.precision == "training":
+        return None
+    exclude = DEFAULT_EXCLUDE[config.model.family] if e.exclude is None else e.exclude
+    return make_copy(policy.inner, e.precision, e.engine, exclude, device)
+
+
+def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
+    """The dynamics of the stochastic steps; None if no step is stochastic."""
+    if config.rollout.dynamics is None:
+        return None
+    dynamics = config.rollout.dynamics.model_dump()
+    return make_transition(dynamics.pop("kind"), sigmas, **dynamics)
+
+
+def make_parts(config: Config, transition: Transition | None) -> list[Part]:
+    """The configured objective as the losses that it adds up."""
+    o = config.objective
+    if isinstance(o, GrpoSettings):
+        high = o.clip if o.clip_high is None else o.clip_high
+        grpo = resolve("objective.kind", OBJECTIVES, "grpo")
+        return [Part(grpo(transition=transition, clip_low=o.clip, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
+    nft = resolve("objective.kind", OBJECTIVES, "nft")
+    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels))]
+    if o.edges is not None:
+        high = o.edges.clip if o.edges.clip_high is None else o.edges.clip_high
+        grpo = resolve("objective.edges", OBJECTIVES, "grpo")
+        parts.append(Part(grpo(transition=transition, clip_low=o.edges.clip, clip_high=high), o.edges.weight))
+    return parts
 
 
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:

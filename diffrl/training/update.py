@@ -1,4 +1,4 @@
-"""From a rollout and its credit to optimiser updates, and the gate before the first of them."""
+"""From examples to optimiser updates: shares, gradients, and the gate before the first of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ import torch
 from torch import Tensor
 
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
-from diffrl.objectives.base import Objective, VelocityOf
-from diffrl.records import Edges, Rollout
-from diffrl.rollout.denoise import take_edges
+from diffrl.objectives.base import Examples, Objective, Velocity
+from diffrl.records import PromptBatch
+from diffrl.training.clock import CostMeter
 from diffrl.training.distributed import gather_rows, sum_ranks
 from diffrl.training.policy import Policy
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the losses that an update adds up.
+
+    Args:
+        objective: gives the loss of each term.
+        weight: factor of its mean.
+    """
+
+    objective: Objective[Any]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -24,144 +37,177 @@ class Gradient:
     """What one accumulated gradient amounts to.
 
     Args:
-        loss: mean over the update's edges of all ranks.
+        loss: sum of the parts' weighted means over the update's terms of all ranks.
         norm: gradient norm before clipping.
-        metrics: means over the same edges.
+        metrics: means over the terms that were evaluated.
         largest_ratio_error: max |ratio - 1| over them.
-        bad_samples: rows of this rank's samples with an edge whose loss is not finite.
+        evaluated: network evaluations on this rank, guidance and references left out.
+        bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
     """
 
     loss: float
     norm: float
     metrics: Mapping[str, float]
     largest_ratio_error: float
-    bad_samples: Sequence[int] = ()
+    evaluated: int
+    bad_prompts: Sequence[int] = ()
 
 
-def deal_edges(rollout: Rollout, updates: int, seed: int) -> list[Tensor]:
-    """Which edges each update trains on: every edge once, each update an equal share of every prompt.
+def deal(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Tensor]:
+    """Which units each update trains on: every unit once, each update an equal share of every prompt.
 
     The shuffle is keyed by the prompt's group id, so it does not depend on how prompts are spread over ranks.
 
     Args:
-        rollout: the edges' rollout.
+        prompt: (M,) int64 row of each unit's prompt.
+        batch: the prompts.
         updates: number of shares.
         seed: of the run.
 
     Returns:
-        `updates` tensors of edge rows, int64, disjoint, on the edges' device.
+        `updates` tensors of rows, int64, disjoint, on the device of `prompt`.
     """
-    edges = rollout.edges
-    prompt = rollout.prompt.to(edges.sample.device)[edges.sample]
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
-    for row, group in enumerate(rollout.batch.groups):
+    for row, group in enumerate(batch.groups):
         own = torch.nonzero(prompt == row).flatten()
-        order = np.random.default_rng([seed, rollout.batch.iteration, group]).permutation(len(own))
+        order = np.random.default_rng([seed, batch.iteration, group]).permutation(len(own))
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
             share.append(own[torch.from_numpy(part).to(own.device)])
     return [torch.cat(share) for share in shares]
 
 
-def velocity_of(
-    adapter: ModelAdapter, conditioning: Conditioning, rollout: Rollout, guidance_scale: float
-) -> VelocityOf:
-    """The policy as objectives see it: edges in, velocities out, conditioned as they were in the rollout."""
-    prompt = rollout.prompt
+def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
+    """The policy as objectives see it, conditioned as it was in the rollout."""
 
-    def predict(edges: Edges) -> Tensor:
-        rows = prompt.to(edges.sample.device)[edges.sample]
-        return adapter.velocity(edges.latents, edges.sigma, take_rows(conditioning, rows), guidance_scale)
+    def predict(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        return adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
 
     return predict
 
 
-def reference_of(policy: Policy, predict: VelocityOf) -> VelocityOf:
+def reference_of(policy: Policy, predict: Velocity) -> Velocity:
     """The same for the model before alignment, without gradients."""
 
     @torch.no_grad()
-    def reference(edges: Edges) -> Tensor:
+    def reference(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
         with policy.reference():
-            return predict(edges)
+            return predict(latents, sigma, prompt)
 
     return reference
 
 
-def on_policy_errors(
-    accelerator: Any, objective: Objective, edges: Edges, predict: VelocityOf, micro_batch: int
-) -> list[tuple[int, float]]:
-    """Max |ratio - 1| of each trained step under the present policy, by the update's own code path and batch size.
+def metered(meter: CostMeter, purpose: str, velocity: Velocity) -> Velocity:
+    """The same velocities, counted as asked for this purpose."""
 
-    Args:
-        accelerator: joins the ranks.
-        objective: gives the ratios.
-        edges: this rank's; the same steps on every rank.
-        predict: velocities of the policy.
-        micro_batch: edges a forward pass.
+    def counted(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        with meter.purpose(purpose):
+            return velocity(latents, sigma, prompt)
 
-    Returns:
-        (step, error) of all ranks, in the order of the steps.
-    """
-    errors = []
-    for index in torch.arange(len(edges), device=edges.step.device).split(micro_batch):
-        piece = take_edges(edges, index)
-        _, metrics = objective.loss(piece, torch.zeros_like(piece.old_log_prob), predict, None)
-        errors.append(metrics["ratio_error"])
-    steps, every = edges.step.unique(), torch.cat(errors)
-    worst = torch.stack([every[edges.step == step].max() for step in steps])
-    worst = gather_rows(accelerator, worst.unsqueeze(0)).amax(0)
-    return list(zip(steps.tolist(), worst.tolist(), strict=True))
+    return counted
+
+
+def joined_errors(accelerator: Any, errors: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The largest error of each step over all ranks; every rank brings the same steps."""
+    if not errors:
+        return []
+    worst = gather_rows(accelerator, torch.tensor([[error for _, error in errors]])).amax(0)
+    return [(step, float(error)) for (step, _), error in zip(errors, worst, strict=True)]
 
 
 def accumulate_gradient(
     accelerator: Any,
     policy: Policy,
-    objective: Objective,
-    edges: Edges,
-    advantage: Tensor,
-    predict: VelocityOf,
-    reference: VelocityOf | None,
+    shares: Sequence[tuple[Part, Examples, Tensor]],
+    predict: Velocity,
+    reference: Velocity | None,
     micro_batch: int,
 ) -> Gradient:
-    """Gradient of the mean loss over an update's edges of all ranks, whatever the micro-batch.
+    """Gradient of the sum of the parts' mean losses over the terms of all ranks, whatever the micro-batch.
+
+    Units without anything to train count in the mean and are not evaluated.
 
     Args:
         accelerator: joins the ranks.
         policy: its gradients are replaced.
-        objective: gives a loss per edge.
-        edges: this rank's; the same number on every rank.
-        advantage: (E,) of the edges.
+        shares: of each part its examples and the units (B,) that this update trains on.
         predict: velocities of the policy.
         reference: velocities of the reference, or None.
-        micro_batch: edges a forward and backward pass.
+        micro_batch: units a forward and backward pass.
     """
     for parameter in policy.parameters.values():
         parameter.grad = None
-    total = len(edges) * accelerator.num_processes
-    sums: dict[str, Tensor] = {}
-    losses: list[Tensor] = []
-    largest = torch.zeros((), device=edges.old_log_prob.device)
-    pieces = torch.arange(len(edges), device=edges.step.device).split(micro_batch)
-    for number, piece in enumerate(pieces, 1):
-        with _sync_if(accelerator, policy.adapter.transformer, number == len(pieces)):
-            loss, metrics = objective.loss(take_edges(edges, piece), advantage[piece], predict, reference)
+    passes: list[tuple[int, Part, Examples, Tensor]] = []
+    active = [index[examples.active[index]] for _, examples, index in shares]
+    for number, ((part, examples, _), own) in enumerate(zip(shares, active, strict=True)):
+        passes += [(number, part, examples, piece) for piece in own.split(micro_batch) if len(piece)]
+    terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
+    sums = [_Sums() for _ in shares]
+    bad: set[int] = set()
+    for count, (number, part, examples, piece) in enumerate(passes, 1):
+        taken = examples.take(piece)
+        with _sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
+            loss, metrics = part.objective.loss(taken, predict, reference if part.objective.needs_reference else None)
             # Ranks are averaged, so the sum over all of them needs their number back.
-            (loss.sum() * (accelerator.num_processes / total)).backward()
-        losses.append(loss.detach())
-        for name, values in {"loss": loss.detach(), **metrics}.items():
-            sums[name] = sums.get(name, torch.zeros_like(largest)) + values.sum()
+            (loss.sum() * (part.weight * accelerator.num_processes / float(terms[number]))).backward()
+        sums[number].add({"loss": loss.detach(), **metrics})
+        bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
+    if not passes and accelerator.num_processes > 1:
+        _join_with_nothing(policy, shares[0], predict)
+    means, loss_total = _means(accelerator, shares, sums, terms)
+    gradients = [p.grad for p in policy.parameters.values() if p.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+    largest = torch.tensor([max(one.largest_ratio_error for one in sums)])
+    return Gradient(
+        loss_total,
+        norm,
+        means,
+        float(gather_rows(accelerator, largest).max()),
+        sum(len(own) for own in active),
+        sorted(bad),
+    )
+
+
+class _Sums:
+    """Sums of one part's metrics over its terms."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.count = 0
+        self.largest_ratio_error = 0.0
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, values in metrics.items():
+            self.values[name] = self.values.get(name, 0.0) + float(values.sum(dtype=torch.float64))
+        self.count += len(metrics["loss"])
         if "ratio_error" in metrics:
-            largest = torch.maximum(largest, metrics["ratio_error"].max())
-    names = sorted(sums)
-    totals = sum_ranks(accelerator, torch.stack([sums[name] for name in names]))
-    means = {name: float(value) / total for name, value in zip(names, totals, strict=True)}
-    norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
-    worst = float(gather_rows(accelerator, largest.reshape(1)).max())
-    bad = ~torch.isfinite(torch.cat(losses))
-    return Gradient(means.pop("loss"), float(norm), means, worst, edges.sample[bad].unique().tolist())
+            self.largest_ratio_error = max(self.largest_ratio_error, float(metrics["ratio_error"].max()))
+
+
+def _means(
+    accelerator: Any, shares: Sequence[tuple[Part, Examples, Tensor]], sums: Sequence[_Sums], terms: Tensor
+) -> tuple[dict[str, float], float]:
+    """Each part's metrics as means over the evaluated terms of all ranks, and the total loss."""
+    means: dict[str, float] = {}
+    total = 0.0
+    for (part, _, _), own, planned in zip(shares, sums, terms.tolist(), strict=True):
+        names = part.objective.metrics
+        row = torch.tensor([own.values.get(name, 0.0) for name in ("loss", *names)] + [own.count], dtype=torch.float64)
+        joined = sum_ranks(accelerator, row).tolist()
+        total += part.weight * joined[0] / planned
+        if joined[-1]:
+            means |= {name: value / joined[-1] for name, value in zip(names, joined[1:-1], strict=True)}
+    return means, total
+
+
+def _join_with_nothing(policy: Policy, share: tuple[Part, Examples, Tensor], predict: Velocity) -> None:
+    """Take part in the ranks' exchange of gradients with a gradient of zero."""
+    _, examples, index = share
+    one = examples.take(index[:1])
+    (0.0 * predict(*one.start).sum()).backward()
 
 
 def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:
-    """An iteration's updates in one row: means, and the largest ratio error.
+    """An iteration's updates in one row: means over the updates that have them, and the largest ratio error.
 
     Args:
         gradients: of its updates.
@@ -171,8 +217,13 @@ def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dic
         {"loss": gradient.loss, "grad_norm": gradient.norm, "learning_rate": rate, **gradient.metrics}
         for gradient, rate in zip(gradients, rates, strict=True)
     ]
-    means = {f"update/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-    return {**means, "update/ratio_error_max": max(gradient.largest_ratio_error for gradient in gradients)}
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        means[f"update/{name}"] = sum(values) / len(values)
+    if any("ratio_error" in gradient.metrics for gradient in gradients):
+        means["update/ratio_error_max"] = max(gradient.largest_ratio_error for gradient in gradients)
+    return means
 
 
 def clip_gradient(policy: Policy, norm: float, limit: float | None) -> None:

@@ -1,6 +1,6 @@
-"""GRPO's loss over edges against torch.distributions, and what it asks of policy and reference."""
+"""GRPO's examples and loss on a small forest, against one forward an edge and torch.distributions."""
 
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +8,13 @@ from torch.distributions import Normal, kl_divergence
 
 from diffrl.functional.dynamics import Step
 from diffrl.objectives.grpo import GRPO
-from diffrl.records import Edges
+from diffrl.records import Credit, Edges, Prompt, PromptBatch, Rollout
+from diffrl.rollout.tree import plan_forest
 
 SHAPE = (2, 3, 5)
-E = 7
+FOREST = plan_forest(2, 1, {0: 3, 2: 1, 3: 2})
+"""Two prompts, one tree each: a node with 3 children, 3 with one each, 3 with 2 each; 12 samples."""
+LOW, HIGH, WEIGHT = 0.005, 0.011, 0.7
 
 
 def transition(x, v, s, n):
@@ -20,84 +23,195 @@ def transition(x, v, s, n):
     return Step(x - 2 * v, width)
 
 
+class Network:
+    """A velocity with a weight to be trained; remembers the rows that it was asked for."""
+
+    def __init__(self, weight=0.3):
+        self.weight, self.rows = torch.tensor(weight, requires_grad=True), 0
+
+    def __call__(self, latents, sigma, prompt):
+        self.rows += len(latents)
+        assert len(latents) == len(sigma) == len(prompt)
+        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
+
+
 @pytest.fixture
-def edges():
+def rollout():
+    """Every edge of the forest, one origin a parent, with densities of a policy a bit off the one at hand."""
     generator = torch.Generator().manual_seed(11)
-    draw = partial(torch.randn, generator=generator)
-    sigma = torch.linspace(0.9, 0.4, E)
-    index = torch.arange(E)
-    return Edges(draw(E, *SHAPE), draw(E, *SHAPE), sigma, sigma - 0.1, index, index % 3, draw(E) * 0.1)
+    forest, latents = FOREST, torch.randn(len(FOREST.parent), *SHAPE, generator=generator)
+    node = torch.nonzero(forest.parent >= 0).flatten()
+    parents, origin = forest.parent[node].unique(return_inverse=True)
+    step = torch.tensor([int(forest.step[forest.parent == parent][0]) for parent in parents])
+    sigma = 0.9 - 0.15 * step
+    edges = Edges(
+        latents[parents], sigma, sigma - 0.1, step, forest.prompt[parents], origin, node, latents[node],
+        torch.zeros(len(node)),
+    )  # fmt: skip
+    old = Network(0.28)
+    density = [float(normal(edges, e, old).log_prob(edges.next_latents[e]).mean().detach()) for e in range(len(edges))]
+    edges = replace(edges, old_log_prob=torch.tensor(density))
+    batch = PromptBatch([Prompt("one"), Prompt("two")], [0, 1], 0)
+    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents[forest.leaf], torch.zeros(12, 3, 4, 4), edges)
 
 
 @pytest.fixture
-def velocities():
-    generator = torch.Generator().manual_seed(13)
-    policy = 0.3 * torch.randn(E, *SHAPE, generator=generator)
-    return policy, policy + 0.2 * torch.randn(E, *SHAPE, generator=generator)
+def credit():
+    """Advantages of all edges; none at the whole last level of the second prompt, nor at one child of the first."""
+    generator = torch.Generator().manual_seed(5)
+    advantage = torch.randn(len(FOREST.parent), generator=generator).masked_fill(FOREST.parent < 0, 0.0)
+    advantage[(FOREST.prompt == 1) & (FOREST.step == 3)] = 0.0
+    advantage[torch.nonzero(FOREST.step == 0).flatten()[1]] = 0.0
+    samples = len(FOREST)
+    none = torch.zeros_like(advantage, dtype=torch.bool)
+    return Credit(advantage, torch.zeros(samples), torch.ones(samples, dtype=torch.bool), advantage, none, 0, 0)
 
 
-ADVANTAGE = torch.tensor([1.3, -0.7, 0.0, 2.1, -1.1, 0.4, -0.2])
+KEPT = FOREST.parent >= 0
 
 
-def normal(edges, i, v):
-    return Normal(edges.latents[i] - 2 * v[i], 0.5 + float(edges.sigma[i] - edges.sigma_next[i]))
+def normal(edges, e, network):
+    """The step of one edge by a forward pass of its own."""
+    origin = edges.origin[e : e + 1]
+    sigma = edges.sigma[origin]
+    v = network(edges.latents[origin], sigma, edges.prompt[origin])[0]
+    return Normal(edges.latents[origin][0] - 2 * v, 0.5 + float(sigma - edges.sigma_next[origin]))
+
+
+def unasked(*args):
+    raise AssertionError("GRPO has no question to the old policy")
+
+
+def naive(rollout, credit, kept, kl_form="velocity", kl=0.0):
+    """Mean over all edges, pruned ones included, of the loss of those that are kept, one forward pass an edge."""
+    edges, network, reference = rollout.edges, Network(), Network(0.5)
+    total, losses = 0.0, {}
+    for e in range(len(edges)):
+        node = int(edges.node[e])
+        if not kept[node]:
+            continue
+        step, a = normal(edges, e, network), float(credit.advantage[node])
+        ratio = (step.log_prob(edges.next_latents[e]).mean() - edges.old_log_prob[e]).exp()
+        loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - LOW, 1 + HIGH))
+        if kl:
+            before = normal(edges, e, reference)
+            velocity_distance = ((step.mean - before.mean) / 2).square().mean()  # the mean is x - 2 v
+            loss = loss + kl * (velocity_distance if kl_form == "velocity" else kl_divergence(step, before).mean())
+        losses[node] = float(loss.detach())
+        total = total + loss
+    (total / len(edges)).backward()
+    return losses, float(network.weight.grad)
+
+
+def gradient(objective, examples, index, network=None, reference=None):
+    """Of the mean over all terms, of the units at `index`; pruned and inactive ones count as zeros."""
+    network = network or Network()
+    loss, metrics = objective.loss(examples.take(index), network, reference)
+    (loss.sum() / float(examples.terms.sum())).backward()
+    return float(network.weight.grad), loss, metrics
 
 
 @pytest.mark.parametrize("kl_form", ["velocity", "mean"])
-def test_each_edges_loss_and_gradient(edges, velocities, kl_form):
-    policy, reference = velocities
-    own, low, high, weight = policy.clone().requires_grad_(), 0.05, 0.11, 0.7
-    objective = GRPO(transition, low, high, weight, kl_form)
-    old = torch.stack([normal(edges, i, policy).log_prob(edges.next_latents[i]).mean() for i in range(E)])
-    edges = Edges(**{**vars(edges), "old_log_prob": old + torch.linspace(-0.2, 0.2, E)})
-    loss, metrics = objective.loss(edges, ADVANTAGE, lambda given: own, lambda given: reference)
-    loss.sum().backward()
-
-    naive = policy.clone().requires_grad_()
-    expected, ratios, distances = [], [], []
-    for i in range(E):
-        step = normal(edges, i, naive)
-        ratio = (step.log_prob(edges.next_latents[i]).mean() - edges.old_log_prob[i]).exp()
-        a = float(ADVANTAGE[i])
-        surrogate = torch.maximum(-a * ratio, -a * ratio.clamp(1 - low, 1 + high))
-        if kl_form == "velocity":
-            distance = (naive[i] - reference[i]).square().mean()
-        else:
-            distance = kl_divergence(step, normal(edges, i, reference)).mean()
-        expected.append(surrogate + weight * distance)
-        ratios.append(float(ratio.detach()))
-        distances.append(float(distance.detach()))
-    torch.stack(expected).sum().backward()
-    torch.testing.assert_close(loss, torch.stack(expected), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own.grad, naive.grad, rtol=1e-3, atol=1e-6)
-    assert metrics["ratio"].tolist() == pytest.approx(ratios, rel=1e-4)
-    assert metrics["reference_kl"].tolist() == pytest.approx(distances, rel=1e-4)
-    clipped = [
-        (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low) for a, r in zip(ADVANTAGE.tolist(), ratios, strict=True)
-    ]
-    assert metrics["clipped"].bool().tolist() == clipped and 0 < sum(clipped) < E
-    assert all(value.shape == (E,) and not value.requires_grad for value in metrics.values())
+@pytest.mark.parametrize("kl", [0.0, WEIGHT])
+def test_siblings_share_a_forward_pass_and_nothing_changes(rollout, credit, kl, kl_form):
+    objective = GRPO(transition, LOW, HIGH, kl, kl_form if kl else "velocity")
+    examples = objective.examples(rollout, credit, KEPT, unasked, 4)
+    assert len(examples.prompt) == 2 * (1 + 3 + 3) and len(examples.edges) == 2 * (3 + 3 + 6)
+    network = Network()
+    index = torch.arange(len(examples.prompt))
+    found, loss, metrics = gradient(objective, examples, index, network, Network(0.5) if kl else None)
+    assert network.rows == 14 and len(loss) == 24
+    losses, expected = naive(rollout, credit, KEPT, kl_form, kl)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert loss.tolist() == pytest.approx([losses[n] for n in examples.edges.node.tolist()], rel=1e-4, abs=1e-6)
+    assert metrics.keys() == set(objective.metrics) and 0 < metrics["clipped"].sum() < 24
+    assert all(value.shape == (24,) and not value.requires_grad for value in metrics.values())
 
 
-def test_without_kl_no_reference_is_asked(edges, velocities):
+def test_a_shuffle_takes_origins_with_all_their_edges(rollout, credit):
+    objective = GRPO(transition, LOW, HIGH)
+    examples = objective.examples(rollout, credit, KEPT, unasked, 4)
+    index = torch.tensor([9, 0, 5, 13])
+    taken = examples.take(index)
+    assert taken.terms.tolist() == [2, 3, 1, 2] == torch.bincount(taken.edges.origin).tolist()
+    parents = FOREST.parent[taken.edges.node]
+    assert all(torch.equal(x, y) for x, y in zip(taken.edges.latents, rollout.edges.latents[index], strict=True))
+    assert len(parents.unique()) == 4 and torch.equal(taken.term_prompt, FOREST.prompt[taken.edges.node])
+    torch.testing.assert_close(taken.advantage, credit.advantage[taken.edges.node])
+
+
+def test_origins_without_credit_are_left_out_and_the_gradient_stays(rollout, credit):
+    objective = GRPO(transition, LOW, HIGH)
+    examples = objective.examples(rollout, credit, KEPT, unasked, 4)
+    assert int((~examples.active).sum()) == 3  # the last level of the second prompt; one child alone idles nobody
+    assert int(examples.terms.sum()) == 24
+    whole, _, _ = gradient(objective, examples, torch.arange(14))
+    network = Network()
+    found, _, _ = gradient(objective, examples, torch.nonzero(examples.active).flatten(), network)
+    assert network.rows == 11 and found == pytest.approx(whole, rel=1e-6)
+    assert found == pytest.approx(naive(rollout, credit, KEPT)[1], rel=1e-4)
+
+
+def test_the_reference_pulls_where_there_is_no_credit(rollout, credit):
+    objective = GRPO(transition, LOW, HIGH, kl=WEIGHT)
+    examples = objective.examples(rollout, replace(credit, advantage=torch.zeros(len(KEPT))), KEPT, unasked, 4)
+    assert objective.needs_reference and examples.active.all()
+    found, _, _ = gradient(objective, examples, torch.arange(14), reference=Network(0.5))
+    assert found < 0  # towards 0.5
+
+
+def test_pruned_edges_give_nothing_and_the_mean_is_still_over_all(rollout, credit):
+    objective, kept = GRPO(transition, LOW, HIGH), KEPT.clone()
+    ends = torch.nonzero(FOREST.step == 3).flatten()
+    kept[ends[::2]] = False  # one sibling of each pair
+    kept[torch.nonzero(FOREST.step == 0).flatten()[3:]] = False  # the whole first step of the second prompt
+    examples = objective.examples(rollout, credit, kept, unasked, 4)
+    assert len(examples.edges) == 24 - 6 - 3 and int(examples.terms.sum()) == 24
+    assert int((~examples.active).sum()) == 3 + 1
+    found, loss, _ = gradient(objective, examples, torch.nonzero(examples.active).flatten())
+    losses, expected = naive(rollout, credit, kept)
+    assert found == pytest.approx(expected, rel=1e-4) and len(loss) < len(losses)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_micro_batches_change_nothing(rollout, credit, size):
+    objective = GRPO(transition, LOW, HIGH)
+    examples = objective.examples(rollout, credit, KEPT, unasked, 4)
+    network = Network()
+    for index in torch.randperm(14, generator=torch.Generator().manual_seed(size)).split(size):
+        gradient(objective, examples, index, network)
+    whole, _, _ = gradient(objective, examples, torch.arange(14))
+    assert float(network.weight.grad) == pytest.approx(whole, rel=1e-5)
+
+
+def test_without_kl_no_reference_is_asked(rollout, credit):
     objective = GRPO(transition, 0.1, 0.1)
     assert not objective.needs_reference and GRPO(transition, 0.1, 0.1, kl=0.01).needs_reference
-    _, metrics = objective.loss(edges, ADVANTAGE, lambda given: velocities[0], None)
-    assert "reference_kl" not in metrics
+    assert not objective.asks_old
+    examples = objective.examples(rollout, credit, KEPT, unasked, 4)
+    assert "reference_kl" not in objective.loss(examples, Network(), None)[1]
 
 
-def test_the_policy_is_asked_about_the_edges_at_hand(edges, velocities):
-    asked = []
+@pytest.mark.parametrize("micro_batch", [1, 5, 128])
+def test_the_gates_errors_are_those_of_each_edge(rollout, micro_batch):
+    edges = rollout.edges
+    found = GRPO(transition, 0.1, 0.1).on_policy_errors(rollout, Network(), micro_batch)
+    densities = [normal(edges, e, Network()).log_prob(edges.next_latents[e]).mean() for e in range(len(edges))]
+    errors = (torch.stack(densities).detach() - edges.old_log_prob).exp().sub(1).abs()
+    expected = [(s, max(errors[e] for e in range(len(edges)) if edges.edge_step[e] == s)) for s in (0, 2, 3)]
+    assert [step for step, _ in found] == [0, 2, 3]
+    assert [error for _, error in found] == pytest.approx([float(e) for _, e in expected], rel=1e-3)
 
-    def policy(given):
-        asked.append(given)
-        return velocities[0]
 
-    GRPO(transition, 0.1, 0.1).loss(edges, ADVANTAGE, policy, None)
-    assert asked == [edges]
+def test_a_nan_in_any_micro_batch_stays_in_its_step(rollout):
+    edges = rollout.edges
+    bad = int(torch.nonzero(edges.edge_step == 2)[0])
+    rollout = replace(rollout, edges=replace(edges, old_log_prob=edges.old_log_prob.index_fill(0, torch.tensor(bad), torch.nan)))
+    found = dict(GRPO(transition, 0.1, 0.1).on_policy_errors(rollout, Network(), 1))
+    assert found[2] != found[2] and found[0] == found[0] and found[3] == found[3]
 
 
-def test_log_prob_is_the_mean_density(edges, velocities):
-    found = GRPO(transition, 0.1, 0.1).log_prob(edges, velocities[0])
-    expected = [float(normal(edges, i, velocities[0]).log_prob(edges.next_latents[i]).mean()) for i in range(E)]
-    assert found.tolist() == pytest.approx(expected, rel=1e-4)
+def test_no_edges_at_all_is_no_error(rollout):
+    edges = rollout.edges
+    none = Edges(*(column[:0] for column in vars(edges).values()))
+    assert list(GRPO(transition, 0.1, 0.1).on_policy_errors(replace(rollout, edges=none), Network(), 4)) == []

@@ -1,159 +1,334 @@
-"""Chains from noise to latents: Euler where nothing is stochastic, elsewhere densities of what is stored."""
+"""Forests from noise to latents: against one path at a time, with noise that can be read off, and on a real network."""
 
 import math
-from contextlib import nullcontext
+from collections import Counter
 
 import pytest
 import torch
-from torch.distributions import Normal
 
+from diffrl.functional.dynamics import Step
 from diffrl.models.loading import load_adapter
-from diffrl.records import Prompt, PromptBatch
+from diffrl.records import Edges
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import denoise, take_edges
+from diffrl.rollout.counts import coarse_levels
+from diffrl.rollout.denoise import Sampler, denoise, take_origins
 from diffrl.rollout.noise import noise_at
-from diffrl.rollout.regenerate import decode, plan_chains, regenerate
-from diffrl.transition import make_transition
+from diffrl.rollout.tree import chains, plan_forest, root_addresses, subset
+from tests.rollout.oracle import BATCH, GROUPS, ITERATION, SEED, Case, FakeAdapter, net_of, node_keys, walk
 
-PROMPTS = ["a red circle", "two blue squares", "a green triangle above a black circle"]
-STEPS = 7
-GRID = [*(1 - 0.999 * k / 6 for k in range(7)), 0.0]  # the tiny pipeline's scheduler: evenly to 0.001, then to 0
-OPTIONS = {"flow_sde": {"noise_level": 0.7}, "dance_sde": {"eta": 0.3}, "cps": {"noise_level": 0.6}}
+CASES = [
+    Case(),
+    Case(solver="ab2"),
+    Case(dict.fromkeys(range(6), 1)),
+    Case({2: 1, 3: 1}, solver="ab2", kind="cps"),
+    Case({0: 2, 3: 3}, solver="ab2"),
+    Case({0: 2, 3: 3}, kind="dance_sde", correlation=0.5),
+    Case({0: 2, 3: 3}, solver="ab2", levels=(0, 1, 3, 4, 7)),
+    Case({2: 5}, levels=(0, 2, 3, 4, 5, 7), kind="cps", solver="ab2", guidance=1.7),
+    Case({0: 3, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1}, roots=1),
+    Case({1: 2, 3: 1, 4: 1, 5: 2}, correlation=math.inf, solver="ab2", kind="dance_sde", roots=3),
+    Case({5: 2}, roots=1, kind="cps", correlation=0.0),
+    Case({3: 2}, steps=11, levels=(0, 2, 3, 4, 7, 11), solver="ab2"),
+]
+FOREST = Case({0: 2, 2: 1, 3: 3, 4: 1}, solver="ab2")
+SUBSETS = [[0], [23], [1, 2, 5, 11, 30], list(range(0, 36, 5)), list(range(6, 12))]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+def check_against_paths(case, adapter, shape, drawn, forest, keys, walked):
+    """Samples, nodes and edges, whole records against dictionaries filled path by path."""
+    nodes = node_keys(forest)
+    assert drawn.latents.shape == (len(keys), *shape)
+    for row, key in enumerate(keys):
+        close(drawn.latents[row], walked.ends[key])
+    if drawn.predicted is not None:
+        assert len(drawn.predicted) == len(nodes)
+        for row, key in enumerate(nodes):
+            close(drawn.predicted[row], walked.predicted[key])
+    edges = drawn.edges
+    assert sorted(nodes[node] for node in edges.node) == sorted(walked.edges)  # each once
+    assert len(edges) == len(edges.next_latents) == len(edges.old_log_prob) == len(edges.node)
+    assert len(edges.step) == len(edges.latents) == len(edges.sigma) == len(edges.sigma_next) == len(edges.prompt)
+    for row in range(len(edges)):
+        key, origin = nodes[edges.node[row]], int(edges.origin[row])
+        expected = walked.edges[key]
+        assert int(edges.step[origin]) == int(edges.edge_step[row]) == expected.step
+        assert int(edges.prompt[origin]) == key[0] and int(forest.step[edges.node[row]]) == expected.step
+        assert float(edges.sigma[origin]) == expected.sigma and float(edges.sigma_next[origin]) == expected.sigma_next
+        close(edges.latents[origin], expected.latents)
+        close(edges.next_latents[row], expected.next_latents)
+        close(edges.old_log_prob[row], expected.log_prob)
+
+
+# --- against one path at a time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [5, 128])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_forest_is_its_paths(case, micro_batch):
+    adapter = FakeAdapter()
+    drawn = case.draw(adapter, predict=True, micro_batch=micro_batch)
+    rows = list(adapter.rows)
+    walked = walk(case, net_of(adapter, case.guidance), adapter.shape, adapter.sigmas(case.steps), case.sample_keys())
+    check_against_paths(case, adapter, adapter.shape, drawn, case.forest, case.sample_keys(), walked)
+    assert sum(rows) == len(walked.evaluations) and max(rows) <= micro_batch  # shared prefixes once
+    assert drawn.latents.dtype == drawn.edges.old_log_prob.dtype == torch.float32
+    for name in ("step", "prompt", "origin", "node"):
+        assert getattr(drawn.edges, name).dtype == torch.int64
+
+
+@pytest.mark.parametrize("chosen", SUBSETS, ids=str)
+def test_chosen_paths_are_walked_like_the_whole_tree(chosen):
+    case, adapter, samples = FOREST, FakeAdapter(), torch.tensor(chosen)
+    forest = subset(case.forest, samples)
+    keys = [case.sample_keys()[row] for row in chosen]
+    drawn = case.draw(adapter, forest, predict=True)
+    rows = sum(adapter.rows)
+    walked = walk(case, net_of(adapter), adapter.shape, adapter.sigmas(7), keys)
+    check_against_paths(case, adapter, adapter.shape, drawn, forest, keys, walked)
+    assert rows == len(walked.evaluations)
+    whole = case.draw(adapter, predict=True)
+    assert torch.equal(drawn.latents, whole.latents[samples])
+    places = {key: row for row, key in enumerate(node_keys(case.forest))}
+    old = torch.tensor([places[key] for key in node_keys(forest)])  # each node's row in the whole forest
+    assert torch.equal(drawn.predicted, whole.predicted[old])
+    edge_of = {int(node): row for row, node in enumerate(whole.edges.node)}
+    same = torch.tensor([edge_of[int(node)] for node in old[drawn.edges.node]])
+    mine, theirs = drawn.edges, whole.edges
+    assert torch.equal(mine.next_latents, theirs.next_latents[same])
+    assert torch.equal(mine.latents[mine.origin], theirs.latents[theirs.origin[same]])
+    torch.testing.assert_close(mine.old_log_prob, theirs.old_log_prob[same], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 5, 7])
+def test_micro_batches_change_no_bit(micro_batch):
+    whole, parts = (FOREST.draw(FakeAdapter(), predict=True, micro_batch=size) for size in (128, micro_batch))
+    assert torch.equal(whole.latents, parts.latents) and torch.equal(whole.predicted, parts.predicted)
+    for name in Edges.__dataclass_fields__:
+        assert torch.equal(getattr(whole.edges, name), getattr(parts.edges, name))
+
+
+def test_chains_without_noise_are_the_ode():
+    adapter, prompt = FakeAdapter(), torch.tensor([2, 0, 2, 1])
+    roots = [Address("eval", 0, 0, 0, i) for i in range(4)]
+    conditioning = adapter.encode_prompts([prompt.text for prompt in BATCH.prompts])
+    sampler = Sampler(adapter.sigmas(5), micro_batch=3)
+    drawn = denoise(adapter, conditioning, chains(prompt), roots, sampler)
+    net, sigmas = net_of(adapter), sampler.sigmas.double().tolist()
+    for row in range(4):
+        x = noise_at([roots[row]], adapter.shape)[0].double()
+        for s, n in zip(sigmas, sigmas[1:], strict=False):
+            x = x - (s - n) * net(x, s, int(prompt[row]))
+        close(drawn.latents[row], x)
+    assert len(drawn.edges) == 0 and drawn.edges.latents.shape == (0, *adapter.shape) and drawn.predicted is None
+    assert drawn.edges.origin.dtype == drawn.edges.node.dtype == drawn.edges.step.dtype == torch.int64
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_one_origin_serves_all_its_children():
+    case = Case({0: 2, 2: 1, 3: 3})
+    edges, forest = case.draw(FakeAdapter()).edges, case.forest
+    width = {0: 2, 2: 1, 3: 3}
+    assert Counter(edges.step.tolist()) == {0: 6, 2: 12, 3: 12}
+    for origin, count in Counter(edges.origin.tolist()).items():
+        assert count == width[int(edges.step[origin])]
+        nodes = edges.node[edges.origin == origin]
+        assert len(forest.parent[nodes].unique()) == 1 and forest.child[nodes].tolist() == list(range(count))
+    assert edges.origin.tolist() == sorted(edges.origin.tolist())
+    ending = {int(node): row for row, node in enumerate(edges.node)}
+    for row in (edges.edge_step == 3).nonzero().flatten().tolist():  # step 3 begins where step 2 ended
+        before = ending[int(forest.parent[edges.node[row]])]
+        assert torch.equal(edges.latents[edges.origin[row]], edges.next_latents[before])
+
+
+@pytest.mark.parametrize("record", [(), (0,), (3,), (4, 2), (0, 2, 3, 4)], ids=str)
+def test_only_the_asked_steps_are_recorded(record):
+    adapter = FakeAdapter()
+    whole, some = FOREST.draw(adapter), FOREST.draw(adapter, record=record)
+    assert torch.equal(whole.latents, some.latents)
+    wanted = torch.tensor([step in record for step in whole.edges.edge_step.tolist()])
+    assert torch.equal(some.edges.node, whole.edges.node[wanted])
+    assert torch.equal(some.edges.next_latents, whole.edges.next_latents[wanted])
+    assert torch.equal(some.edges.old_log_prob, whole.edges.old_log_prob[wanted])
+    mine, theirs = some.edges, whole.edges
+    assert torch.equal(mine.latents[mine.origin], theirs.latents[theirs.origin[wanted]])
+    assert len(mine.step) == sum(step in record for step in theirs.step.tolist())
+
+
+def test_the_last_step_has_no_noise():
+    case, adapter = Case(dict.fromkeys(range(6), 1)), FakeAdapter()
+    drawn = case.draw(adapter)
+    assert drawn.edges.sigma_next.min() > 0 and drawn.edges.step.max() == 5
+    last = drawn.edges.next_latents[drawn.edges.edge_step == 5]
+    sigma = adapter.sigmas(7)[6]
+    for row, key in enumerate(case.sample_keys()):
+        x = last[row].double()
+        close(drawn.latents[row], x - float(sigma) * net_of(adapter)(x, float(sigma), key[0]))
+
+
+# --- noise that can be read off ---------------------------------------------------------------------------------------
+
+
+class WideAdapter(FakeAdapter):
+    shape = (60,)
+
+    def velocity(self, latents, sigma, conditioning, guidance_scale):
+        return torch.zeros_like(latents)
+
+
+def bare_noise(forest, correlation, seed=SEED, levels=None, steps=7):
+    """Noise of each node by the library's own denoising, whose transition returns nothing else; roots are 0."""
+    adapter = WideAdapter()
+    sampler = Sampler(
+        adapter.sigmas(steps), levels, lambda x, v, s, n: Step(torch.zeros_like(x), torch.ones(1, 1)), correlation
+    )
+    roots = root_addresses(forest, BATCH, seed)
+    edges = denoise(
+        adapter, {"gain": torch.zeros(3)}, forest, roots, sampler, record=list(forest.branching)
+    ).edges  # fmt: skip
+    noise = torch.zeros(len(forest.parent), 60)
+    noise[edges.node] = edges.next_latents
+    return noise
+
+
+def test_noise_of_chains_has_zeros_for_a_path():
+    forest = plan_forest(3, 2, dict.fromkeys([1, 2, 4], 1))
+    noise = bare_noise(forest, 4.0)
+    for node, (prompt, root, _) in enumerate(node_keys(forest)):
+        step = int(forest.step[node])
+        if step >= 0:
+            address = Address("train", SEED, ITERATION, GROUPS[prompt], root, (0,) * (step + 1))
+            assert torch.equal(noise[node], noise_at([address], (60,))[0])
+
+
+def test_noise_of_a_tree_is_addressed_by_its_path():
+    forest = plan_forest(3, 2, {1: 2, 2: 1, 4: 3})
+    noise = bare_noise(forest, 0.5)
+    for node, (prompt, root, taken) in enumerate(node_keys(forest)):
+        if not taken:
+            continue
+        full = [0] * (int(forest.step[node]) + 1)  # one index a step of the full grid
+        for step, child in zip((1, 2, 4), taken, strict=False):
+            full[step] = child
+        base = Address("train", SEED, ITERATION, GROUPS[prompt], root, tuple(full))
+        own = noise_at([base], (60,))[0]
+        if int(forest.step[node]) == 2:
+            assert torch.equal(noise[node], own)
+        else:
+            shared = noise_at([base._replace(path=(*full[:-1], -1))], (60,))[0]
+            torch.testing.assert_close(noise[node], (shared + 0.5 * own) / math.sqrt(1.25), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "levels", [(0, 1, 2, 3, 4, 5, 11), (0, 1, 4, 5, 8, 9, 11), coarse_levels(11, (0, 4), 5)], ids=str
+)
+@pytest.mark.parametrize("correlation", [4.0, math.inf])
+def test_a_coarse_grid_draws_the_same_noise(levels, correlation):
+    forest = plan_forest(3, 2, {0: 3, 4: 2})
+    full, coarse = (bare_noise(forest, correlation, levels=grid, steps=11) for grid in (None, levels))
+    assert torch.equal(full, coarse)
+    part = subset(forest, torch.tensor([4, 19, 35]))
+    keys = node_keys(forest)
+    rows = [keys.index(key) for key in node_keys(part)]
+    assert torch.equal(bare_noise(part, correlation, levels=levels, steps=11), full[rows])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("c", [0.0, 0.5, 1.0, 4.0, math.inf])
+def test_siblings_are_unit_normal_and_correlate_as_stated(c, seed):
+    forest = plan_forest(3, 53, {0: 3, 3: 2})
+    noise = bare_noise(forest, c, seed).double()
+    first = noise[forest.step == 0].reshape(3 * 53, 3, 60)
+    second = noise[forest.step == 3].reshape(3 * 53 * 3, 2, 60)
+    stated = 0.0 if c == math.inf else 1 / (1 + c * c)
+
+    def correlation(a, b):
+        return float((a * b).mean()), 4 * math.sqrt(1 + stated**2) / math.sqrt(a.numel())
+
+    for siblings in (first, second):
+        for k in range(siblings.shape[1]):
+            values = siblings[:, k]
+            assert abs(float(values.mean())) < 4 / math.sqrt(values.numel())
+            assert abs(float(values.var()) - 1) < 4 * math.sqrt(2 / values.numel())
+        for i, j in [(0, 1), (0, siblings.shape[1] - 1), (siblings.shape[1] - 1, 1)]:
+            if i != j:
+                found, tolerance = correlation(siblings[:, i], siblings[:, j])
+                assert abs(found - stated) < tolerance
+    strangers = [
+        (first[:-1, 0], first[1:, 0]),  # other trees
+        (second[0::3, 0], second[1::3, 0]),  # cousins
+        (first.reshape(-1, 60), second[:, 0]),  # parent and child
+    ]
+    for a, b in strangers:
+        assert abs(float((a * b).mean())) < 4 / math.sqrt(a.numel())
+
+
+# --- edges by their origins -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_origins_bring_their_edges(seed):
+    edges = FOREST.draw(FakeAdapter()).edges
+    generator = torch.Generator().manual_seed(seed)
+    count = [0, 1, 7, len(edges.step) - 1, len(edges.step)][seed]
+    index = torch.randperm(len(edges.step), generator=generator)[:count]
+    keep = torch.rand(len(edges), generator=generator) < 0.6
+    for mask in (None, keep, torch.zeros_like(keep)):
+        part, rows = take_origins(edges, index, mask)
+        expected = [
+            row
+            for origin in index.tolist()
+            for row in range(len(edges))
+            if int(edges.origin[row]) == origin and (mask is None or mask[row])
+        ]
+        assert rows.tolist() == expected and len(part) == len(expected)
+        assert part.origin.tolist() == sorted(part.origin.tolist())
+        for name in ("latents", "sigma", "sigma_next", "step", "prompt"):
+            assert torch.equal(getattr(part, name), getattr(edges, name)[index])
+        for name in ("node", "next_latents", "old_log_prob"):
+            assert torch.equal(getattr(part, name), getattr(edges, name)[rows])
+        assert torch.equal(index[part.origin], edges.origin[rows])
+
+
+def test_parts_of_parts_name_the_same_edges():
+    edges = FOREST.draw(FakeAdapter()).edges
+    first, rows = take_origins(edges, torch.tensor([9, 2, 40, 17]))
+    second, again = take_origins(first, torch.tensor([3, 0]))
+    direct, expected = take_origins(edges, torch.tensor([17, 9]))
+    assert torch.equal(rows[again], expected) and torch.equal(second.next_latents, direct.next_latents)
+    assert torch.equal(second.origin, direct.origin)
+
+
+# --- a real network ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def adapter(random_sd3):
+def sd3(random_sd3):
     return load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def conditioning(adapter):
-    return adapter.encode_prompts(PROMPTS)
+def test_a_forest_of_a_real_pipeline_is_its_paths(sd3):
+    case = Case({0: 2, 2: 1, 3: 2}, steps=5, solver="ab2", roots=1)
+    drawn = case.draw(sd3, predict=True, micro_batch=5)
+    walked = walk(case, net_of(sd3, dtype=torch.float32), (4, 8, 8), sd3.sigmas(5), case.sample_keys())
+    check_against_paths(case, sd3, (4, 8, 8), drawn, case.forest, case.sample_keys(), walked)
 
 
-ROWS = torch.tensor([0, 0, 1, 1, 2])
-ADDRESSES = [Address("train", 5, 2, group, root) for group, root in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]]
-
-
-def draw(adapter, conditioning, stochastic=(), rows=ROWS, addresses=ADDRESSES, kind="flow_sde", **options):
-    sigmas = adapter.sigmas(STEPS)
-    transition = make_transition(kind, sigmas, **OPTIONS[kind])
-    return denoise(
-        adapter, conditioning, rows, addresses, sigmas=sigmas, transition=transition, stochastic=stochastic, **options
-    )
-
-
-def velocity(adapter, conditioning, x, sigma, prompt):
-    row = {name: tensor[prompt : prompt + 1] for name, tensor in conditioning.items()}
-    with torch.no_grad():
-        return adapter.velocity(x[None], torch.tensor([float(sigma)]), row, 1.0)[0]
-
-
-def euler(adapter, conditioning, x, k, prompt):
-    return x - (GRID[k] - GRID[k + 1]) * velocity(adapter, conditioning, x, GRID[k], prompt)
-
-
-def test_no_stochastic_steps_is_euler(adapter, conditioning):
-    latents, edges = draw(adapter, conditioning)
-    noise = noise_at(ADDRESSES, (4, 8, 8))
-    for i, prompt in enumerate(ROWS.tolist()):
-        x = noise[i]
-        for k in range(STEPS):
-            x = euler(adapter, conditioning, x, k, prompt)
-        torch.testing.assert_close(latents[i], x, rtol=1e-4, atol=1e-5)
-    assert (latents - noise).abs().mean() > 0.1
-    assert len(edges) == 0 and edges.latents.shape == (0, 4, 8, 8) and edges.old_log_prob.shape == (0,)
-    assert edges.step.dtype == edges.sample.dtype == torch.int64
-
-
-def test_without_dynamics_nothing_is_stochastic(adapter, conditioning):
-    sigmas = adapter.sigmas(STEPS)
-    latents, edges = denoise(adapter, conditioning, ROWS, ADDRESSES, sigmas=sigmas, transition=None, stochastic=(1, 2))
-    assert torch.equal(latents, draw(adapter, conditioning)[0]) and len(edges) == 0
-
-
-def test_edges_know_where_they_come_from(adapter, conditioning):
-    latents, edges = draw(adapter, conditioning, stochastic=(1, 2, 4))
-    assert edges.step.tolist() == [1] * 5 + [2] * 5 + [4] * 5
-    assert edges.sample.tolist() == [0, 1, 2, 3, 4] * 3
-    assert edges.sigma.tolist() == pytest.approx([GRID[k] for k in edges.step.tolist()], rel=1e-5)
-    assert edges.sigma_next.tolist() == pytest.approx([GRID[k + 1] for k in edges.step.tolist()], rel=1e-5)
-    assert torch.equal(edges.next_latents[:5], edges.latents[5:10])  # step 2 starts where step 1 ended
-    for row in range(5):  # step 4 starts one Euler step later, and the sample's end is two Euler steps after it
-        prompt = int(ROWS[row])
-        x = euler(adapter, conditioning, edges.next_latents[5 + row], 3, prompt)
-        torch.testing.assert_close(edges.latents[10 + row], x, rtol=1e-4, atol=1e-5)
-        x = edges.next_latents[10 + row]
-        for k in (5, 6):
-            x = euler(adapter, conditioning, x, k, prompt)
-        torch.testing.assert_close(latents[row], x, rtol=1e-4, atol=1e-5)
-
-
-def gaussian(kind, x, v, s, n):
-    """The published steps, typed anew: (mean, std)."""
-    denoised, noise = x - s * v, x + (1 - s) * v
-    if kind == "cps":
-        std = n * math.sin(0.6 * math.pi / 2)
-        return (1 - n) * denoised + math.sqrt(n**2 - std**2) * noise, std
-    g = 0.3 if kind == "dance_sde" else 0.7 * math.sqrt(s / (1 - (GRID[1] if s == 1 else s)))
-    return x - (s - n) * (v + g**2 / (2 * s) * noise), g * math.sqrt(s - n)
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_densities_are_those_of_the_stored_latents(adapter, conditioning, kind):
-    _, edges = draw(adapter, conditioning, stochastic=(0, 1, 2, 3, 4, 5), kind=kind)
-    noises = []
-    for i in range(len(edges)):
-        x, s, n = edges.latents[i], GRID[edges.step[i]], GRID[edges.step[i] + 1]
-        mean, std = gaussian(kind, x, velocity(adapter, conditioning, x, s, int(ROWS[edges.sample[i]])), s, n)
-        expected = Normal(mean, std).log_prob(edges.next_latents[i]).mean()
-        torch.testing.assert_close(edges.old_log_prob[i], expected, rtol=1e-4, atol=1e-4)
-        noises.append((edges.next_latents[i] - mean) / std)
-        path = ADDRESSES[int(edges.sample[i])]._replace(path=(0,) * (int(edges.step[i]) + 1))
-        torch.testing.assert_close(noises[-1], noise_at([path], (4, 8, 8))[0], rtol=1e-3, atol=1e-3)
-    spread = torch.stack(noises)  # 7,680 numbers: 4 standard errors of a unit std are 0.032
-    assert abs(float(spread.std()) - 1) < 0.033 and abs(float(spread.mean())) < 0.046
-
-
-@pytest.mark.parametrize("chosen", [[3], [4, 0, 2]])
-def test_a_subset_of_addresses_gives_the_same_samples(adapter, conditioning, chosen):
-    whole, edges = draw(adapter, conditioning, stochastic=(0, 1, 2), micro_batch=2)
-    index = torch.tensor(chosen)
-    some, own = draw(
-        adapter, conditioning, stochastic=(0, 1, 2), rows=ROWS[index], addresses=[ADDRESSES[i] for i in chosen]
-    )
-    torch.testing.assert_close(some, whole[index], rtol=1e-4, atol=1e-5)
-    for place, sample in enumerate(chosen):
-        mine, theirs = take_edges(own, own.sample == place), take_edges(edges, edges.sample == sample)
-        torch.testing.assert_close(mine.next_latents, theirs.next_latents, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(mine.old_log_prob, theirs.old_log_prob, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(whole[0], whole[1], atol=1e-2)
-
-
-def test_guidance_and_micro_batches(adapter, conditioning):
-    guided, _ = draw(adapter, conditioning, stochastic=(1,), guidance_scale=3.0)
-    split, _ = draw(adapter, conditioning, stochastic=(1,), guidance_scale=3.0, micro_batch=2)
-    plain, _ = draw(adapter, conditioning, stochastic=(1,))
-    torch.testing.assert_close(guided, split, rtol=1e-4, atol=1e-5)
-    assert (guided - plain).abs().max() > 1e-3
-
-
-def test_a_rollout_belongs_to_its_prompts(adapter, conditioning):
-    batch = PromptBatch([Prompt(text) for text in PROMPTS], (3, 4, 5), 11)
-    chains = plan_chains(batch, 2, seed=9)
-    assert chains.prompt.tolist() == [0, 0, 1, 1, 2, 2] and chains.root.tolist() == [0, 1] * 3
-    assert chains.addresses[3] == Address("train", 9, 11, 4, 1, ())
-    sigmas, entered = adapter.sigmas(STEPS), []
-    rollout = regenerate(
-        adapter, conditioning, batch, chains, sigmas=sigmas, transition=make_transition("cps", sigmas, noise_level=0.5),
-        stochastic=(2,), guidance_scale=1.0, micro_batch=4, decode_batch=5,
-        clock=lambda phase: entered.append(phase) or nullcontext(),
-    )  # fmt: skip
-    latents, _ = denoise(
-        adapter, conditioning, chains.prompt, chains.addresses, sigmas=sigmas, micro_batch=4,
-        transition=make_transition("cps", sigmas, noise_level=0.5), stochastic=(2,),
-    )  # fmt: skip
-    assert entered == ["rollout", "decode"] and len(rollout) == 6 and rollout.batch is batch
-    assert rollout.images.dtype == torch.uint8 and rollout.images.shape == (6, 3, 32, 32)
-    pictures = decode(adapter, latents, 1, PROMPTS * 2)
-    assert (rollout.images.int() - pictures.int()).abs().max() <= 1
+def test_a_chosen_path_of_a_real_pipeline_is_that_of_the_tree(sd3):
+    case = Case({0: 2, 3: 2}, steps=5, guidance=2.5)
+    chosen = torch.tensor([3, 9, 10, 22])
+    whole, part = case.draw(sd3), case.draw(sd3, subset(case.forest, chosen), micro_batch=3)
+    torch.testing.assert_close(part.latents, whole.latents[chosen], rtol=1e-4, atol=1e-5)
+    ends = node_keys(case.forest)
+    row = {ends[int(node)]: i for i, node in enumerate(whole.edges.node)}
+    nodes = node_keys(subset(case.forest, chosen))
+    same = torch.tensor([row[nodes[int(node)]] for node in part.edges.node])
+    torch.testing.assert_close(part.edges.old_log_prob, whole.edges.old_log_prob[same], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(part.edges.next_latents, whole.edges.next_latents[same], rtol=1e-4, atol=1e-5)
+    unguided = Case({0: 2, 3: 2}, steps=5).draw(sd3)
+    assert (unguided.latents - whole.latents).abs().max() > 1e-3

@@ -26,7 +26,8 @@ def test_steps_are_ascending_constant_in_number_and_before_the_last(data):
     size = data.draw(st.integers(1, steps - 1))
     start = data.draw(st.integers(0, steps - 1 - size))
     slide_every = data.draw(st.none() | st.integers(1, 20))
-    found = stochastic_steps("window", steps, data.draw(st.integers(0, 10_000)), start, size, slide_every)
+    iteration = data.draw(st.integers(0, 10_000))
+    found = stochastic_steps("window", steps, iteration, start=start, size=size, slide_every=slide_every)
     assert len(found) == size and found == tuple(range(found[0], found[0] + size))
     assert found[0] >= 0 and found[-1] <= steps - 2
 
@@ -38,5 +39,44 @@ def test_a_full_cycle_gives_every_trainable_step_its_turn():
 
 @pytest.mark.parametrize(("start", "size"), [(0, 7), (5, 2), (-1, 2), (0, 0), (0, None)])
 def test_a_window_that_does_not_fit_is_refused(start, size):
-    with pytest.raises(ValueError, match=r"Got (start|kind)="):
-        stochastic_steps("window", 7, 0, start, size)
+    with pytest.raises(ValueError, match=r"Got (start=|'window', size=None)"):
+        stochastic_steps("window", 7, 0, start=start, size=size)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 20])
+@pytest.mark.parametrize("kind", ["all", "splits", "none", "window"])
+def test_the_last_step_never_is(kind, steps):
+    splits = (0, steps - 2)[: min(2, steps - 1)] if kind in ("splits", "window", "all") else ()
+    for iteration in range(2 * steps):
+        found = stochastic_steps(kind, steps, iteration, splits, start=steps - 2, size=1, slide_every=1)
+        assert set(splits) <= set(found) <= set(range(steps - 1))
+        assert list(found) == sorted(set(found))
+
+
+def test_splits_alone_and_none():
+    assert stochastic_steps("splits", 20, 5, (3, 0, 9, 6)) == (0, 3, 6, 9)
+    assert stochastic_steps("splits", 20, 5) == stochastic_steps("none", 20, 5) == ()
+    assert stochastic_steps("all", 5, 0, (1, 3)) == (0, 1, 2, 3)
+
+
+def test_splits_stay_while_the_window_slides():
+    seen = [stochastic_steps("window", 6, i, (0, 4), start=1, size=2, slide_every=3) for i in range(15)]
+    assert seen[::3] == [(0, 1, 2, 4), (0, 2, 3, 4), (0, 3, 4), (0, 1, 4), (0, 1, 2, 4)]
+    assert all(seen[i] == seen[i - i % 3] for i in range(15))
+
+
+@pytest.mark.parametrize("kind", ["all", "splits", "window", "none"])
+@pytest.mark.parametrize("splits", [(6,), (0, 6), (-1,), (2, 99)])
+def test_a_split_in_the_last_step_or_beyond_is_refused(kind, splits):
+    with pytest.raises(ValueError, match=r"Splits must lie within steps 0 to 5. Got \["):
+        stochastic_steps(kind, 7, 0, splits, size=2)
+
+
+def test_no_noise_and_splits_are_refused():
+    with pytest.raises(ValueError, match="kind='none' and splits"):
+        stochastic_steps("none", 7, 0, (2,))
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="Got 'most'"):
+        stochastic_steps("most", 7, 0, size=2)

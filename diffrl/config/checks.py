@@ -1,0 +1,179 @@
+"""Rules between sections of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diffrl.config.base import show
+from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings, Objective
+from diffrl.config.method import Rewards, TrainSettings
+from diffrl.config.rollout import NoSteps, RolloutSettings, Window
+from diffrl.rollout.counts import least_steps, origins_per_tree
+from diffrl.rollout.stochastic import stochastic_steps
+
+
+def steps_at(rollout: RolloutSettings, iteration: int) -> tuple[int, ...]:
+    """The stochastic steps of a training iteration, from 0."""
+    s, splits = rollout.stochastic, rollout.tree.splits
+    if isinstance(s, Window):
+        return stochastic_steps("window", rollout.steps, iteration, splits, s.start, s.size, s.slide_every)
+    return stochastic_steps(s.kind, rollout.steps, iteration, splits)
+
+
+def branching_at(rollout: RolloutSettings, iteration: int) -> dict[int, int]:
+    """Stochastic step -> children of a node there, 1 where the tree does not split, of a training iteration."""
+    return {step: rollout.tree.branching.get(step, 1) for step in steps_at(rollout, iteration)}
+
+
+def window_places(rollout: RolloutSettings) -> range:
+    """Iterations in which a sliding window takes each of its places once."""
+    s = rollout.stochastic
+    if not isinstance(s, Window) or s.slide_every is None:
+        return range(1)
+    return range(0, s.slide_every * (rollout.steps - s.size), s.slide_every)
+
+
+def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
+    counts = {}
+    if isinstance(objective, NftSettings):
+        counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels
+    if isinstance(objective, GrpoSettings) or objective.edges is not None:
+        branchings = [branching_at(rollout, i) for i in window_places(rollout)]
+        origins = min(sum(origins_per_tree(branching).values()) for branching in branchings)
+        counts["the nodes that stochastic steps start from"] = rollout.tree.roots * origins
+    what, examples = min(counts.items(), key=lambda count: count[1])
+    if train.updates_per_iteration <= examples:
+        return None
+    return (
+        f"train.updates_per_iteration must be <= what one prompt has to train on, {what}. Got "
+        f"updates_per_iteration={train.updates_per_iteration}, with {examples} of them. Lower updates_per_iteration or "
+        "add roots."
+    )
+
+
+def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
+    if not isinstance(rollout.stochastic, NoSteps):
+        return None
+    if isinstance(objective, GrpoSettings):
+        return (
+            "rollout.stochastic.kind must not be none with objective.kind: grpo, which trains stochastic steps. Got "
+            "none. Choose all, window or splits, or objective.kind: nft."
+        )
+    if objective.edges is not None:
+        return (
+            "objective.edges must be null with rollout.stochastic.kind: none: there are no stochastic steps to train. "
+            "Remove it, or add splits."
+        )
+    return None
+
+
+def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
+    if credit.minimum_samples <= rollout.tree.samples:
+        return None
+    return (
+        "credit.minimum_samples must be <= the samples of a prompt, or no group could ever train. Got "
+        f"minimum_samples={credit.minimum_samples}, samples={rollout.tree.samples}. Lower minimum_samples or add roots."
+    )
+
+
+def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
+    chains = not rollout.tree.splits
+    if chains and credit.reward == "fused":
+        return (
+            "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one "
+            "reward to fuse. Got fused. Set outcome, or add splits."
+        )
+    if chains and credit.reward in ("incremental", "turning_point") and credit.value == "leaves":
+        return (
+            "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth "
+            f"the same and nothing would train. Got value=leaves, reward={show(credit.reward)}. Set value: ode, or add "
+            "splits."
+        )
+    if chains and credit.normalise == "siblings":
+        return (
+            "credit.normalise must be group or depth without rollout.tree.splits: a chain's steps have no siblings. "
+            "Got siblings. Set depth, or add splits."
+        )
+    if chains and credit.prune.width == "parent_top1":
+        return "credit.prune.width: parent_top1 needs rollout.tree.splits. Got splits=[]. Add splits or remove the key."
+    return None
+
+
+def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective: Objective) -> str | None:
+    if isinstance(objective, GrpoSettings) or objective.edges is not None:
+        return None
+    if credit.reward == "outcome" and credit.prune.width is None and credit.prune.depth is None:
+        return None
+    return (
+        "credit.reward must be outcome, and credit.prune empty, with objective.kind: nft and no objective.edges: it "
+        f"trains whole samples, not steps. Got reward={show(credit.reward)}. Set them so, or add objective.edges."
+    )
+
+
+def _gdpo_has_several(credit: CreditSettings, rewards: Rewards) -> str | None:
+    if credit.combine == "sum" or len([reward for reward in rewards if reward.weight != 0]) > 1:
+        return None
+    return "credit.combine must be sum with a single weighted reward. Got gdpo. Add rewards or set sum."
+
+
+def _coarse_grid_holds_the_noise(rollout: RolloutSettings) -> str | None:
+    e = rollout.explore
+    if e is None or e.steps is None:
+        return None
+    least = max(least_steps(steps_at(rollout, i), rollout.steps) for i in window_places(rollout))
+    if e.steps >= least:
+        return None
+    return (
+        "rollout.explore.steps must leave every stochastic step as it is, or noise would enter at another place. Got "
+        f"explore.steps={e.steps}, at least {least} are needed. Raise it, or make fewer steps stochastic."
+    )
+
+
+def _warmup_ends(run: Any, train: TrainSettings) -> str | None:
+    updates = run.iterations * train.updates_per_iteration
+    if train.warmup_updates < updates:
+        return None
+    return (
+        "train.warmup_updates must be < the run's updates, run.iterations * train.updates_per_iteration. Got "
+        f"warmup_updates={train.warmup_updates}, iterations={run.iterations}, "
+        f"updates_per_iteration={train.updates_per_iteration}. Lower warmup_updates or add iterations."
+    )
+
+
+def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
+    if train.optimizer != "adamw_8bit" or model.device != "cpu":
+        return None
+    return (
+        "train.optimizer must be adamw on the CPU. Got optimizer=adamw_8bit, model.device=cpu. Set optimizer: adamw or "
+        "model.device: cuda."
+    )
+
+
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
+    (("rollout", "objective"), _something_stochastic),
+    (("rollout", "train", "objective"), _enough_to_train),
+    (("rollout", "credit"), _groups_can_be_full),
+    (("rollout", "credit"), _credit_has_its_tree),
+    (("rollout", "credit", "objective"), _credit_is_used),
+    (("credit", "rewards"), _gdpo_has_several),
+    (("rollout",), _coarse_grid_holds_the_noise),
+    (("run", "train"), _warmup_ends),
+    (("model", "train"), _optimizer_has_its_device),
+)
+
+
+def cross_section_problems(sections: Mapping[str, Any]) -> list[str]:
+    """Problems between sections, of those checks whose sections are all given (the others could not be read).
+
+    The first problem of the stochastic steps hides those that follow from it.
+    """
+    problems = []
+    for names, check in _CHECKS:
+        if sections.keys() >= set(names):
+            problem = check(*(sections[name] for name in names))
+            if problem is not None:
+                problems.append(problem)
+                if check is _something_stochastic:
+                    return problems
+    return problems

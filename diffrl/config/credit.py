@@ -1,0 +1,179 @@
+"""How rewards become advantages, and the objectives that they drive."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from diffrl.config.base import Section, problems, show
+
+
+class TurningPointSettings(Section):
+    """How turning points are found (TP-GRPO). No effect on other rewards."""
+
+    constraint: bool = Field(True, description="Ask that the path goes on in the direction of the turn.")
+    balance: bool = Field(True, description="Keep as many turns for the better as for the worse.")
+
+
+class DepthPruning(Section):
+    """A window of stochastic steps is not trained; it moves on with the training iterations."""
+
+    start: int = Field(0, ge=0, description="First step left out, among the stochastic steps, counted from 0.")
+    size: int = Field(ge=1, description="Stochastic steps left out.")
+    slide_every: int | None = Field(None, ge=1, description="Iterations after which it moves on. null = it stays.")
+
+
+class PruneSettings(Section):
+    """BranchGRPO's pruning: of gradients only, the samples stay as they are."""
+
+    width: Literal["parent_top1", "extremes"] | None = Field(
+        None,
+        description="parent_top1 = of each last split the better child; extremes = the paths of the best and the worst "
+        "samples of each prompt. null = all.",
+    )
+    best: int | None = Field(None, ge=1, description="With extremes: samples kept at either end.")
+    depth: DepthPruning | None = Field(None, description="Steps that are not trained. null = none.")
+
+    @model_validator(mode="after")
+    def _best_goes_with_extremes(self) -> Self:
+        if (self.best is not None) != (self.width == "extremes"):
+            raise problems(
+                [
+                    "credit.prune.best goes with credit.prune.width: extremes. Got "
+                    f"best={show(self.best)}, width={show(self.width)}. Give both or neither."
+                ]
+            )
+        return self
+
+
+class CreditSettings(Section):
+    """How rewards of samples become advantages of steps."""
+
+    reward: Literal["outcome", "fused", "incremental", "turning_point"] = Field(
+        "outcome",
+        description="outcome = each step gets the advantage of its samples; fused = the value of the node it leads to; "
+        "incremental = what it adds to the value; turning_point = that, with the long-term reward at turns.",
+    )
+    value: Literal["leaves", "ode", "predicted_x0"] = Field(
+        "leaves",
+        description="Worth of a node, for incremental and turning_point: leaves = its samples' rewards; ode = that "
+        "of its deterministic completion; predicted_x0 = of the picture predicted there.",
+    )
+    fusion: Literal["uniform", "path_probability"] = Field(
+        "uniform", description="How samples weigh in a value: all the same, or by the probability of their path."
+    )
+    beta: float = Field(
+        1.0, ge=0, description="With path_probability: weight softmax(beta * sum of dimension-averaged log-probs)."
+    )
+    turning_points: TurningPointSettings = TurningPointSettings()
+    normalise: Literal["group", "depth", "siblings"] = Field(
+        "group",
+        description="group = compare with the same prompt's others; depth = with those of the same step; siblings = "
+        "with the parent, in units of the step's spread.",
+    )
+    combine: Literal["sum", "gdpo"] = Field(
+        "sum",
+        description="Several rewards: weighted sum, or each normalised in its group first (GDPO).",
+    )
+    baseline: Literal["mean", "median"] = Field(
+        "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."
+    )
+    std: Literal["group", "batch"] = Field("group", description="Divide by the group's or the iteration's spread.")
+    clamp: float = Field(5.0, gt=0, description="Advantages are cut to [-clamp, clamp], in standard deviations.")
+    minimum_samples: int = Field(
+        2, ge=2, description="Groups with fewer scored samples are left out of the update, counted, and said so."
+    )
+    prune: PruneSettings = PruneSettings()
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        found = []
+        stepwise = self.reward in ("incremental", "turning_point")
+        if self.reward == "outcome" and self.normalise != "group":
+            found.append(
+                "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples. "
+                f"Got {show(self.normalise)}. Set normalise: group or reward: fused."
+            )
+        if self.value != "leaves" and not stepwise:
+            found.append(
+                "credit.value must be leaves unless credit.reward is incremental or turning_point, which alone look at "
+                f"it. Got value={show(self.value)}, reward={show(self.reward)}. Change one of them."
+            )
+        if self.std == "batch" and self.reward != "outcome":
+            found.append(
+                "credit.std must be group unless credit.reward is outcome. "
+                f"Got std=batch, reward={show(self.reward)}. Set std: group."
+            )
+        if self.combine == "gdpo" and self.value != "leaves":
+            found.append(
+                "credit.value must be leaves with credit.combine: gdpo, which rewards samples relative to their group. "
+                f"Got {show(self.value)}. Set value: leaves or combine: sum."
+            )
+        if self.baseline == "median" and self.normalise == "siblings":
+            found.append(
+                "credit.baseline must be mean with credit.normalise: siblings, which compares with the parent. "
+                "Got median. Set baseline: mean."
+            )
+        if found:
+            raise problems(found)
+        return self
+
+
+class EdgeLoss(Section):
+    """The part of an nft objective that trains stochastic steps by GRPO."""
+
+    weight: float = Field(1.0, gt=0, description="Factor of its mean loss beside the mean NFT loss.")
+    clip: float = Field(1.0e-3, gt=0, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
+    clip_high: float | None = Field(None, gt=0, description="Upper range on its own. null = the same as clip.")
+
+
+class GrpoSettings(Section):
+    """Clipped surrogate on log-probs averaged over latent dimensions, hence the small clip."""
+
+    kind: Literal["grpo"] = Field(description="Group-relative policy optimisation on denoising steps.")
+    clip: float = Field(1.0e-3, gt=0, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
+    clip_high: float | None = Field(
+        None, gt=0, description="Upper range on its own: 1 + clip_high (DAPO's clip-higher). null = the same as clip."
+    )
+    kl: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the distance to the starting model; above 0 each edge costs one more evaluation.",
+    )
+    kl_form: Literal["velocity", "mean"] = Field(
+        "velocity",
+        description="Distance: velocity = mean |v - v_ref|^2; mean = squared difference of step means / (2 std^2).",
+    )
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        if self.kl == 0 and self.kl_form != "velocity":
+            raise problems(
+                [
+                    "objective.kl_form must be left at velocity while objective.kl is 0, where it has no effect. "
+                    f"Got {show(self.kl_form)}. Set kl above 0 or remove kl_form."
+                ]
+            )
+        return self
+
+
+class NftSettings(Section):
+    """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
+
+    kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
+    beta: float = Field(1.0, gt=0, description="How far the two contrasted velocities lie from the old one.")
+    kl: float = Field(
+        1.0e-4, ge=0, description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation."
+    )
+    levels: int = Field(1, ge=1, description="Noise levels at which each sample is trained.")
+    old_slope: float = Field(
+        0.001,
+        ge=0,
+        description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
+    )
+    old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
+
+
+Objective = GrpoSettings | NftSettings

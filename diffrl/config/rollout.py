@@ -1,0 +1,287 @@
+"""How samples are drawn: dynamics, stochastic steps, trees, and the exploring stage before them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from diffrl.config.base import ListOf, Section, problems, rule, show
+
+
+class FlowSde(Section):
+    """Flow-GRPO's stochastic step, std = noise_level * sqrt(sigma / (1 - sigma)) * sqrt(step length)."""
+
+    kind: Literal["flow_sde"] = Field(description="Flow-GRPO, arXiv 2505.05470.")
+    noise_level: float = Field(0.7, gt=0, description="Size of the injected noise; 0.7 in the paper.")
+
+
+class DanceSde(Section):
+    """DanceGRPO's stochastic step, std = eta * sqrt(step length)."""
+
+    kind: Literal["dance_sde"] = Field(description="DanceGRPO, arXiv 2505.07818.")
+    eta: float = Field(0.3, gt=0, description="Size of the injected noise, the same at every step; 0.3 in the paper.")
+
+
+class Cps(Section):
+    """Coefficient-preserving sampling, std = next sigma * sin(noise_level * pi / 2)."""
+
+    kind: Literal["cps"] = Field(description="Coefficient-preserving sampling, arXiv 2509.05952.")
+    noise_level: float = Field(gt=0, le=1, description="Share of fresh noise in each step's noise, in (0, 1].")
+
+
+class SplitsOnly(Section):
+    """Only the steps at which trees split are stochastic and trained."""
+
+    kind: Literal["splits"] = Field(description="The splits of rollout.tree alone.")
+
+
+class NoSteps(Section):
+    """Every step is deterministic; for objectives that train no steps."""
+
+    kind: Literal["none"] = Field(description="No step: samples differ by their initial noise alone.")
+
+
+class AllSteps(Section):
+    """Every denoising step but the last is stochastic and trained."""
+
+    kind: Literal["all"] = Field(description="Flow-GRPO: every step but the last.")
+
+
+class Window(Section):
+    """Only the steps of a window and the splits are stochastic and trained; the others are deterministic."""
+
+    kind: Literal["window"] = Field(description="MixGRPO: a window of steps, and the splits.")
+    start: int = Field(0, ge=0, description="First stochastic step, counted from 0, in the first iteration.")
+    size: int = Field(ge=1, description="Number of stochastic steps. start + size must be <= rollout.steps - 1.")
+    slide_every: int | None = Field(
+        None,
+        ge=1,
+        description="Training iterations after which the window moves one step on; after the last place where it "
+        "fits it goes back to step 0 (MixGRPO). null = it stays.",
+    )
+
+
+def _split_steps(splits: tuple[int, ...]) -> tuple[int, ...]:
+    if any(step < 0 for step in splits) or list(splits) != sorted(set(splits)):
+        raise rule(f"must be steps in ascending order, each once, from 0. Got {show(list(splits))}. Sort them.")
+    return splits
+
+
+def _children(given: Any) -> Any:
+    items = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not items or any(type(item) is not int or item < 2 for item in items):
+        raise rule(
+            f"must be a whole number >= 2, or a list of them with one entry a split. Got {show(given)}. "
+            "A step without a split needs no entry."
+        )
+    return tuple(items) if isinstance(given, (list, tuple)) else given
+
+
+class TreeSettings(Section):
+    """The paths drawn for one prompt. Without splits these are chains: one path from each root."""
+
+    roots: int = Field(ge=1, description="Initial noises of a prompt, each the root of a tree; of a chain, the sample.")
+    branches: Annotated[int | ListOf[int], BeforeValidator(_children)] = Field(
+        2, description="Children of a node at a split; a list gives each split its own. No effect without splits."
+    )
+    splits: Annotated[ListOf[int], AfterValidator(_split_steps)] = Field(
+        (), description="Steps in which every node gets several children, from 0. Empty = chains."
+    )
+    correlation: float | None = Field(
+        4.0,
+        ge=0,
+        description="Weight c of a sibling's own noise: siblings correlate by 1 / (1 + c^2). null = independent. No "
+        "effect without splits.",
+    )
+
+    @model_validator(mode="after")
+    def _a_branching_for_each_split(self) -> Self:
+        if isinstance(self.branches, tuple) and len(self.branches) != len(self.splits):
+            raise problems(
+                [
+                    "rollout.tree.branches must have one entry for each of rollout.tree.splits, or be one number. Got "
+                    f"branches={show(list(self.branches))}, splits={show(list(self.splits))}. Add or remove entries."
+                ]
+            )
+        return self
+
+    @property
+    def branching(self) -> Mapping[int, int]:
+        """Split step -> children."""
+        every = self.branches if isinstance(self.branches, tuple) else (self.branches,) * len(self.splits)
+        return dict(zip(self.splits, every, strict=True))
+
+    @property
+    def leaves_per_root(self) -> int:
+        """Samples of one tree."""
+        return math.prod(self.branching.values())
+
+    @property
+    def samples(self) -> int:
+        """Samples of one prompt that train."""
+        return self.roots * self.leaves_per_root
+
+
+class FidelitySettings(Section):
+    """What happens when the cheap ranking disagrees with the true one."""
+
+    below: float = Field(
+        0.3, ge=-1, le=1, description="Kendall's tau between proxy and true rewards under which the action is taken."
+    )
+    action: Literal["warn", "widen", "fall_back"] = Field(
+        "warn",
+        description="warn = say so; widen = keep half as many samples more; fall_back = explore in the training "
+        "precision and with all steps from then on.",
+    )
+    patience: int = Field(3, ge=1, description="Iterations in a row below it before the action is taken.")
+
+
+class ExploreSettings(Section):
+    """A larger pool of candidates, drawn cheaply; only the chosen ones are drawn again and train the policy."""
+
+    precision: Literal["training", "bfloat16", "nvfp4", "fp8", "int8"] = Field(
+        description="Of the network that draws the pool; training = the policy itself."
+    )
+    engine: Literal["auto", "emulated", "torchao"] = Field(
+        "auto",
+        description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
+        "same rounding without the speed.",
+    )
+    exclude: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="Denoising steps of the pool: a part of the full grid, all stochastic steps in it. null = all.",
+    )
+    candidates: int = Field(ge=2, description="Samples of a prompt's pool, a multiple of the leaves of a tree.")
+    keep: int = Field(ge=2, description="Samples of a prompt that are drawn again: roots * leaves of a tree.")
+    select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
+        "best_worst", description="How they are chosen by their proxy rewards."
+    )
+    audit: int = Field(
+        1, ge=0, description="Further samples of a prompt, drawn again at random to check the ranking; not trained."
+    )
+    fidelity: FidelitySettings = FidelitySettings()
+
+
+class RolloutSettings(Section):
+    """How samples are drawn for training."""
+
+    steps: int = Field(ge=2, description="Denoising steps of a sample. The last is always deterministic.")
+    guidance_scale: float = Field(
+        1.0, ge=1, description="Classifier-free guidance; 1 = none, above 1 every step costs two network evaluations."
+    )
+    solver: Literal["ode", "ab2"] = Field(
+        "ode",
+        description="Of deterministic steps: ode = Euler; ab2 = Adams-Bashforth, second order at the same cost.",
+    )
+    dynamics: Annotated[FlowSde | DanceSde | Cps, Field(discriminator="kind")] | None = Field(
+        None, description="How a stochastic step draws its noise. Must be given unless no step is stochastic."
+    )
+    stochastic: Annotated[AllSteps | Window | SplitsOnly | NoSteps, Field(discriminator="kind")] = Field(
+        AllSteps(kind="all"), description="Which steps are stochastic; these and only these are trained."
+    )
+    tree: TreeSettings
+    explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")
+    micro_batch: int = Field(128, ge=1, description="Samples in one network call of the rollout; bounds memory.")
+    decode_batch: int = Field(128, ge=1, description="Samples in one call of the picture decoder; bounds memory.")
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        found = [*_window_problems(self), *_split_problems(self), *_explore_problems(self)]
+        if found:
+            raise problems(found)
+        return self
+
+
+def _window_problems(r: RolloutSettings) -> list[str]:
+    window, trainable = r.stochastic, r.steps - 1
+    if not isinstance(window, Window):
+        return []
+    if window.start + window.size > trainable:
+        return [
+            "rollout.stochastic.start + size must be <= rollout.steps - 1, because the last step is always "
+            f"deterministic. Got start={window.start}, size={window.size}, steps={r.steps}. Lower start or "
+            "size, or add steps."
+        ]
+    if window.slide_every is not None and window.size == trainable:
+        return [
+            "rollout.stochastic.slide_every must be null if the window covers every step but the last: there "
+            f"is nowhere to slide. Got slide_every={window.slide_every}, size={window.size}, "
+            f"steps={r.steps}. Remove slide_every or lower size."
+        ]
+    return []
+
+
+def _split_problems(r: RolloutSettings) -> list[str]:
+    splits = list(r.tree.splits)
+    found = []
+    if r.dynamics is None and not isinstance(r.stochastic, NoSteps):
+        found.append(
+            "rollout.dynamics is missing: it says how the stochastic steps draw their noise. Give one, such as "
+            "{kind: flow_sde, noise_level: 0.7}, or set rollout.stochastic.kind to none."
+        )
+    if r.dynamics is not None and isinstance(r.stochastic, NoSteps):
+        found.append(
+            "rollout.dynamics must be null with rollout.stochastic.kind: none, where no step draws noise. Got "
+            f"kind={r.dynamics.kind}. Remove it."
+        )
+    if splits and splits[-1] > r.steps - 2:
+        found.append(
+            "rollout.tree.splits must lie within steps 0 to rollout.steps - 2, because the last step is always "
+            f"deterministic. Got splits={show(splits)}, steps={r.steps}. Move the splits or add steps."
+        )
+    if not splits and isinstance(r.stochastic, SplitsOnly):
+        found.append(
+            "rollout.stochastic.kind must not be splits without rollout.tree.splits: no step would be stochastic. Got "
+            "kind=splits, splits=[]. Add splits, or choose all, window or none."
+        )
+    if splits and isinstance(r.stochastic, NoSteps):
+        found.append(
+            "rollout.tree.splits must be empty with rollout.stochastic.kind: none, because siblings differ by noise. "
+            f"Got splits={show(splits)}. Remove the splits or choose splits, window or all."
+        )
+    if r.tree.samples < 2:
+        found.append(
+            "rollout.tree.roots must be >= 2 without splits: a group needs samples to compare. "
+            f"Got roots={r.tree.roots}. Add roots or splits."
+        )
+    return found
+
+
+def _explore_problems(r: RolloutSettings) -> list[str]:
+    e, tree = r.explore, r.tree
+    if e is None:
+        return []
+    found = []
+    if e.keep != tree.samples:
+        found.append(
+            "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
+            f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
+        )
+    if e.candidates % tree.leaves_per_root:
+        found.append(
+            "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "
+            f"candidates={e.candidates}, leaves={tree.leaves_per_root}. Round it."
+        )
+    if e.candidates < e.keep + e.audit:
+        found.append(
+            "rollout.explore.candidates must be >= keep + audit. Got "
+            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
+        )
+    if e.select == "all" and (e.candidates != e.keep or e.audit):
+        found.append(
+            "rollout.explore.select: all keeps every candidate. Got "
+            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Set keep to candidates and audit to 0."
+        )
+    if e.steps is not None and e.steps > r.steps:
+        found.append(
+            "rollout.explore.steps must be <= rollout.steps, of whose grid it is a part. Got "
+            f"explore.steps={e.steps}, steps={r.steps}. Lower it."
+        )
+    return found

@@ -1,0 +1,158 @@
+"""DiffusionNFT: two contrasted velocities on noised samples; neither a path nor a density is needed.
+
+DiffusionNFT, arXiv 2509.16117; what Sol-RL (arXiv 2604.06916) trains with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffrl.functional.losses import nft_loss, optimality, velocity_kl
+from diffrl.objectives.base import Velocity
+from diffrl.records import Credit, Rollout
+from diffrl.rollout.address import Address
+from diffrl.rollout.noise import noise_at
+
+
+@dataclass(frozen=True)
+class NoisedExamples:
+    """Finished samples, noised again; a unit is one sample at one noise level.
+
+    Args:
+        latents: (M, ...) noised samples.
+        clean: (M, ...) the samples.
+        sigma: (M,) float32 noise levels.
+        prompt: (M,) int64 rows of the prompts.
+        optimality: (M,) float32 in [0, 1].
+        old_velocity: (M, ...) of the policy that drew the samples; zeros where inactive.
+        active: (M,) bool.
+    """
+
+    latents: Tensor
+    clean: Tensor
+    sigma: Tensor
+    prompt: Tensor
+    optimality: Tensor
+    old_velocity: Tensor
+    active: Tensor
+
+    @property
+    def terms(self) -> Tensor:
+        """One a unit."""
+        return torch.ones_like(self.prompt)
+
+    @property
+    def term_prompt(self) -> Tensor:
+        """(M,) int64 row of each unit's prompt."""
+        return self.prompt
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Noised samples, noise levels and prompt rows."""
+        return self.latents, self.sigma, self.prompt
+
+    def take(self, index: Tensor) -> NoisedExamples:
+        """The units at `index`."""
+        columns = (self.latents, self.clean, self.sigma, self.prompt, self.optimality, self.old_velocity, self.active)
+        return NoisedExamples(*(column[index] for column in columns))
+
+
+@dataclass(frozen=True)
+class NFT:
+    """The objective.
+
+    Args:
+        seed: of the run; keys the noise of the examples.
+        beta: how far the contrasted velocities lie from the old one.
+        kl: weight of mean |v - v_ref|^2; 0 is off.
+        levels: noise levels of each sample.
+    """
+
+    seed: int
+    beta: float = 1.0
+    kl: float = 0.0
+    levels: int = 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy is evaluated."""
+        return self.kl > 0
+
+    @property
+    def asks_old(self) -> bool:
+        """The contrast is about its velocities."""
+        return True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of the contrast, and the distance to the reference."""
+        return ("loss_plus", "loss_minus", "velocity_gap", *(("reference_kl",) if self.kl > 0 else ()))
+
+    def examples(
+        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+    ) -> NoisedExamples:
+        """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
+        device = rollout.latents.device
+        sample = torch.arange(len(rollout)).repeat_interleave(self.levels)
+        sigma, noise = self._noise(rollout)
+        sigma, noise, clean = sigma.to(device), noise.to(device), rollout.latents[sample.to(device)]
+        level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
+        latents = (1.0 - level) * clean + level * noise
+        prompt = rollout.forest.sample_prompt[sample].to(device)
+        active = credit.used[sample] if self.needs_reference else (credit.used & (credit.outcome != 0))[sample]
+        active = active.to(device)
+        velocity = torch.zeros_like(latents)
+        for index in torch.nonzero(active).flatten().split(micro_batch):
+            velocity[index] = old(latents[index], sigma[index], prompt[index])
+        r = optimality(credit.outcome)[sample].to(device)
+        return NoisedExamples(latents, clean, sigma, prompt, r, velocity, active)
+
+    def _noise(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Noise levels (M,), evenly spread over each prompt's samples and uniform for each one, and noise (M, ...)."""
+        batch, prompts = rollout.batch, rollout.forest.sample_prompt.tolist()
+        place: dict[int, int] = {}
+        addresses, own = [], []
+        for row in prompts:
+            index = place[row] = place.get(row, -1) + 1
+            own.append(index)
+            address = Address("nft", self.seed, batch.iteration, batch.groups[row], index)
+            addresses += [address.child(level) for level in range(self.levels)]
+        sigmas = np.empty(len(addresses), dtype=np.float32)
+        for row, group in enumerate(batch.groups):
+            mine = [i for i, prompt in enumerate(prompts) if prompt == row]
+            count = len(mine) * self.levels
+            generator = np.random.default_rng([self.seed, batch.iteration, group, 2])
+            strata = (generator.permutation(count) + generator.random(count)) / max(count, 1)
+            for position, i in enumerate(mine):
+                for level in range(self.levels):
+                    sigmas[i * self.levels + level] = strata[position * self.levels + level]
+        shape = tuple(rollout.latents.shape[1:])
+        return torch.from_numpy(sigmas).clamp(1e-3, 1.0), noise_at(addresses, shape)
+
+    def loss(
+        self, examples: NoisedExamples, policy: Velocity, reference: Velocity | None
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """See `Objective.loss`; metrics are those of `nft_loss` and, with a reference, reference_kl."""
+        velocity = policy(*examples.start)
+        loss, metrics = nft_loss(
+            velocity,
+            examples.old_velocity,
+            examples.latents,
+            examples.clean,
+            examples.sigma,
+            examples.optimality,
+            self.beta,
+        )
+        if reference is None:
+            return loss, metrics
+        distance = velocity_kl(velocity, reference(*examples.start))
+        return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+
+    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
+        """None: there is no ratio. The first update's `velocity_gap` is 0 instead."""
+        return ()

@@ -1,0 +1,178 @@
+"""From scored samples to credit: which samples count, what nodes are worth, and what each edge deserves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffrl.config.schema import Config
+from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.functional.advantages import gdpo_advantage
+from diffrl.models.adapter import Conditioning
+from diffrl.records import Credit, RewardTable, Rollout
+from diffrl.rewards.score import score
+from diffrl.rollout.complete import complete, inner_nodes
+from diffrl.rollout.regenerate import decode
+from diffrl.rollout.stochastic import stochastic_steps
+from diffrl.rollout.tree import root_addresses
+from diffrl.training.clock import PhaseClock
+from diffrl.training.distributed import gather_rows, sum_ranks
+from diffrl.training.guards import UpdateGuard, failed_samples
+from diffrl.training.sampling import Drawn, Sampling
+from diffrl.training.session import Session
+
+Metrics = dict[str, float | int]
+
+
+@dataclass
+class Crediting:
+    """Gives credit for a session's samples.
+
+    Args:
+        session: everything loaded.
+        clock: seconds by phase.
+        sampling: how samples are drawn, for completions.
+        guard: watches failures and spread.
+        report: tells the user something that all ranks know.
+        report_own: the same for what this rank alone may know.
+    """
+
+    session: Session
+    clock: PhaseClock
+    sampling: Sampling
+    guard: UpdateGuard
+    report: Callable[[str], None]
+    report_own: Callable[[str], None]
+
+    @property
+    def config(self) -> Config:
+        """The run's."""
+        return self.session.config
+
+    def assign(self, drawn: Drawn, table: RewardTable, conditioning: Conditioning) -> tuple[Credit, Metrics]:
+        """Credit for an iteration's samples, and what is logged of their rewards."""
+        c, accelerator = self.config.credit, self.session.accelerator
+        rollout, forest = drawn.rollout, drawn.rollout.forest
+        groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
+        prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
+        ok = failed_samples(table, groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
+        usable = ok & drawn.trains
+        reward = table.total if c.combine == "sum" else self._gdpo(table, groups, usable)
+        everyone = tuple(gather_rows(accelerator, column) for column in (reward, table.total, usable.long()))
+        batch = (everyone[0], everyone[2].bool())
+        credit = assign_credit(
+            forest,
+            reward,
+            usable,
+            self.rule(),
+            values=self.values(rollout, conditioning),
+            log_prob=_log_prob(rollout) if c.fusion == "path_probability" else None,
+            batch=batch if c.std == "batch" else None,
+        )
+        counts = sum_ranks(
+            accelerator, torch.tensor([int((~table.ok).sum()), credit.zero_spread_groups, credit.dropped_groups])
+        )
+        failed, flat, dropped = (int(count) for count in counts)
+        self.guard.check_failures(failed, len(batch[1]))
+        self.guard.watch_spread(flat, self.config.prompts.per_iteration)
+        if dropped:
+            self.report(f"{dropped} groups had too few scored samples and are left out of this update.")
+        return credit, {
+            **self._reward_metrics(table, everyone[1][batch[1]].double()),
+            "groups/zero_spread": flat,
+            "groups/dropped": dropped,
+            "samples/failed": failed,
+            **self._turning_metrics(credit),
+        }
+
+    def rule(self) -> CreditRule:
+        """The credit section as the pure functions take it."""
+        c = self.config.credit
+        return CreditRule(
+            reward=c.reward,
+            fusion=c.fusion,
+            beta=c.beta if c.fusion == "path_probability" else 0.0,
+            constraint=c.turning_points.constraint,
+            balance=c.turning_points.balance,
+            normalise=c.normalise,
+            baseline=c.baseline,
+            std=c.std,
+            clamp=c.clamp,
+            minimum=c.minimum_samples,
+        )
+
+    def kept(self, rollout: Rollout, table: RewardTable, credit: Credit) -> Tensor:
+        """(N,) bool, False for nodes whose edges pruning takes out of the gradient."""
+        p, forest = self.config.credit.prune, rollout.forest
+        steps: Sequence[int] = ()
+        if p.depth is not None:
+            ordered = sorted(forest.branching)
+            size = min(p.depth.size, len(ordered) - 1)
+            start = min(p.depth.start, len(ordered) - size)
+            window = stochastic_steps(
+                "window", len(ordered) + 1, rollout.batch.iteration, (), start, size, p.depth.slide_every
+            )
+            steps = [ordered[i] for i in window]
+        return kept_edges(forest, table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
+
+    def values(self, rollout: Rollout, conditioning: Conditioning) -> Tensor | None:
+        """(N,) worth of the nodes by the configured estimator; None where their samples' rewards are all it takes."""
+        c, s, forest = self.config.credit, self.session, rollout.forest
+        if c.value == "leaves":
+            return None
+        nodes = inner_nodes(forest)
+        if c.value == "predicted_x0":
+            assert rollout.predicted is not None
+            latents = rollout.predicted[nodes]
+        else:
+            roots = root_addresses(forest, rollout.batch, self.config.run.seed)
+            with self.clock("values"), s.meter.purpose("values"):
+                latents = complete(s.adapter, conditioning, forest, roots, rollout.edges, self.sampling.sampler())
+        prompts = [rollout.batch.prompts[int(p)] for p in forest.prompt[nodes]]
+        with self.clock("decode"):
+            images = decode(s.adapter, latents, self.config.rollout.decode_batch, [prompt.text for prompt in prompts])
+        with self.clock("reward"):
+            table = score(s.scorers, images, prompts)
+        s.meter.decodes += len(nodes)
+        s.meter.reward_calls += len(nodes) * len(s.scorers)
+        values = torch.full((len(forest.parent),), torch.nan)
+        values[nodes] = table.total
+        return values
+
+    def _gdpo(self, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
+        """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
+        scorers = [scorer for scorer in self.session.scorers if scorer.weight != 0]
+        rewards = torch.stack([(table.raw[s.name] - s.shift) / s.scale for s in scorers], dim=1)
+        accelerator = self.session.accelerator
+        everyone = gather_rows(accelerator, rewards)
+        weights = torch.tensor([scorer.weight for scorer in scorers])
+        ok, all_groups = gather_rows(accelerator, usable.long()).bool(), gather_rows(accelerator, groups)
+        advantage = gdpo_advantage(everyone.T, all_groups, weights, ok=ok, minimum=self.config.credit.minimum_samples)
+        first = accelerator.process_index * len(groups)
+        return advantage[first : first + len(groups)]
+
+    def _reward_metrics(self, table: RewardTable, good: Tensor) -> Metrics:
+        values = {**table.raw, **table.parts}
+        rows = torch.stack(list(values.values()), dim=1).double()
+        columns = gather_rows(self.session.accelerator, rows)
+        return {
+            "reward/mean": float(good.mean()) if len(good) else math.nan,
+            "reward/std": float(good.std(correction=0)) if len(good) else math.nan,
+            **{f"reward/{name}": float(columns[:, i].nanmean()) for i, name in enumerate(values)},
+        }
+
+    def _turning_metrics(self, credit: Credit) -> Metrics:
+        if self.config.credit.reward != "turning_point":
+            return {}
+        return {"credit/turning_edges": int(sum_ranks(self.session.accelerator, credit.turning.sum().reshape(1))[0])}
+
+
+def _log_prob(rollout: Rollout) -> Tensor:
+    """(N,) density of the edge that ends in each node, 0 at roots."""
+    density = torch.zeros(len(rollout.forest.parent))
+    density[rollout.edges.node.cpu()] = rollout.edges.old_log_prob.cpu()
+    return density

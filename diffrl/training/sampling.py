@@ -1,0 +1,267 @@
+"""The samples of an iteration: all of the trees, or the two stages explore -> choose -> regenerate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config.checks import branching_at
+from diffrl.config.rollout import ExploreSettings, RolloutSettings
+from diffrl.config.schema import Config
+from diffrl.functional.ranking import pair_agreement, ranking_fidelity
+from diffrl.models.adapter import Conditioning, ModelAdapter
+from diffrl.precision.copies import PolicyCopy
+from diffrl.records import Chosen, Exploration, Forest, PromptBatch, RewardTable, Rollout
+from diffrl.rewards.score import WeightedScorer, score
+from diffrl.rollout.counts import coarse_levels
+from diffrl.rollout.denoise import Sampler
+from diffrl.rollout.explore import explore, prompt_samples
+from diffrl.rollout.regenerate import Clock, no_clock, regenerate
+from diffrl.rollout.select import choose
+from diffrl.rollout.tree import plan_forest, root_addresses, subset
+from diffrl.training.clock import PhaseClock
+from diffrl.training.distributed import sum_ranks
+from diffrl.training.session import Session
+from diffrl.transition import Transition
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What an iteration drew.
+
+    Args:
+        rollout: the samples in the training precision.
+        exploration: the candidates that they were chosen from; None without an exploring stage.
+        chosen: the choice.
+    """
+
+    rollout: Rollout
+    exploration: Exploration | None = None
+    chosen: Chosen | None = None
+
+    @property
+    def trains(self) -> Tensor:
+        """(S,) bool, False for samples that were drawn only to check the ranking."""
+        if self.chosen is None:
+            return torch.ones(len(self.rollout), dtype=torch.bool)
+        return ~self.chosen.audit
+
+
+@dataclass
+class FidelityWatch:
+    """How far the ranking may be trusted, and what has been done about it.
+
+    Args:
+        low: iterations in a row below the threshold.
+        keep: samples of a prompt that are drawn again now; 0 = as configured.
+        fallen_back: exploring in the training precision, with all steps.
+    """
+
+    low: int = 0
+    keep: int = 0
+    fallen_back: bool = False
+
+
+@dataclass
+class Sampling:
+    """Draws samples for a session.
+
+    Args:
+        session: everything loaded.
+        clock: seconds by phase.
+        report: tells the user something that all ranks know.
+        watch: the state of the fidelity check.
+    """
+
+    session: Session
+    clock: PhaseClock
+    report: Callable[[str], None]
+    watch: FidelityWatch = field(default_factory=FidelityWatch)
+
+    @property
+    def config(self) -> Config:
+        """The run's."""
+        return self.session.config
+
+    def sampler(self) -> Sampler:
+        """How the training precision draws."""
+        return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
+
+    def draw(self, batch: PromptBatch, conditioning: Conditioning) -> Drawn:
+        """This iteration's samples."""
+        tree, explore_settings = self.config.rollout.tree, self.config.rollout.explore
+        branching = branching_at(self.config.rollout, batch.iteration)
+        if explore_settings is None:
+            forest = plan_forest(len(batch.prompts), tree.roots, branching)
+            return Drawn(self.regenerate(batch, conditioning, forest))
+        pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
+        exploration = self.explore(batch, conditioning, pool, explore_settings)
+        keep = self.watch.keep or explore_settings.keep
+        audit = min(explore_settings.audit, explore_settings.candidates - keep)
+        chosen = choose(exploration, explore_settings.select, keep, audit, self.config.run.seed)
+        return Drawn(self.regenerate(batch, conditioning, subset(pool, chosen.samples)), exploration, chosen)
+
+    def regenerate(self, batch: PromptBatch, conditioning: Conditioning, forest: Forest) -> Rollout:
+        """A forest in the training precision, with all steps."""
+        s = self.session
+        s.meter.decodes += len(forest)
+        with s.meter.purpose("rollout"):
+            return regenerate(
+                s.adapter,
+                conditioning,
+                batch,
+                forest,
+                root_addresses(forest, batch, self.config.run.seed),
+                self.sampler(),
+                record=list(forest.branching),
+                predict=self.config.credit.value == "predicted_x0",
+                decode_batch=self.config.rollout.decode_batch,
+                clock=self.clock,
+            )
+
+    def explore(
+        self, batch: PromptBatch, conditioning: Conditioning, pool: Forest, settings: ExploreSettings
+    ) -> Exploration:
+        """The pool in the exploring precision, on the coarse grid, and its proxy rewards."""
+        s, sampler = self.session, self.sampler()
+        copy = None if self.watch.fallen_back else s.copy
+        if settings.steps is not None and not self.watch.fallen_back:
+            full = len(s.sigmas) - 1
+            sampler = replace(sampler, levels=coarse_levels(full, list(pool.branching), settings.steps))
+        if copy is not None:
+            with self.clock("push"):
+                copy.push(s.policy.inner)
+        s.meter.decodes += len(pool)
+        s.meter.reward_calls += len(pool) * len(s.scorers)
+        with s.meter.purpose("explore"):
+            _, proxy = draw_pool(
+                s.adapter,
+                copy,
+                conditioning,
+                batch,
+                pool,
+                self.config.run.seed,
+                sampler,
+                s.scorers,
+                decode_batch=self.config.rollout.decode_batch,
+                clock=self.clock,
+            )
+        return Exploration(batch, pool, proxy)
+
+    def fidelity(self, drawn: Drawn, table: RewardTable) -> dict[str, float | int]:
+        """How the cheap ranking compares with the true one, on what was drawn again; and what is done about it."""
+        settings = self.config.rollout.explore
+        if settings is None or drawn.exploration is None or drawn.chosen is None:
+            return {}
+        metrics = fidelity_metrics(self.session.accelerator, drawn, table)
+        self._react(metrics["fidelity/tau"], settings)
+        if drawn.rollout.forest.branching:
+            metrics["explore/one_child_splits"] = lonely_splits(drawn.rollout.forest)
+        return metrics
+
+    def _react(self, tau: float, settings: ExploreSettings) -> None:
+        f, watch = settings.fidelity, self.watch
+        watch.low = watch.low + 1 if tau < f.below else 0
+        if watch.low < f.patience or watch.fallen_back:
+            return
+        watch.low = 0
+        seen = f"Exploration ranks with tau {tau:.2f}, below {f.below:g} for {f.patience} iterations"
+        if f.action == "widen":
+            before = watch.keep or settings.keep
+            watch.keep = min(settings.candidates - settings.audit, before + -(-before // 2))
+            what = f"{watch.keep} samples of a prompt are drawn again instead of {before}"
+        elif f.action == "fall_back":
+            watch.fallen_back = True
+            what = "from now on it runs in the training precision with all steps"
+        else:
+            what = "look at `diffrl fidelity`, or raise rollout.explore.steps"
+        self.report(f"{seen}: {what}. (rollout.explore.fidelity)")
+
+
+def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transition | None) -> Sampler:
+    """How samples are drawn with all steps.
+
+    Args:
+        rollout: the section.
+        sigmas: (T + 1,) the full grid.
+        transition: dynamics of the stochastic steps; None if there are none.
+    """
+    r = rollout
+    correlation = math.inf if r.tree.correlation is None else r.tree.correlation
+    return Sampler(sigmas, None, transition, correlation, r.solver, r.guidance_scale, r.micro_batch)
+
+
+def draw_pool(
+    adapter: ModelAdapter,
+    copy: PolicyCopy | None,
+    conditioning: Conditioning,
+    batch: PromptBatch,
+    pool: Forest,
+    seed: int,
+    sampler: Sampler,
+    scorers: Sequence[WeightedScorer],
+    *,
+    decode_batch: int,
+    clock: Clock = no_clock,
+) -> tuple[Tensor, RewardTable]:
+    """Pictures (S, 3, H, W) uint8 of a pool and their rewards, without latents and densities.
+
+    Args:
+        adapter: the model.
+        copy: draws in place of its transformer; None = the transformer itself.
+        conditioning: the batch's encoded prompts, one row a prompt.
+        batch: the prompts.
+        pool: the candidates.
+        seed: of their noise.
+        sampler: how latents are carried; its levels may be coarse.
+        scorers: of the pictures.
+        decode_batch: samples a decoder call.
+        clock: entered with "explore", "decode" and "reward".
+    """
+    roots = root_addresses(pool, batch, seed)
+    with copy.in_place_of(adapter) if copy is not None else nullcontext():
+        images = explore(adapter, conditioning, batch, pool, roots, sampler, decode_batch=decode_batch, clock=clock)
+    with clock("reward"):
+        return images, score(scorers, images, [batch.prompts[int(p)] for p in pool.sample_prompt])
+
+
+def fidelity_metrics(accelerator: Any, drawn: Drawn, table: RewardTable) -> dict[str, float | int]:
+    """Agreement of proxy and true rewards, as means over prompts of all ranks.
+
+    The chosen samples alone are a biased sample: they are the extremes. `audit_tau` rests on pairs with an audited
+    member only; both it and the others are NaN where nothing differs.
+    """
+    assert drawn.exploration is not None and drawn.chosen is not None
+    proxy, true = drawn.exploration.proxy.total[drawn.chosen.samples], table.total
+    sums = torch.zeros(8, dtype=torch.float64)
+    for rows in prompt_samples(drawn.rollout.forest):
+        found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
+        for i, value in enumerate((found.tau, found.rho, found.top_match, found.bottom_match)):
+            if math.isfinite(value):
+                sums[2 * i : 2 * i + 2] += torch.tensor([value, 1.0], dtype=torch.float64)
+    agree = pair_agreement(proxy, true, drawn.rollout.forest.sample_prompt, drawn.chosen.audit)
+    joined = sum_ranks(accelerator, torch.cat([sums, torch.tensor(agree, dtype=torch.float64)]))
+    means = (joined[0:8:2] / joined[1:8:2]).tolist()
+    names = ("tau", "rho", "top_match", "bottom_match")
+    concordant, discordant, _ = joined[8:].tolist()
+    pairs = concordant + discordant
+    return {
+        **{f"fidelity/{name}": value for name, value in zip(names, means, strict=True)},
+        "fidelity/audit_tau": (concordant - discordant) / pairs if pairs else math.nan,
+        "fidelity/audit_pairs": int(pairs),
+    }
+
+
+def lonely_splits(forest: Forest) -> int:
+    """Splits of which selection left one child only: siblings cannot be compared there."""
+    families = torch.bincount(forest.parent[forest.parent >= 0], minlength=len(forest.parent))
+    splitting = [step for step, children in forest.branching.items() if children > 1]
+    ends = torch.isin(forest.step, torch.tensor(splitting, dtype=torch.int64))
+    parents = forest.parent[ends].unique()
+    return int((families[parents] == 1).sum())

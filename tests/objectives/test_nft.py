@@ -1,0 +1,142 @@
+"""DiffusionNFT's examples: reproducible noise, the old policy's velocities, and a gradient typed from the paper."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diffrl.objectives.nft import NFT
+from diffrl.records import Credit, Prompt, PromptBatch, Rollout
+from diffrl.rollout.denoise import _EdgeList
+from diffrl.rollout.tree import plan_forest
+
+SHAPE = (2, 3, 5)
+OUTCOME = torch.tensor([1.3, -0.7, 0.0, 7.0, -9.0, 0.4])
+
+
+def rollout_of(groups, latents, iteration=4):
+    forest = plan_forest(len(groups), 3, {})
+    batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, iteration)
+    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), _EdgeList(latents).record())
+
+
+@pytest.fixture
+def rollout():
+    return rollout_of([5, 7], torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(3)))
+
+
+def credit_of(rollout, outcome=OUTCOME, used=True):
+    nodes = len(rollout.forest.parent)
+    none = torch.zeros(nodes)
+    return Credit(none, outcome, torch.full((len(outcome),), used), none, none.bool(), 0, 0)
+
+
+class Policy:
+    def __init__(self, weight):
+        self.weight, self.asked = torch.tensor(weight, requires_grad=True), []
+
+    def __call__(self, latents, sigma, prompt):
+        self.asked.append((latents, sigma, prompt))
+        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
+
+
+def examples_of(objective, rollout, credit=None, old=None, micro_batch=4):
+    kept = torch.ones(len(rollout.forest.parent), dtype=torch.bool)
+    velocity = old or Policy(0.4)
+    with torch.no_grad():
+        return objective.examples(rollout, credit or credit_of(rollout), kept, velocity, micro_batch)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_the_noise_is_addressed(rollout, levels):
+    objective = NFT(seed=11, levels=levels)
+    one, again = examples_of(objective, rollout), examples_of(objective, rollout, micro_batch=1)
+    assert torch.equal(one.latents, again.latents) and torch.equal(one.sigma, again.sigma)
+    assert len({tuple(x.flatten().tolist()) for x in one.latents}) == len(one.sigma) == 6 * levels
+    alone = examples_of(objective, rollout_of([7], rollout.latents[3:]), credit_of(rollout_of([7], rollout.latents[3:]), OUTCOME[3:]))
+    assert torch.equal(alone.latents, one.latents[3 * levels :]) and torch.equal(alone.sigma, one.sigma[3 * levels :])
+    assert torch.equal(alone.clean, rollout.latents[3:].repeat_interleave(levels, 0))
+    for other in (NFT(seed=12, levels=levels), objective):
+        changed = rollout if other is not objective else rollout_of([5, 7], rollout.latents, iteration=5)
+        assert not torch.equal(examples_of(other, changed).sigma, one.sigma)
+
+
+def test_the_noise_levels_of_a_prompt_are_spread_evenly():
+    rollout = rollout_of([5, 7], torch.zeros(6, *SHAPE))
+    sigma = examples_of(NFT(seed=1, levels=4), rollout).sigma.reshape(2, 12)
+    strata = (sigma * 12).floor().long().sort(1).values
+    assert torch.equal(strata, torch.arange(12).expand(2, 12))
+    noise = examples_of(NFT(seed=1, levels=4), rollout)
+    ones = noise.latents / noise.sigma.reshape(-1, 1, 1, 1)  # clean latents are 0
+    assert abs(float(ones.mean())) < 0.15 and float(ones.std()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_old_policy_is_asked_where_there_is_something_to_learn(rollout):
+    old = Policy(0.4)
+    examples = examples_of(NFT(seed=1, levels=2), rollout, old=old)
+    asked = torch.cat([latents for latents, _, _ in old.asked])
+    active = (OUTCOME != 0).repeat_interleave(2)
+    assert torch.equal(examples.active, active) and torch.equal(asked, examples.latents[active])
+    assert max(len(latents) for latents, _, _ in old.asked) == 4
+    expected = Policy(0.4)(*examples.start)[active].detach()
+    torch.testing.assert_close(examples.old_velocity[active], expected)
+    assert (examples.old_velocity[~active] == 0).all() and examples.terms.tolist() == [1] * 12
+
+
+def test_with_a_reference_samples_without_advantage_are_pulled_too(rollout):
+    assert examples_of(NFT(seed=1, kl=0.1), rollout).active.all()
+    assert not examples_of(NFT(seed=1, kl=0.1), rollout, credit_of(rollout, used=False)).active.any()
+
+
+@pytest.mark.parametrize(("beta", "kl"), [(1.0, 0.0), (0.6, 0.3)])
+def test_loss_and_gradient_are_the_papers(rollout, beta, kl):
+    objective, policy, old, reference = NFT(1, beta, kl), Policy(0.5), Policy(0.4), Policy(0.1)
+    examples = examples_of(objective, rollout, old=old)
+    loss, metrics = objective.loss(examples, policy, reference if kl else None)
+    loss.sum().backward()
+    naive, total = Policy(0.5), []
+    for i in range(6):
+        if not examples.active[i]:
+            total.append(None)
+            continue
+        at = tuple(column[i : i + 1] for column in examples.start)
+        x, sigma, clean = at[0][0].double(), float(at[1]), rollout.latents[i].double()
+        v, before, start = naive(*at)[0].double(), old(*at)[0].detach().double(), reference(*at)[0].detach().double()
+        r = min(max(min(max(float(OUTCOME[i]), -5), 5) / 10 + 0.5, 0), 1)
+        plus, minus = (x - sigma * (beta * v + (1 - beta) * before), x - sigma * ((1 + beta) * before - beta * v))
+        parts = []
+        for found in (plus, minus):
+            parts.append((found - clean).square().mean() / max(float((found.detach() - clean).abs().mean()), 1e-5))
+        total.append(5 * (r * parts[0] + (1 - r) * parts[1]) / beta + kl * (v - start).square().mean())
+    active = [i for i in range(6) if total[i] is not None]
+    torch.stack([total[i] for i in active]).sum().backward()
+    assert loss[active].tolist() == pytest.approx([float(total[i].detach()) for i in active], rel=1e-4)
+    if kl:
+        assert active == list(range(6))
+        assert float(policy.weight.grad) == pytest.approx(float(naive.weight.grad), rel=1e-4)
+    assert metrics.keys() == set(objective.metrics)
+
+
+def test_the_policy_that_drew_the_samples_has_no_gap(rollout):
+    objective, policy = NFT(seed=1), Policy(0.4)
+    examples = examples_of(objective, rollout, old=policy)
+    taken = examples.take(torch.nonzero(examples.active).flatten())
+    assert objective.loss(taken, policy, None)[1]["velocity_gap"].abs().max() == 0
+    assert objective.loss(taken, Policy(0.5), None)[1]["velocity_gap"].min() > 0
+    assert list(objective.on_policy_errors(rollout, policy, 4)) == []
+
+
+def test_units_are_taken_whole(rollout):
+    examples = examples_of(NFT(seed=1), rollout)
+    taken = examples.take(torch.tensor([4, 1]))
+    for name, column in vars(examples).items():
+        assert torch.equal(getattr(taken, name), column[[4, 1]]), name
+    assert taken.term_prompt.tolist() == [1, 0]
+
+
+def test_samples_that_are_missing_leave_the_others_alone(rollout):
+    """After a choice a prompt may have any number of samples."""
+    few = replace(rollout.forest, leaf=rollout.forest.leaf[torch.tensor([0, 2, 3])])
+    smaller = replace(rollout, forest=few, latents=rollout.latents[[0, 2, 3]])
+    examples = examples_of(NFT(seed=1), smaller, credit_of(smaller, OUTCOME[[0, 1, 3]]))
+    assert examples.prompt.tolist() == [0, 0, 1] and examples.active.all()
