@@ -176,8 +176,9 @@ def fidelity(
     import json
     from dataclasses import asdict
 
-    from diffrl.training.fidelity import FidelityRequest, measure_fidelity
+    from diffrl.training.fidelity import measure_fidelity
     from diffrl.training.fidelity_report import notes, tables, write_fidelity
+    from diffrl.training.fidelity_request import FidelityRequest
 
     request = FidelityRequest(
         out=out,

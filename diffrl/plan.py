@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diffrl.config.checks import branching_at, steps_at
+from diffrl.config.checks import branching_at, old_is_policy, steps_at
 from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
@@ -149,6 +149,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     first = drawn[0]
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
+    o = config.objective
     nft = redrawn * config.objective.levels if isinstance(config.objective, NftSettings) else 0
     steps_train = nft == 0 or config.objective.edges is not None  # type: ignore[union-attr]
     trained = [nft + (one.origins if steps_train else 0) for one in drawn]
@@ -162,7 +163,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "explore": sum(one.explore for one in drawn),
         "rollout": sum(one.rollout for one in drawn),
         "values": sum(one.values for one in drawn),
-        "old": nft * iterations,
+        "old": 0 if isinstance(o, NftSettings) and old_is_policy(o, t) else nft * iterations,
         "update": sum(trained),
         "reference": (nft * iterations if nft else sum(trained)) if config.objective.kl > 0 else 0,
     }

@@ -154,7 +154,7 @@ def test_running_out_of_memory_is_one_message(config_file, monkeypatch, capsys):
     def exhausted(*arguments, **options):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("diffrl.training.loop.regenerate", exhausted)
+    monkeypatch.setattr("diffrl.training.sampling.regenerate", exhausted)
     assert "Out of memory" in expect_refusal(capsys, "train", config_file)
 
 

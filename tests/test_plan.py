@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from diffrl.config import load_config
+from diffrl.config.checks import steps_at
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.footprint import header_shapes
-from diffrl.plan import evaluated_iterations, even_parts, make_plan, render_plan, steps_of_iteration
+from diffrl.plan import evaluated_iterations, even_parts, make_plan, render_plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +33,7 @@ def config_of(path="nowhere", **changes):
             "decode_batch": 3,
         },
         "rewards": [{"name": "shapes"}, {"name": "shapes_strict"}],
-        "objective": {"kl": 0.1},
+        "objective": {"kind": "grpo", "kl": 0.1},
         "train": {"learning_rate": 1e-4, "updates_per_iteration": 2, "micro_batch": 11},
         "eval": {"rewards": [{"name": "shapes"}], "samples": 13, "steps": 11},
     }
@@ -44,14 +45,17 @@ def config_of(path="nowhere", **changes):
 def test_a_run_added_up_by_hand():
     plan = make_plan(config_of())
     assert (plan.groups, plan.samples, plan.edges, plan.updates) == (6, 30, 90, 14)
-    assert plan.edges_per_update == (48, 42)  # 15 edges a prompt: 8 and 7
+    assert plan.examples_per_update == (48, 42)  # 15 edges a prompt: 8 and 7
     assert plan.micro_batches == 5 + 4
     assert plan.evaluations == 4  # after 0, 3, 6 and 7 iterations
     assert plan.network_evaluations == {
+        "explore": 0,
         "rollout": 2940,  # 7 iterations x 30 samples x 7 steps x 2 for guidance
+        "values": 0,
+        "old": 0,
         "update": 1260,  # 7 x 90 edges x 2
         "reference": 1260,
-        "on_policy_gate": 180,
+        "gate": 180,
         "evaluation": 572,  # 4 x 13 samples x 11 steps, without guidance
     }
     assert plan.total_network_evaluations == 6212
@@ -62,7 +66,8 @@ def test_a_run_added_up_by_hand():
 def test_neither_guidance_nor_reference_where_there_is_none():
     plan = make_plan(config_of(rollout={"guidance_scale": 1.0}, objective={"kl": 0.0}, eval={"guidance_scale": 2}))
     assert plan.network_evaluations == {
-        "rollout": 1470, "update": 630, "reference": 0, "on_policy_gate": 90, "evaluation": 1144,
+        "explore": 0, "rollout": 1470, "values": 0, "old": 0, "update": 630, "reference": 0, "gate": 90,
+        "evaluation": 1144,
     }  # fmt: skip
 
 
@@ -89,7 +94,7 @@ def test_evaluations_never_come_twice_at_the_same_point(iterations, every, expec
 
 def test_a_sliding_window_moves_in_the_plan_too():
     config = config_of()
-    assert [steps_of_iteration(config, i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
+    assert [steps_at(config.rollout, i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("total", "parts"), [(15, 2), (7, 7), (23, 5), (4, 1)])

@@ -34,6 +34,11 @@ def window_places(rollout: RolloutSettings) -> range:
     return range(0, s.slide_every * (rollout.steps - s.size), s.slide_every)
 
 
+def old_is_policy(objective: NftSettings, train: TrainSettings) -> bool:
+    """Whether nft's old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
+    return objective.old_limit == 0 and train.updates_per_iteration == 1
+
+
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
     counts = {}
     if isinstance(objective, NftSettings):

@@ -176,6 +176,11 @@ class RolloutSettings(Section):
     guidance_scale: float = Field(
         1.0, ge=1, description="Classifier-free guidance; 1 = none, above 1 every step costs two network evaluations."
     )
+    grid: Literal["stock", "merged"] = Field(
+        "stock",
+        description="Noise levels: stock = the pipeline's own for this many steps, whose last step, from about .001 to "
+        "0, changes almost nothing; merged = its own for one step more, the last two in one.",
+    )
     solver: Literal["ode", "ab2"] = Field(
         "ode",
         description="Of deterministic steps: ode = Euler; ab2 = Adams-Bashforth, second order at the same cost.",

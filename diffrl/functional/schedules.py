@@ -32,3 +32,18 @@ def sigma_grid(steps: int, shift: float = 1.0) -> Tensor:
     even = torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64)
     # The denominator is 1 + (shift - 1) * u, written so that it is exactly `shift` at u = 1 whatever the shift.
     return (shift * even / ((1.0 - even) + shift * even)).float()
+
+
+def merged_end(sigmas: Tensor) -> Tensor:
+    """A grid whose last two steps are one: its last level above 0 is left out.
+
+    diffusers' flow-matching schedulers end at sigma_min, about .001, before 0, so that their last step costs a network
+    evaluation and moves the latents by a thousandth.
+
+    Args:
+        sigmas: (T + 2,) from 1 to 0, T at least 1.
+
+    Returns:
+        (T + 1,) from 1 to 0.
+    """
+    return torch.cat([sigmas[:-2], sigmas[-1:]])

@@ -29,7 +29,7 @@ class NoisedExamples:
         sigma: (M,) float32 noise levels.
         prompt: (M,) int64 rows of the prompts.
         optimality: (M,) float32 in [0, 1].
-        old_velocity: (M, ...) of the policy that drew the samples; zeros where inactive.
+        old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
         active: (M,) bool.
     """
 
@@ -71,12 +71,15 @@ class NFT:
         beta: how far the contrasted velocities lie from the old one.
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each sample.
+        old_is_policy: the policy that drew the samples is the one that is trained, and every example is used before it
+            changes; then v_old is its own velocity, without gradient, and costs no evaluation.
     """
 
     seed: int
     beta: float = 1.0
     kl: float = 0.0
     levels: int = 1
+    old_is_policy: bool = False
 
     @property
     def needs_reference(self) -> bool:
@@ -86,7 +89,7 @@ class NFT:
     @property
     def asks_old(self) -> bool:
         """The contrast is about its velocities."""
-        return True
+        return not self.old_is_policy
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -107,7 +110,8 @@ class NFT:
         active = credit.used[sample] if self.needs_reference else (credit.used & (credit.outcome != 0))[sample]
         active = active.to(device)
         velocity = torch.zeros_like(latents)
-        for index in torch.nonzero(active).flatten().split(micro_batch):
+        asked = torch.nonzero(active).flatten() if self.asks_old else active.new_empty(0, dtype=torch.int64)
+        for index in asked.split(micro_batch) if len(asked) else ():
             velocity[index] = old(latents[index], sigma[index], prompt[index])
         r = optimality(credit.outcome)[sample].to(device)
         return NoisedExamples(latents, clean, sigma, prompt, r, velocity, active)
@@ -141,7 +145,7 @@ class NFT:
         velocity = policy(*examples.start)
         loss, metrics = nft_loss(
             velocity,
-            examples.old_velocity,
+            examples.old_velocity if self.asks_old else velocity.detach(),
             examples.latents,
             examples.clean,
             examples.sigma,

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,42 +23,33 @@ from diffrl.functional.ranking import ranking_fidelity
 from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
-from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.base import PRECISION_BACKENDS
 from diffrl.precision.copies import PolicyCopy, make_copy
 from diffrl.precision.layers import DEFAULT_EXCLUDE
 from diffrl.records import Forest, Prompt, PromptBatch
 from diffrl.rewards.score import WeightedScorer
-from diffrl.rollout.counts import coarse_levels, least_steps
+from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
 from diffrl.training.aligned import load_aligned, require_empty
 from diffrl.training.clock import CostMeter, PhaseClock, network_evaluations
+from diffrl.training.fidelity_request import (
+    CANDIDATES,
+    TRAINING,
+    FidelityRequest,
+    Wanted,
+    default_steps,
+    missing_precision,
+    request_problems,
+    wanted_pools,
+)
 from diffrl.training.policy import Policy
-from diffrl.training.run_dir import environment, open_run_dir
+from diffrl.training.run_dir import environment
 from diffrl.training.sampling import draw_pool, full_sampler
-from diffrl.training.session import make_scorers, open_adapter, open_transition
+from diffrl.training.session import make_scorers, open_adapter, open_transition, rollout_sigmas
 
-TRAINING = "training"
-CANDIDATES = 32
 RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
 DIFFERENCES = ("reward_difference", "pixel_difference")
-
-
-@dataclass(frozen=True)
-class FidelityRequest:
-    """What to compare; see `diffrl fidelity --help`. Empty and None leave the choice to the configuration."""
-
-    out: Path
-    run: Path | None = None
-    precisions: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    prompts: int = 8
-    candidates: int | None = None
-    k: int = 8
-    seed: int | None = None
-    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,15 +129,6 @@ class Fidelity:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A precision of the command line, `precision` or `precision:engine`."""
-
-    text: str
-    precision: str
-    engine: str
-
-
-@dataclass(frozen=True)
 class _Setting:
     """What all pools share."""
 
@@ -181,11 +162,11 @@ def measure_fidelity(
     seed = config.run.seed if request.seed is None else request.seed
     source = config.prompts.eval if request.held_out else config.prompts.train
     prompts, device = load_prompts(source), choose_device(config.model.device)
-    wanted, steps = _wanted(config, request), request.steps or _default_steps(config)
+    wanted, steps = wanted_pools(config, request), request.steps or default_steps(config)
     steps = tuple(dict.fromkeys(steps))
     candidates = request.candidates or (config.rollout.explore.candidates if config.rollout.explore else CANDIDATES)
-    problems = _problems(config, request, prompts, candidates, steps)
-    problems += [problem for w in wanted for problem in _missing(w, device)]
+    problems = request_problems(config, request, prompts, candidates, steps)
+    problems += [problem for w in wanted for problem in missing_precision(w, device)]
     if problems:
         raise ConfigError(problems)
     require_empty(request.out, "--out")
@@ -222,73 +203,6 @@ def measure_fidelity(
     return Fidelity(settings, runs_on, without, _chance(ranked, request.k), perfect, truth, variants)
 
 
-def _default_steps(config: Config) -> tuple[int, ...]:
-    e = config.rollout.explore
-    return (config.rollout.steps,) if e is None or e.steps is None else (e.steps, config.rollout.steps)
-
-
-def _wanted(config: Config, request: FidelityRequest) -> list[_Wanted]:
-    e = config.rollout.explore
-    texts = request.precisions or ("bfloat16" if e is None else e.precision,)
-    found = []
-    for text in dict.fromkeys(texts):
-        precision, colon, engine = text.partition(":")
-        default = e.engine if e is not None and e.precision == precision != TRAINING else AUTO
-        found.append(_Wanted(text, precision, engine if colon else default))
-    return found
-
-
-def _problems(
-    config: Config, request: FidelityRequest, prompts: Sequence[Prompt], candidates: int, steps: Sequence[int]
-) -> list[str]:
-    """What of the request does not fit the configuration."""
-    r, found = config.rollout, []
-    branching = branching_at(r, 0)
-    least, leaves = least_steps(list(branching), r.steps), r.tree.leaves_per_root
-    found += [
-        f"--steps must be from {least} to {r.steps}: rollout.steps is the full grid, and every stochastic step must "
-        f"stay as it is. Got {count}. Choose one in between, or make fewer steps stochastic (rollout.stochastic)."
-        for count in steps
-        if not least <= count <= r.steps
-    ]
-    if candidates < 2 or candidates % leaves:
-        found.append(
-            f"--candidates must be at least 2 and a multiple of the leaves of a tree. Got {candidates}, with {leaves} "
-            "leaves (rollout.tree). Round it."
-        )
-    if not 1 <= request.k <= candidates:
-        found.append(
-            f"--k must be from 1 to the candidates of a prompt. Got k={request.k}, candidates={candidates}. "
-            "Lower --k or add --candidates."
-        )
-    if not 1 <= request.prompts <= len(prompts):
-        found.append(f"--prompts must be from 1 to the prompts there are. Got {request.prompts} of {len(prompts)}.")
-    if request.run is not None:
-        own, other = (c.model.model_dump(exclude={"device"}) for c in (open_run_dir(request.run)[1], config))
-        if odd := [f"model.{key}" for key, value in own.items() if value != other[key]]:
-            found.append(
-                f"The model section must be that of --run. Got another {', '.join(odd)}. "
-                f"Use {request.run / 'config.yaml'}, with overrides of the other sections."
-            )
-    return found
-
-
-def _missing(wanted: _Wanted, device: torch.device) -> list[str]:
-    """Why this machine cannot run a precision, in the words of the copy."""
-    names = (TRAINING, *PRECISION_BACKENDS)
-    if wanted.precision not in names:
-        return [f"--precision must be one of {', '.join(names)}, or precision:engine. Got {wanted.text!r}."]
-    if wanted.precision == TRAINING:
-        return [] if wanted.engine == AUTO else [f"--precision {TRAINING} takes no engine. Got {wanted.text!r}."]
-    try:
-        find_backend(wanted.precision, wanted.engine, device)
-    except ConfigError as error:
-        emulated = wanted.engine == AUTO and "emulated" in PRECISION_BACKENDS[wanted.precision]
-        way_out = f" Here: --precision {wanted.precision}:emulated." if emulated else ""
-        return [f"--precision {wanted.text}: {problem}{way_out}" for problem in error.problems]
-    return []
-
-
 def _prepare(
     config: Config,
     request: FidelityRequest,
@@ -308,7 +222,7 @@ def _prepare(
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
     batch = prompt_batch(prompts, request.prompts, seed, 0)
-    sigmas = policy.adapter.sigmas(r.steps)
+    sigmas = rollout_sigmas(policy.adapter, config)
     return _Setting(
         config,
         policy,
@@ -322,7 +236,7 @@ def _prepare(
     )
 
 
-def _copy(setting: _Setting, wanted: _Wanted, device: torch.device) -> PolicyCopy | None:
+def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy | None:
     """The policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None

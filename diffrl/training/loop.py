@@ -44,6 +44,7 @@ from diffrl.training.update import (
     joined_errors,
     metered,
     reference_of,
+    sync_if,
     update_metrics,
     velocity_of,
 )
@@ -200,6 +201,7 @@ class Trainer:
                     reference,
                     c.train.micro_batch,
                 )
+            s.meter.skipped -= gradient.joined * (2 if c.rollout.guidance_scale > 1 else 1)
             culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
@@ -252,8 +254,10 @@ class Trainer:
 
     def gate(self, rollout: Rollout, predict: Velocity) -> None:
         """Before the first update, the ratio of every recorded step must be 1."""
+        s = self.session
         for part in self.session.parts:
-            with self.session.meter.purpose("gate"):
+            # Unsynced: forward passes without a backward pass would leave the ranks' exchanges out of step.
+            with s.meter.purpose("gate"), sync_if(self.accelerator, s.adapter.transformer, False):
                 own = part.objective.on_policy_errors(rollout, predict, self.config.train.micro_batch)
             if errors := joined_errors(self.accelerator, own):
                 tolerance = self.config.guards.on_policy_tolerance
@@ -273,6 +277,8 @@ class Trainer:
                 c.eval,
                 c.rollout.decode_batch,
             )
+        s.meter.decodes += len(found.images)
+        s.meter.reward_calls += len(found.images) * len(s.eval_scorers)
         if found.failed:
             self.report(f"{found.failed} of {c.eval.samples} held-out samples could not be scored.")
         self.journal.eval_samples(self.iteration, found)

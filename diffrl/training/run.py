@@ -129,8 +129,8 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
 def describe(report: PrecisionReport) -> str:
     """What explores, in one line."""
     return (
-        f"Exploring in {report.precision} ({report.engine}): {report.weights_quantised:.0%} of the linear layers' weights, "
-        f"multiplied in {report.compute_dtype}; the list is in precision.json."
+        f"Exploring in {report.precision} ({report.engine}): {report.weights_quantised:.0%} of the linear layers' "
+        f"weights, multiplied in {report.compute_dtype}; the list is in precision.json."
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.config.checks import old_is_policy
 from diffrl.config.credit import GrpoSettings
 from diffrl.config.method import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
+from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.loading import choose_device, load_adapter
 from diffrl.plan import Plan, make_plan
@@ -112,7 +114,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
     if world > 1:
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
-    sigmas = adapter.sigmas(config.rollout.steps)
+    sigmas = rollout_sigmas(adapter, config)
     transition = open_transition(config, sigmas)
     return Session(
         config,
@@ -146,6 +148,12 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
     return make_copy(policy.inner, e.precision, e.engine, exclude, device)
 
 
+def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:
+    """The rollout's grid: (T + 1,) from 1 to 0."""
+    r = config.rollout
+    return adapter.sigmas(r.steps) if r.grid == "stock" else merged_end(adapter.sigmas(r.steps + 1))
+
+
 def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
     """The dynamics of the stochastic steps; None if no step is stochastic."""
     if config.rollout.dynamics is None:
@@ -162,7 +170,8 @@ def make_parts(config: Config, transition: Transition | None) -> list[Part]:
         grpo = resolve("objective.kind", OBJECTIVES, "grpo")
         return [Part(grpo(transition=transition, clip_low=o.clip, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
     nft = resolve("objective.kind", OBJECTIVES, "nft")
-    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels))]
+    own = old_is_policy(o, config.train)
+    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=own))]
     if o.edges is not None:
         high = o.edges.clip if o.edges.clip_high is None else o.edges.clip_high
         grpo = resolve("objective.edges", OBJECTIVES, "grpo")

@@ -43,6 +43,7 @@ class Gradient:
         largest_ratio_error: max |ratio - 1| over them.
         evaluated: network evaluations on this rank, guidance and references left out.
         bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
+        joined: inactive units that this rank evaluated all the same, to take part in the ranks' exchange.
     """
 
     loss: float
@@ -51,6 +52,7 @@ class Gradient:
     largest_ratio_error: float
     evaluated: int
     bad_prompts: Sequence[int] = ()
+    joined: int = 0
 
 
 def deal(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Tensor]:
@@ -145,13 +147,14 @@ def accumulate_gradient(
     bad: set[int] = set()
     for count, (number, part, examples, piece) in enumerate(passes, 1):
         taken = examples.take(piece)
-        with _sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
+        with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
             loss, metrics = part.objective.loss(taken, predict, reference if part.objective.needs_reference else None)
             # Ranks are averaged, so the sum over all of them needs their number back.
             (loss.sum() * (part.weight * accelerator.num_processes / float(terms[number]))).backward()
         sums[number].add({"loss": loss.detach(), **metrics})
         bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
-    if not passes and accelerator.num_processes > 1:
+    joins = not passes and accelerator.num_processes > 1
+    if joins:
         _join_with_nothing(policy, shares[0], predict)
     means, loss_total = _means(accelerator, shares, sums, terms)
     gradients = [p.grad for p in policy.parameters.values() if p.grad is not None]
@@ -164,6 +167,7 @@ def accumulate_gradient(
         float(gather_rows(accelerator, largest).max()),
         sum(len(own) for own in active),
         sorted(bad),
+        int(joins),
     )
 
 
@@ -235,7 +239,7 @@ def clip_gradient(policy: Policy, norm: float, limit: float | None) -> None:
 
 
 @contextmanager
-def _sync_if(accelerator: Any, module: torch.nn.Module, sync: bool) -> Iterator[None]:
+def sync_if(accelerator: Any, module: torch.nn.Module, sync: bool) -> Iterator[None]:
     """Let gradients travel between ranks with the last micro-batch only."""
     with nullcontext() if sync or accelerator.num_processes == 1 else accelerator.no_sync(module):
         yield

@@ -192,7 +192,8 @@ def configurations(draw):
         "rollout": {"steps": steps, "dynamics": draw(dynamics), "tree": {"roots": draw(st.integers(2, 99))}}
         | draw(some_of(stochastic=st.sampled_from([window, {"kind": "all"}]), guidance_scale=st.floats(1, 20))),
         "rewards": rewards,
-        "objective": draw(some_of(clip=st.floats(1e-9, 0.9), clip_high=st.none() | POSITIVE, kl=POSITIVE)),
+        "objective": {"kind": "grpo"}
+        | draw(some_of(clip=st.floats(1e-9, 0.9), clip_high=st.none() | POSITIVE, kl=POSITIVE)),
         "credit": draw(some_of(baseline=st.sampled_from(["mean", "median"]), clamp=POSITIVE)),
         "train": {"learning_rate": draw(POSITIVE)}
         | draw(st.sampled_from([{}, {"schedule": "constant"}, cosine]))

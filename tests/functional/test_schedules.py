@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from diffrl.functional.schedules import sigma_grid
+from diffrl.functional.schedules import merged_end, sigma_grid
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 53])
@@ -33,3 +33,8 @@ def test_shift_multiplies_the_noise_to_signal_ratio():
 def test_refuses_impossible_grids(steps, shift):
     with pytest.raises(ValueError, match=r"steps must be|shift must be"):
         sigma_grid(steps, shift)
+
+
+def test_a_merged_end_leaves_out_the_last_level_above_zero():
+    grid = torch.tensor([1.0, 0.7, 0.3, 0.001, 0.0])
+    assert merged_end(grid).tolist() == pytest.approx([1.0, 0.7, 0.3, 0.0])

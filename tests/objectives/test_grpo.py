@@ -206,7 +206,9 @@ def test_the_gates_errors_are_those_of_each_edge(rollout, micro_batch):
 def test_a_nan_in_any_micro_batch_stays_in_its_step(rollout):
     edges = rollout.edges
     bad = int(torch.nonzero(edges.edge_step == 2)[0])
-    rollout = replace(rollout, edges=replace(edges, old_log_prob=edges.old_log_prob.index_fill(0, torch.tensor(bad), torch.nan)))
+    rollout = replace(
+        rollout, edges=replace(edges, old_log_prob=edges.old_log_prob.index_fill(0, torch.tensor(bad), torch.nan))
+    )
     found = dict(GRPO(transition, 0.1, 0.1).on_policy_errors(rollout, Network(), 1))
     assert found[2] != found[2] and found[0] == found[0] and found[3] == found[3]
 

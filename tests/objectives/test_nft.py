@@ -53,7 +53,9 @@ def test_the_noise_is_addressed(rollout, levels):
     one, again = examples_of(objective, rollout), examples_of(objective, rollout, micro_batch=1)
     assert torch.equal(one.latents, again.latents) and torch.equal(one.sigma, again.sigma)
     assert len({tuple(x.flatten().tolist()) for x in one.latents}) == len(one.sigma) == 6 * levels
-    alone = examples_of(objective, rollout_of([7], rollout.latents[3:]), credit_of(rollout_of([7], rollout.latents[3:]), OUTCOME[3:]))
+    alone = examples_of(
+        objective, rollout_of([7], rollout.latents[3:]), credit_of(rollout_of([7], rollout.latents[3:]), OUTCOME[3:])
+    )
     assert torch.equal(alone.latents, one.latents[3 * levels :]) and torch.equal(alone.sigma, one.sigma[3 * levels :])
     assert torch.equal(alone.clean, rollout.latents[3:].repeat_interleave(levels, 0))
     for other in (NFT(seed=12, levels=levels), objective):

@@ -20,7 +20,13 @@ from diffrl.training.run import resume, train
 from diffrl.training.session import open_session
 
 BRIGHTNESS, GREEN = "tests.training.scorers:Brightness", "tests.training.scorers:Green"
-VARYING = re.compile(r"seconds/.*|peak_memory_bytes")
+VARYING = re.compile(r"seconds/.*|cost/seconds|peak_memory_bytes")
+
+
+FOREST = {"stochastic": {"kind": "splits"}, "solver": "ab2", "tree": {"roots": 2, "splits": [0, 2]}}
+"""Two trees of four leaves a prompt: 8 samples, 6 origins, 12 edges."""
+FUSED = {"reward": "fused", "normalise": "depth"}
+EXPLORE = {"precision": "nvfp4", "engine": "emulated", "steps": 4, "candidates": 16, "keep": 8, "audit": 2}
 
 
 def settings(pipeline, directory, **changes):
@@ -36,6 +42,7 @@ def settings(pipeline, directory, **changes):
             "tree": {"roots": 3},
         },
         "rewards": [{"name": BRIGHTNESS}],
+        "objective": {"kind": "grpo"},
         "train": {"learning_rate": 1.0e-4, "updates_per_iteration": 2},
         "eval": {"rewards": [{"name": BRIGHTNESS}], "samples": 5, "steps": 3},
         "track": {"pictures_per_iteration": 2, "pictures_per_evaluation": 3},
@@ -80,6 +87,17 @@ def make_trainer(data):
 
 def weights_of(trainer):
     return {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
+
+
+def record_gradients(trainer, into):
+    step = trainer.session.optimizer.step
+
+    def recorded():
+        parameters = trainer.session.policy.parameters
+        into.append(flat({name: p.grad.clone() for name, p in parameters.items()}))
+        step()
+
+    trainer.session.optimizer.step = recorded
 
 
 def flat(tensors):

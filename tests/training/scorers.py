@@ -56,3 +56,16 @@ class Flaky(Brightness):
             else:
                 raw[i] = float(self.how)
         return RewardOutput(raw, ok, errors, found.parts)
+
+
+class FlatFor(Brightness):
+    """Brightness, but the same for all pictures of prompts with `word`: nothing can be learnt from those."""
+
+    def __init__(self, word="red"):
+        super().__init__()
+        self.word = word
+
+    def __call__(self, batch):
+        found = super().__call__(batch)
+        flat = torch.tensor([self.word in prompt for prompt in batch.prompts])
+        return RewardOutput(torch.where(flat, 0.5, found.raw), found.ok, found.errors, found.parts)

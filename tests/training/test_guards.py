@@ -1,6 +1,7 @@
 """What the run does about broken rewards, latents, losses and gradients: each is named, and acted on as configured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ def flaky(**options):
 
 
 def prompt_of(trainer, sample):
-    return trainer._rollout.batch.prompts[int(trainer._rollout.prompt[sample])].text
+    rollout = trainer._drawn.rollout
+    return rollout.batch.prompts[int(rollout.forest.sample_prompt[sample])].text
 
 
 def state_of(trainer):
@@ -39,7 +41,9 @@ def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
     metrics = trainer.iterate()
     outcome, said = trainer._credit.outcome, trainer.said.getvalue()
     assert outcome[0] == 0 and (outcome[1:] != 0).all() and outcome[1:3].sum().abs() < 1e-5
-    assert (trainer._credit.advantage[trainer._rollout.edges.sample == 0] == 0).all()
+    forest = trainer._drawn.rollout.forest
+    failed = (forest.prompt == 0) & (forest.root == 0)
+    assert (trainer._credit.advantage[failed] == 0).all() and (trainer._credit.advantage != 0).any()
     reason = "no such picture" if how == "report" else f"returned {how}"
     assert "1 of 6 samples have no usable reward" in said and repr(prompt_of(trainer, 0)) in said and reason in said
     assert metrics["samples/failed"] == 1 and metrics["groups/dropped"] == 0
@@ -137,7 +141,7 @@ def test_two_equal_prompts_stay_two_groups(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, prompts={"train": str(tmp_path / "one.txt")})
     trainer = make_trainer(data)
     trainer.iterate()
-    rollout, total, outcome = trainer._rollout, trainer._table.total.double(), trainer._credit.outcome
+    rollout, total, outcome = trainer._drawn.rollout, trainer._table.total.double(), trainer._credit.outcome
     assert [p.text for p in rollout.batch.prompts] == ["a red circle"] * 2 and rollout.batch.groups == (0, 1)
     assert len({tuple(x.flatten().tolist()) for x in rollout.edges.latents}) == len(rollout.edges)  # no noise twice
     for group in (slice(0, 3), slice(3, 6)):
@@ -200,15 +204,18 @@ def test_a_decoder_that_overflows_names_the_prompt(random_sd3, tmp_path, monkeyp
 
 
 class BrokenLoss:
-    """The objective, but for an infinite loss of one sample's edges wherever there is something to learn."""
+    """The objective, but for an infinite loss of one prompt's edges wherever there is something to learn."""
 
-    def __init__(self, objective, sample):
-        self.objective, self.sample = objective, sample
-        self.transition, self.needs_reference = objective.transition, objective.needs_reference
+    def __init__(self, objective, prompt):
+        self.objective, self.prompt = objective, prompt
 
-    def loss(self, edges, advantage, policy, reference):
-        loss, metrics = self.objective.loss(edges, advantage, policy, reference)
-        broken = (edges.sample == self.sample) & (advantage != 0)
+    def __getattr__(self, name):
+        return getattr(self.objective, name)
+
+    def loss(self, examples, policy, reference):
+        loss, metrics = self.objective.loss(examples, policy, reference)
+        edges = examples.edges
+        broken = (edges.prompt[edges.origin] == self.prompt) & (examples.advantage != 0)
         return loss * torch.where(broken, math.inf, 1.0), metrics
 
 
@@ -220,7 +227,7 @@ def test_a_broken_loss(random_sd3, tmp_path, action):
     trainer.iterate()
     trainer.iteration = 1
     before, average = state_of(trainer), flat(trainer.ema.average)
-    trainer.session.objective = BrokenLoss(trainer.session.objective, 3)
+    trainer.session.parts = [replace(part, objective=BrokenLoss(part.objective, 1)) for part in trainer.session.parts]
     if action == "stop":
         with pytest.raises(
             GuardStop, match=r"The loss is (-?inf|nan)\. Prompts: '.*'\. \(guards.nonfinite_loss\)"

@@ -11,7 +11,8 @@ from diffrl.config.load import make_config
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import GuardStop
 from diffrl.functional.dynamics import Step
-from diffrl.training.update import on_policy_errors, velocity_of
+from diffrl.training.session import make_parts
+from diffrl.training.update import velocity_of
 from diffrl.transition import make_transition
 from tests.training.harness import flat, make_trainer, settings, weights_of
 
@@ -20,7 +21,20 @@ DYNAMICS = {
     "dance_sde": {"kind": "dance_sde", "eta": 0.3},
     "cps": {"kind": "cps", "noise_level": 0.6},
 }
-STOCHASTIC = {"all": {"kind": "all"}, "window": {"kind": "window", "start": 1, "size": 3}}
+ALL, SPLITS = {"kind": "all"}, {"kind": "splits"}
+ROLLOUTS = {  # settings, and the steps that are recorded
+    "chains, all": ({"stochastic": ALL}, [0, 1, 2, 3]),
+    "chains, window, ab2": ({"stochastic": {"kind": "window", "start": 1, "size": 3}, "solver": "ab2"}, [1, 2, 3]),
+    "forest, splits, ab2": (
+        {"stochastic": SPLITS, "solver": "ab2", "tree": {"roots": 2, "splits": [0, 2], "branches": [3, 2]}},
+        [0, 2],
+    ),
+    "forest, all": ({"stochastic": ALL, "tree": {"roots": 1, "splits": [1, 3], "correlation": None}}, [0, 1, 2, 3]),
+    "forest, window and splits": (
+        {"stochastic": {"kind": "window", "start": 1, "size": 1}, "tree": {"roots": 2, "splits": [3]}},
+        [1, 3],
+    ),
+}
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}
 
 
@@ -35,27 +49,30 @@ def trainer(request, random_sd3, tmp_path_factory):
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-@pytest.mark.parametrize("stochastic", STOCHASTIC)
+@pytest.mark.parametrize("rollout", ROLLOUTS)
 @pytest.mark.parametrize("dynamics", DYNAMICS)
-def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dynamics, stochastic, guidance_scale):
-    data = settings(random_sd3, "unused", train={"micro_batch": 7})
-    data["rollout"] |= {
-        "dynamics": DYNAMICS[dynamics], "stochastic": STOCHASTIC[stochastic], "guidance_scale": guidance_scale,
-    }  # fmt: skip
-    session = trainer.session
+def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dynamics, rollout, guidance_scale):
+    changes, steps = ROLLOUTS[rollout]
+    tolerance = 1e-5 * guidance_scale  # guidance magnifies how batches of other sizes round
+    data = settings(random_sd3, "unused", train={"micro_batch": 7}, guards={"on_policy_tolerance": tolerance})
+    data["rollout"] |= {"dynamics": DYNAMICS[dynamics], "guidance_scale": guidance_scale, "micro_batch": 5, **changes}
+    session, config = trainer.session, make_config(data)
     options = dict(DYNAMICS[dynamics])
     transition = make_transition(options.pop("kind"), session.sigmas, **options)
-    monkeypatch.setattr(trainer, "config", make_config(data))
-    monkeypatch.setattr(session, "objective", replace(session.objective, transition=transition))
+    monkeypatch.setattr(trainer, "config", config)
+    monkeypatch.setattr(session, "config", config)
+    monkeypatch.setattr(session, "transition", transition)
+    monkeypatch.setattr(session, "parts", make_parts(config, transition))
     batch = prompt_batch(session.prompts, 2, 3, 0)
     conditioning = trainer.encode([prompt.text for prompt in batch.prompts])
-    rollout = trainer.rollout(batch, conditioning)
-    predict = velocity_of(session.adapter, conditioning, rollout, guidance_scale)
-    errors = on_policy_errors(session.accelerator, session.objective, rollout.edges, predict, 7)
-    assert [step for step, _ in errors] == ([0, 1, 2, 3] if stochastic == "all" else [1, 2, 3])
-    assert max(error for _, error in errors) < 1e-5
-    trainer.gate(rollout, predict)
-    assert trainer.on_policy_error == max(error for _, error in errors)
+    drawn = trainer.sampling.draw(batch, conditioning).rollout
+    predict = velocity_of(session.adapter, conditioning, guidance_scale)
+    for micro_batch in (1, 7, 128):
+        errors = session.parts[0].objective.on_policy_errors(drawn, predict, micro_batch)
+        assert [step for step, _ in errors] == steps
+        assert max(error for _, error in errors) < tolerance
+    trainer.gate(drawn, predict)
+    assert trainer.on_policy_error < tolerance
 
 
 def with_edges(monkeypatch, change):
@@ -63,15 +80,15 @@ def with_edges(monkeypatch, change):
     original = regenerating.denoise
 
     def changed(*args, **kwargs):
-        latents, edges = original(*args, **kwargs)
-        return latents, change(edges)
+        drawn = original(*args, **kwargs)
+        return replace(drawn, edges=change(drawn.edges))
 
     monkeypatch.setattr(regenerating, "denoise", changed)
 
 
 def shifted_density(trainer, monkeypatch):
     """One step was scored with other numbers than those that drew it."""
-    with_edges(monkeypatch, lambda e: replace(e, old_log_prob=e.old_log_prob + 1e-3 * (e.step == 2)))
+    with_edges(monkeypatch, lambda e: replace(e, old_log_prob=e.old_log_prob + 1e-3 * (e.edge_step == 2)))
 
 
 def rounded_after_scoring(trainer, monkeypatch):
@@ -93,20 +110,13 @@ def dropout_in_the_update(trainer, monkeypatch):
 
 def noise_scaled_in_the_rollout_only(trainer, monkeypatch):
     """The rollout draws and scores with another std than the update."""
-    rollout, objective = trainer.rollout, trainer.session.objective
+    sampler = trainer.sampling.sampler()
 
     def scaled(*args):
-        mean, std = objective.transition(*args)
+        mean, std = sampler.transition(*args)
         return Step(mean, 1.1 * std)
 
-    def with_scaled_noise(*args):
-        trainer.session.objective = replace(objective, transition=scaled)
-        try:
-            return rollout(*args)
-        finally:
-            trainer.session.objective = objective
-
-    monkeypatch.setattr(trainer, "rollout", with_scaled_noise)
+    monkeypatch.setattr(trainer.sampling, "sampler", lambda: replace(sampler, transition=scaled))
 
 
 def guidance_in_the_update_only(trainer, monkeypatch):
@@ -125,8 +135,11 @@ def guidance_in_the_update_only(trainer, monkeypatch):
         (guidance_in_the_update_only, 1),
     ],
 )
-def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkeypatch, breakage, step):
-    trainer = make_trainer(settings(random_sd3, tmp_path))
+@pytest.mark.parametrize("tree", [{"roots": 3}, {"roots": 2, "splits": [2]}], ids=["chains", "forest"])
+def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkeypatch, breakage, step, tree):
+    data = settings(random_sd3, tmp_path)
+    data["rollout"] |= {"tree": tree}
+    trainer = make_trainer(data)
     breakage(trainer, monkeypatch)
     before = flat(weights_of(trainer))
     sigma = float(trainer.session.sigmas[step])
@@ -145,6 +158,6 @@ def test_a_higher_tolerance_lets_it_pass(random_sd3, tmp_path, monkeypatch):
 
 def test_a_nan_ratio_never_passes(random_sd3, tmp_path, monkeypatch):
     trainer = make_trainer(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e9}))
-    with_edges(monkeypatch, lambda e: replace(e, old_log_prob=e.old_log_prob.masked_fill(e.step == 2, torch.nan)))
+    with_edges(monkeypatch, lambda e: replace(e, old_log_prob=e.old_log_prob.masked_fill(e.edge_step == 2, torch.nan)))
     with pytest.raises(GuardStop, match="breaks at step 2 .*step 2: nan"):
         trainer.run()

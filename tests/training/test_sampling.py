@@ -1,0 +1,241 @@
+"""Explore, choose, draw again: what is audited never trains, the copy follows the policy, its ranking is watched."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+import diffrl.training.sampling as sampling
+from diffrl.training.sampling import FidelityWatch, fidelity_metrics, lonely_splits
+from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_trainer, rows_of, settings, weights_of
+
+CHAINS = {"tree": {"roots": 4}}
+CHAIN_EXPLORE = EXPLORE | {"candidates": 11, "keep": 4, "audit": 3}
+LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
+
+
+def explorer(pipeline, directory, explore=None, tree=CHAINS, credit=None, **changes):
+    data = settings(pipeline, directory, credit=credit or {}, **changes)
+    data["rollout"] |= tree | {"explore": CHAIN_EXPLORE | (explore or {})}
+    return make_trainer(data)
+
+
+# --- audited samples -------------------------------------------------------------------------------------------------
+
+
+def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path)
+    metrics = trainer.iterate()
+    drawn, table, credit = trainer._drawn, trainer._table, trainer._credit
+    forest, audit = drawn.rollout.forest, drawn.chosen.audit
+    assert len(drawn.rollout) == 2 * (4 + 3) and int(audit.sum()) == 2 * 3
+    assert [reason == "audit" for reason in drawn.chosen.reason] == audit.tolist()
+    assert (credit.outcome[audit] == 0).all() and not credit.used[audit].any() and credit.used[~audit].all()
+    for prompt in (0, 1):
+        own = (forest.sample_prompt == prompt) & ~audit
+        rewards = table.total[own].double()
+        expected = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
+        torch.testing.assert_close(credit.outcome[own].double(), expected, rtol=1e-4, atol=1e-5)
+    for sample in torch.nonzero(audit).flatten().tolist():
+        node = int(forest.leaf[sample])
+        while node >= 0:
+            assert credit.advantage[node] == 0
+            node = int(forest.parent[node])
+    assert metrics["reward/mean"] == pytest.approx(float(table.total[~audit].mean()), rel=1e-5)
+    assert metrics["update/evaluated"] == 2 * 4 * 2 and trainer.session.meter.skipped == 2 * 3 * 2
+
+
+def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE | {"audit": 3}, credit=FUSED)
+    trainer.iterate()
+    drawn, table, credit = trainer._drawn, trainer._table, trainer._credit
+    conditioning = trainer.encode([prompt.text for prompt in drawn.rollout.batch.prompts])
+    moved = replace(table, total=torch.where(drawn.chosen.audit, table.total + 7, table.total))
+    again, _ = trainer.crediting.assign(drawn, moved, conditioning)
+    assert torch.equal(again.advantage, credit.advantage) and torch.equal(again.outcome, credit.outcome)
+
+
+def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path, objective={"kind": "nft", "kl": 0.1})
+    trainer.iterate()
+    audit = trainer._drawn.chosen.audit
+    with torch.no_grad():
+        kept = torch.ones(len(trainer._credit.advantage), dtype=torch.bool)
+        objective = trainer.session.parts[0].objective
+        examples = objective.examples(trainer._drawn.rollout, trainer._credit, kept, lambda x, s, p: x, 8)
+    assert torch.equal(examples.active, ~audit)
+
+
+# --- the ranking -----------------------------------------------------------------------------------------------------
+
+
+def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path, explore={"precision": "training", "steps": None})
+    metrics = trainer.iterate()
+    drawn = trainer._drawn
+    proxy = drawn.exploration.proxy.total[drawn.chosen.samples]
+    torch.testing.assert_close(proxy, trainer._table.total, rtol=1e-5, atol=1e-6)
+    assert trainer.session.copy is None
+    for name in ("tau", "rho", "top_match", "bottom_match", "audit_tau"):
+        assert metrics[f"fidelity/{name}"] == 1.0, name
+    # pairs with an audited member: 3 * 4 + 3 of each prompt
+    assert metrics["fidelity/audit_pairs"] == 2 * (3 * 4 + 3)
+    for row in (0, 1):  # the choice was by these rewards: best and worst of 11
+        own = drawn.exploration.forest.sample_prompt == row
+        ranked = drawn.exploration.proxy.total[own].sort().indices + 11 * row
+        chosen = drawn.chosen.samples[(drawn.rollout.forest.sample_prompt == row) & ~drawn.chosen.audit]
+        assert set(chosen.tolist()) == set(ranked[[0, 1, -2, -1]].tolist())
+
+
+def test_fidelity_by_hand(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path)
+    trainer.iterate()
+    drawn, table = trainer._drawn, trainer._table
+    true, proxy = torch.arange(14.0), torch.zeros(22)
+    proxy[drawn.chosen.samples] = torch.cat([-torch.arange(7.0), torch.arange(7.0)])  # one prompt reversed
+    exploration = replace(drawn.exploration, proxy=replace(drawn.exploration.proxy, total=proxy))
+    found = fidelity_metrics(trainer.accelerator, replace(drawn, exploration=exploration), replace(table, total=true))
+    assert found["fidelity/tau"] == found["fidelity/rho"] == 0.0
+    assert found["fidelity/top_match"] == found["fidelity/bottom_match"] == 0.5
+    assert found["fidelity/audit_tau"] == 0.0 and found["fidelity/audit_pairs"] == 30
+    same = replace(table, total=torch.ones(14))
+    assert fidelity_metrics(trainer.accelerator, drawn, same)["fidelity/tau"] != 0  # NaN: nothing differs
+
+
+def test_splits_with_one_child_left_are_counted(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE, credit=FUSED)
+    metrics = trainer.iterate()
+    forest, lonely = trainer._drawn.rollout.forest, 0
+    for node in range(len(forest.parent)):
+        children = forest.parent.tolist().count(node)
+        lonely += children == 1
+    assert metrics["explore/one_child_splits"] == lonely == lonely_splits(forest) > 0
+
+
+# --- what is done about it -------------------------------------------------------------------------------------------
+
+
+def feed(trainer, monkeypatch, taus):
+    """Iterations in which the ranking is as good as told."""
+    monkeypatch.setattr(
+        sampling,
+        "fidelity_metrics",
+        lambda *args: {"fidelity/tau": taus[trainer.iteration] if trainer.iteration < len(taus) else 0.9},
+    )
+    for _ in taus:
+        trainer.iterate()
+        trainer.iteration += 1
+
+
+@pytest.mark.parametrize(
+    ("taus", "told"), [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
+)
+def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
+    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"below": 0.3, "action": "warn", "patience": 3}})
+    feed(trainer, monkeypatch, taus)
+    said = trainer.said.getvalue()
+    assert said.count("(rollout.explore.fidelity)") == told
+    assert trainer.sampling.watch.keep == 0 and not trainer.sampling.watch.fallen_back
+    if told:
+        assert "below 0.3 for 3 iterations" in said
+
+
+def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tmp_path, monkeypatch):
+    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "widen", "patience": 1}})
+    sizes = []
+    for tau in (0.1, 0.9, 0.1, 0.1):
+        monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args, tau=tau: {"fidelity/tau": tau})
+        trainer.iterate()
+        trainer.iteration += 1
+        sizes.append((int((~trainer._drawn.chosen.audit).sum()) // 2, int(trainer._drawn.chosen.audit.sum()) // 2))
+    assert sizes == [(4, 3), (6, 3), (6, 3), (8, 3)] and trainer.sampling.watch.keep == 8  # 9 would leave 2 to audit
+    assert "6 samples of a prompt are drawn again instead of 4" in trainer.said.getvalue()
+
+
+def test_falling_back_explores_in_the_training_precision_with_all_steps(random_sd3, tmp_path, monkeypatch):
+    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "fall_back", "patience": 1}})
+    meter = trainer.session.meter
+    feed(trainer, monkeypatch, [0.1])
+    assert meter.by_precision["nvfp4"] == meter.evaluations["explore"] == 2 * 11 * 4  # 4 of 5 steps
+    assert trainer.sampling.watch == FidelityWatch(0, 0, True)
+    trainer.iterate()
+    assert meter.by_precision["nvfp4"] == 2 * 11 * 4 and meter.evaluations["explore"] == 2 * 11 * (4 + 5)
+    drawn = trainer._drawn
+    torch.testing.assert_close(
+        drawn.exploration.proxy.total[drawn.chosen.samples], trainer._table.total, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path)
+    trainer.sampling.watch = FidelityWatch(2, 6, False)
+    kept = {}
+    trainer.journal.checkpoint = lambda iteration, session, averages, state: kept.update(state)
+    trainer.save()
+    other = explorer(random_sd3, tmp_path / "other")
+    other.restore(kept)
+    assert other.sampling.watch == FidelityWatch(2, 6, False) and kept["fidelity"] == asdict(other.sampling.watch)
+
+
+# --- the low-precision copy ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
+    trainer = explorer(
+        random_sd3,
+        tmp_path,
+        model={"family": "sd3", "path": str(random_sd3), "lora": lora},
+        train={"learning_rate": 1e-2 if lora else 1e-3},
+    )
+    copy, network = trainer.session.copy, trainer.session.policy.inner
+    push, pushed, outputs, true = copy.push, [], [], []
+    trainer.iterate()
+    before = {key: tensor.data_ptr() for key, tensor in copy.module.state_dict().items() if torch.is_tensor(tensor)}
+    inputs = []
+    handle = network.register_forward_pre_hook(lambda m, args, kwargs: inputs.append(kwargs), with_kwargs=True)
+    trainer.iteration += 1
+
+    def recorded(source):
+        outputs.append(copy.module(**inputs[0])[0] if inputs else None)
+        push(source)
+        pushed.append(flat(weights_of(trainer)))
+
+    monkeypatch.setattr(copy, "push", recorded)
+    for _ in range(2):
+        trainer.iterate()
+        trainer.iteration += 1
+    handle.remove()
+    assert len(pushed) == 2 and not torch.equal(pushed[0], pushed[1])
+    push(network)
+    with torch.no_grad():
+        true.append(network(**inputs[0])[0])
+    now = copy.module(**inputs[0])[0]
+    stale, fresh = (outputs[1] - true[0]).norm(), (now - true[0]).norm()
+    assert not torch.equal(outputs[1], now) and fresh < 0.2 * true[0].norm() and stale > 0
+    assert {k: t.data_ptr() for k, t in copy.module.state_dict().items() if torch.is_tensor(t)} == before
+    assert all(not p.requires_grad for p in copy.module.parameters())
+
+
+def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, monkeypatch):
+    trainer = explorer(random_sd3, tmp_path)
+    live = trainer.session.adapter.transformer
+    seen = []
+
+    def failing(adapter, *args, **kwargs):
+        seen.append(adapter.transformer)
+        raise RuntimeError("out of paint")
+
+    monkeypatch.setattr(sampling, "explore", failing)
+    with pytest.raises(RuntimeError, match="out of paint"):
+        trainer.iterate()
+    assert seen == [trainer.session.copy.module] and trainer.session.adapter.transformer is live
+    assert trainer.session.meter._purpose == "rollout"
+
+
+def test_what_is_measured_is_written_down(random_sd3, tmp_path):
+    trainer = explorer(random_sd3, tmp_path)
+    trainer.run()
+    names = {"tau", "rho", "top_match", "bottom_match", "audit_tau", "audit_pairs"}
+    for row in rows_of(tmp_path / "run")[1:]:
+        assert {f"fidelity/{name}" for name in names} <= row.keys()
