@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.models.shipped import shipped_settings
@@ -95,6 +96,11 @@ def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | 
         "reference": dtype * network if config.objective.kl > 0 and lora is None else 0,
         "frozen components": dtype * (sum(counts.values()) + tables),
     }
+    e, o = config.rollout.explore, config.objective
+    if e is not None and e.precision != "training":
+        kept["exploring copy"] = network * (2 if e.precision == "bfloat16" else FLOAT32)
+    if isinstance(o, NftSettings) and o.old_limit > 0:
+        kept["old policy"] = 2 * FLOAT32 * trained  # its weights, and the live ones while it draws
     frozen = dict(counts) if lora is None else {"transformer": network, **counts}
     length = config.model.max_sequence_length
     if length is None:
@@ -105,6 +111,11 @@ def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | 
             "Memory without activations: the pipeline's config files are unread.",
         )
     kept["samples and steps"] = edges * 2 * FLOAT32 * geometry.latent_elements + samples * 3 * geometry.pixels
+    if e is not None:
+        candidates = samples * e.candidates // (e.keep + e.audit)
+        kept["candidates"] = candidates * (FLOAT32 * geometry.latent_elements + 3 * geometry.pixels)
+    if isinstance(o, NftSettings):
+        kept["noised examples"] = samples * o.levels * 3 * FLOAT32 * geometry.latent_elements
     layer = geometry.tokens * geometry.width * ELEMENTS_PER_TOKEN_AND_LAYER * dtype
     whole = layer * geometry.layers
     if config.train.gradient_checkpointing:

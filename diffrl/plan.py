@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diffrl.config.checks import branching_at, old_is_policy, steps_at
+from diffrl.config.checks import branching_at, old_is_policy, steps_at, trains_steps
 from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
@@ -80,7 +80,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PromptCost:
     """What one prompt costs in one iteration, guidance left out; upper bounds where samples are chosen.
 
     Args:
@@ -100,7 +100,7 @@ class Drawn:
     edges: int
 
 
-def drawn_per_prompt(config: Config, iteration: int) -> Drawn:
+def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
     """What one prompt costs in a training iteration."""
     r, value = config.rollout, config.credit.value
     branching = branching_at(r, iteration)
@@ -119,7 +119,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> Drawn:
     inner = sum(starts.values())
     completions = starts[ordered[0]] * r.steps if ordered else 0
     completions += sum(ends[step] * (r.steps - 1 - step) for step in ordered[:-1])
-    return Drawn(
+    return PromptCost(
         explore=explore,
         rollout=sum(alive),
         values=completions if value == "ode" else 0,
@@ -151,7 +151,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
     o = config.objective
     nft = redrawn * config.objective.levels if isinstance(config.objective, NftSettings) else 0
-    steps_train = nft == 0 or config.objective.edges is not None  # type: ignore[union-attr]
+    steps_train = trains_steps(o)
     trained = [nft + (one.origins if steps_train else 0) for one in drawn]
     parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins if steps_train else 0) if n]
     shares = [sum(share) for share in zip(*parts, strict=True)]

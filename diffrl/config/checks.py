@@ -39,6 +39,11 @@ def old_is_policy(objective: NftSettings, train: TrainSettings) -> bool:
     return objective.old_limit == 0 and train.updates_per_iteration == 1
 
 
+def trains_steps(objective: Objective) -> bool:
+    """Whether stochastic steps train."""
+    return isinstance(objective, GrpoSettings) or objective.edges is not None
+
+
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
     counts = {}
     if isinstance(objective, NftSettings):
@@ -116,6 +121,28 @@ def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective:
     )
 
 
+def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
+    depth = credit.prune.depth
+    if depth is None:
+        return None
+    steps = min(len(steps_at(rollout, i)) for i in window_places(rollout))
+    if depth.start + depth.size <= steps and depth.size < steps:
+        return None
+    return (
+        "credit.prune.depth.start + size must be <= the stochastic steps, and size less than all of them. Got "
+        f"start={depth.start}, size={depth.size}, stochastic steps={steps}. Lower start or size."
+    )
+
+
+def _edges_are_on_policy(objective: Objective) -> str | None:
+    if isinstance(objective, GrpoSettings) or objective.edges is None or objective.old_limit == 0:
+        return None
+    return (
+        "objective.old_limit must be 0 with objective.edges: a policy that lags draws steps whose ratio is not 1, "
+        f"and the clip would remove them. Got old_limit={show(objective.old_limit)}. Set it to 0 or remove edges."
+    )
+
+
 def _gdpo_has_several(credit: CreditSettings, rewards: Rewards) -> str | None:
     if credit.combine == "sum" or len([reward for reward in rewards if reward.weight != 0]) > 1:
         return None
@@ -161,6 +188,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
     (("rollout", "credit", "objective"), _credit_is_used),
+    (("rollout", "credit"), _pruning_fits),
+    (("objective",), _edges_are_on_policy),
     (("credit", "rewards"), _gdpo_has_several),
     (("rollout",), _coarse_grid_holds_the_noise),
     (("run", "train"), _warmup_ends),

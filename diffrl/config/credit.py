@@ -105,10 +105,16 @@ class CreditSettings(Section):
                 "credit.std must be group unless credit.reward is outcome. "
                 f"Got std=batch, reward={show(self.reward)}. Set std: group."
             )
-        if self.combine == "gdpo" and self.value != "leaves":
+        if self.combine == "gdpo" and (self.reward != "outcome" or self.std != "group" or self.baseline != "mean"):
             found.append(
-                "credit.value must be leaves with credit.combine: gdpo, which rewards samples relative to their group. "
-                f"Got {show(self.value)}. Set value: leaves or combine: sum."
+                "credit.combine: gdpo gives whole samples finished advantages: it goes with credit.reward: outcome, "
+                f"std: group and baseline: mean. Got reward={show(self.reward)}, std={show(self.std)}, "
+                f"baseline={show(self.baseline)}. Change them or set combine: sum."
+            )
+        if self.fusion == "uniform" and self.beta != 1.0:
+            found.append(
+                "credit.beta must be left at 1.0 with credit.fusion: uniform, where it has no effect. "
+                f"Got {show(self.beta)}. Set fusion: path_probability or remove beta."
             )
         if self.baseline == "median" and self.normalise == "siblings":
             found.append(

@@ -71,9 +71,9 @@ class TrainSettings(Section):
     updates_per_iteration: int = Field(
         1,
         ge=1,
-        description="Optimiser updates that share what an iteration has to train on; each edge is used once.",
+        description="Optimiser updates that share what an iteration has to train on; each part of it is used once.",
     )
-    micro_batch: int = Field(128, ge=1, description="Edges in one forward and backward pass; bounds memory.")
+    micro_batch: int = Field(128, ge=1, description="Samples or steps in one forward and backward pass; bounds memory.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm. null = never.")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw", description="adamw_8bit needs CUDA and bitsandbytes, which is checked at the start."

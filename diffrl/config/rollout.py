@@ -145,7 +145,7 @@ class ExploreSettings(Section):
     precision: Literal["training", "bfloat16", "nvfp4", "fp8", "int8"] = Field(
         description="Of the network that draws the pool; training = the policy itself."
     )
-    engine: Literal["auto", "emulated", "torchao"] = Field(
+    engine: Literal["auto", "emulated"] = Field(
         "auto",
         description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
         "same rounding without the speed.",
@@ -278,6 +278,15 @@ def _explore_problems(r: RolloutSettings) -> list[str]:
         found.append(
             "rollout.explore.candidates must be >= keep + audit. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
+        )
+    if e.precision in ("training", "bfloat16") and e.engine == "emulated":
+        found.append(
+            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. Got emulated. "
+            "Remove it."
+        )
+    if e.precision == "training" and e.exclude is not None:
+        found.append(
+            "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
         )
     if e.select == "all" and (e.candidates != e.keep or e.audit):
         found.append(

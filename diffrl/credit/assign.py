@@ -73,6 +73,7 @@ def assign_credit(
     values: Tensor | None = None,
     log_prob: Tensor | None = None,
     batch: tuple[Tensor, Tensor] | None = None,
+    finished: Tensor | None = None,
 ) -> Credit:
     """Advantages of a rank's samples and of the steps of their forest.
 
@@ -93,6 +94,7 @@ def assign_credit(
         log_prob: (N,) density of the step that ends in each node, for `path_probability`; ignored at roots.
         batch: rewards and usable, (S_all,) each, of all ranks' samples, for std `batch`; None means that the samples at
             hand are all.
+        finished: (S,) advantages of the samples that were normalised already, such as GDPO's; for `outcome` alone.
 
     Returns:
         Credit. Its values are those that steps were credited by, and the fused ones with `outcome`.
@@ -111,6 +113,8 @@ def assign_credit(
         reward, forest.sample_prompt, usable, rule.baseline, clamp=rule.clamp, minimum=rule.minimum, spread=spread
     )
     trained = usable & ~_dropped(forest, reward, usable, rule.minimum)
+    if finished is not None:
+        outcome = outcome._replace(advantage=finished.where(trained, 0.0))
     weight = None if log_prob is None else path_weights(forest.parent, log_prob, rule.beta)
 
     leaf_reward = _at_leaves(forest, reward, usable)
@@ -129,6 +133,8 @@ def assign_credit(
         else:
             step_reward = fused if rule.reward == "fused" else step_rewards(worth, forest.parent)
         step_reward = step_reward.where(fused.isfinite() & (forest.parent >= 0), torch.nan)
+        if rule.stepwise and values is None:
+            step_reward = step_reward.where(~_lone(forest, usable), torch.nan)
         advantage = _normalise(step_reward, forest, worth if rule.reward == "fused" else None, rule)
 
     trains = (forest.parent >= 0) & _on_the_way(forest, trained)
@@ -195,6 +201,13 @@ def _at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:
     """(N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
     absent = amount.new_full(forest.parent.shape, torch.nan)
     return absent.index_put((forest.leaf,), amount.masked_fill(~usable, torch.nan))
+
+
+def _lone(forest: Forest, usable: Tensor) -> Tensor:
+    """(N,) bool, True where no sibling leads to a usable sample: by the leaves such a step adds nothing."""
+    alive = _on_the_way(forest, usable) & (forest.parent >= 0)
+    children = torch.bincount(forest.parent[alive], minlength=len(forest.parent))
+    return alive & (children[forest.parent.clamp_min(0)] == 1)
 
 
 def _on_the_way(forest: Forest, samples: Tensor) -> Tensor:

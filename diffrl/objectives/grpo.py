@@ -101,8 +101,10 @@ class GRPO:
         trains = kept if self.needs_reference else kept & (advantage != 0)
         active = count.index_add(0, edges.origin, trains.long()) > 0
         every = torch.arange(len(edges.step), device=edges.step.device)
-        left, rows = take_origins(edges, every, kept)
-        return EdgeExamples(left, advantage[rows], terms, active)
+        if not kept.all():
+            edges, rows = take_origins(edges, every, kept)
+            advantage = advantage[rows]
+        return EdgeExamples(edges, advantage, terms, active)
 
     def loss(
         self, examples: EdgeExamples, policy: Velocity, reference: Velocity | None

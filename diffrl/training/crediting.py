@@ -61,17 +61,17 @@ class Crediting:
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
         ok = failed_samples(table, groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
         usable = ok & drawn.trains
-        reward = table.total if c.combine == "sum" else self._gdpo(table, groups, usable)
-        everyone = tuple(gather_rows(accelerator, column) for column in (reward, table.total, usable.long()))
-        batch = (everyone[0], everyone[2].bool())
+        everyone = tuple(gather_rows(accelerator, column) for column in (table.total, usable.long()))
+        batch = (everyone[0], everyone[1].bool())
         credit = assign_credit(
             forest,
-            reward,
+            table.total,
             usable,
             self.rule(),
             values=self.values(rollout, conditioning),
             log_prob=_log_prob(rollout) if c.fusion == "path_probability" else None,
             batch=batch if c.std == "batch" else None,
+            finished=self._gdpo(table, groups, usable) if c.combine == "gdpo" else None,
         )
         counts = sum_ranks(
             accelerator, torch.tensor([int((~table.ok).sum()), credit.zero_spread_groups, credit.dropped_groups])
@@ -82,7 +82,7 @@ class Crediting:
         if dropped:
             self.report(f"{dropped} groups had too few scored samples and are left out of this update.")
         return credit, {
-            **self._reward_metrics(table, everyone[1][batch[1]].double()),
+            **self._reward_metrics(table, everyone[0][batch[1]].double(), drawn.trains),
             "groups/zero_spread": flat,
             "groups/dropped": dropped,
             "samples/failed": failed,
@@ -110,11 +110,9 @@ class Crediting:
         p, forest = self.config.credit.prune, rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
-            ordered = sorted(forest.branching)
-            size = min(p.depth.size, len(ordered) - 1)
-            start = min(p.depth.start, len(ordered) - size)
+            ordered, d = sorted(forest.branching), p.depth
             window = stochastic_steps(
-                "window", len(ordered) + 1, rollout.batch.iteration, (), start, size, p.depth.slide_every
+                "window", len(ordered) + 1, rollout.batch.iteration, (), d.start, d.size, d.slide_every
             )
             steps = [ordered[i] for i in window]
         return kept_edges(forest, table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
@@ -137,6 +135,10 @@ class Crediting:
             images = decode(s.adapter, latents, self.config.rollout.decode_batch, [prompt.text for prompt in prompts])
         with self.clock("reward"):
             table = score(s.scorers, images, prompts)
+        failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
+        if failed:
+            self.report_own(f"{failed} pictures of nodes could not be scored; the steps beside them train nothing.")
+            self.guard.check_failures(failed, len(nodes) * s.accelerator.num_processes)
         s.meter.decodes += len(nodes)
         s.meter.reward_calls += len(nodes) * len(s.scorers)
         values = torch.full((len(forest.parent),), torch.nan)
@@ -155,9 +157,9 @@ class Crediting:
         first = accelerator.process_index * len(groups)
         return advantage[first : first + len(groups)]
 
-    def _reward_metrics(self, table: RewardTable, good: Tensor) -> Metrics:
+    def _reward_metrics(self, table: RewardTable, good: Tensor, trains: Tensor) -> Metrics:
         values = {**table.raw, **table.parts}
-        rows = torch.stack(list(values.values()), dim=1).double()
+        rows = torch.stack(list(values.values()), dim=1).double().masked_fill(~trains.unsqueeze(1), torch.nan)
         columns = gather_rows(self.session.accelerator, rows)
         return {
             "reward/mean": float(good.mean()) if len(good) else math.nan,

@@ -60,6 +60,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
     lines: list[str] = []
+    aligned = None
     if request.run is not None:
         aligned = load_aligned(request.run, device)
         adapter, evaluation = aligned.adapter, aligned.config.eval
@@ -70,7 +71,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         adapter = load_adapter(request.family, str(request.model), dtype="float32", device=device)
     encode = PromptEncodings(adapter)
     guidance = 1.0 if guidance_scale is None else guidance_scale
-    sampler = Sampler(adapter.sigmas(steps or DEFAULT_STEPS), guidance_scale=guidance, micro_batch=BATCH)
+    solver = "ode" if aligned is None else aligned.config.eval.solver
+    sampler = Sampler(adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=BATCH)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     request.out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)

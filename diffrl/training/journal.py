@@ -80,7 +80,8 @@ class Journal:
         if not self._writes:
             return
         rewards = _columns({**table.raw, **table.parts})
-        totals, advantages = table.total.tolist(), credit.outcome.tolist()
+        totals, used = table.total.tolist(), credit.used.tolist()
+        advantages = [value if used[i] else None for i, value in enumerate(credit.outcome.tolist())]
         rollout, forest = drawn.rollout, drawn.rollout.forest
         roots, paths = forest.sample_root.tolist(), sample_paths(forest)
         kept = self.config.track.pictures_per_iteration

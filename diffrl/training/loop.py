@@ -72,9 +72,10 @@ class Trainer:
         self.guard = UpdateGuard(self.config.guards, self.report)
         ema = self.config.train.ema
         self.ema = EMA(session.policy.parameters, ema.decay) if ema else None
-        nft = isinstance(self.config.objective, NftSettings)
-        self.old = EMA(session.policy.parameters, 0.0) if nft else None
-        self.sampling = Sampling(session, self.clock, self.report)
+        o = self.config.objective
+        lags = isinstance(o, NftSettings) and o.old_limit > 0
+        self.old = EMA(session.policy.parameters, 0.0) if lags else None
+        self.sampling = Sampling(session, self.clock, self.guard, self.report, self.report_own)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, self.report, self.report_own)
         self.iteration = 0
         self.updates = 0
@@ -155,6 +156,8 @@ class Trainer:
     def iterate(self) -> Metrics:
         """One iteration: the stations in their order."""
         c, s = self.config, self.session
+        for name in ("_drawn", "_table", "_credit"):  # or two iterations' samples would be in memory
+            self.__dict__.pop(name, None)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         batch = prompt_batch(s.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
         with self.clock("rollout"):

@@ -36,7 +36,6 @@ from diffrl.training.run_dir import (
     open_run_dir,
     versions,
 )
-from diffrl.training.sampling import FidelityWatch
 from diffrl.training.session import Session, open_session
 from diffrl.training.signals import Interruption
 from diffrl.training.state import restore_optimizer, restore_rng, seed_rng
@@ -189,7 +188,7 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_curve(run_dir, rewards, run_dir / "curve.png")
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
     print_summary(console, summary, run_dir)
-    if not as_planned(summary["network_evaluations"]) and trainer.sampling.watch == FidelityWatch():
+    if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
 
 

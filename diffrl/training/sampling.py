@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
+from diffrl.config.checks import branching_at, trains_steps
 from diffrl.config.rollout import ExploreSettings, RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
@@ -27,6 +27,7 @@ from diffrl.rollout.select import choose
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
 from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import sum_ranks
+from diffrl.training.guards import UpdateGuard
 from diffrl.training.session import Session
 from diffrl.transition import Transition
 
@@ -67,6 +68,11 @@ class FidelityWatch:
     keep: int = 0
     fallen_back: bool = False
 
+    @property
+    def changed(self) -> bool:
+        """Whether exploring is no longer what was configured, and so planned."""
+        return self.keep > 0 or self.fallen_back
+
 
 @dataclass
 class Sampling:
@@ -75,13 +81,17 @@ class Sampling:
     Args:
         session: everything loaded.
         clock: seconds by phase.
+        guard: stops a run whose candidates cannot be scored.
         report: tells the user something that all ranks know.
+        report_own: the same for what this rank alone may know.
         watch: the state of the fidelity check.
     """
 
     session: Session
     clock: PhaseClock
+    guard: UpdateGuard
     report: Callable[[str], None]
+    report_own: Callable[[str], None]
     watch: FidelityWatch = field(default_factory=FidelityWatch)
 
     @property
@@ -119,11 +129,17 @@ class Sampling:
                 forest,
                 root_addresses(forest, batch, self.config.run.seed),
                 self.sampler(),
-                record=list(forest.branching),
+                record=list(forest.branching) if self.keeps_steps else (),
                 predict=self.config.credit.value == "predicted_x0",
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
             )
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether anything looks at the stochastic steps once they are taken."""
+        c = self.config
+        return trains_steps(c.objective) or c.credit.value == "ode" or c.credit.fusion == "path_probability"
 
     def explore(
         self, batch: PromptBatch, conditioning: Conditioning, pool: Forest, settings: ExploreSettings
@@ -152,6 +168,10 @@ class Sampling:
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
             )
+        if failed := int((~proxy.ok).sum()):
+            first = next(error for error in proxy.errors if error)
+            self.report_own(f"{failed} of {len(pool)} candidates could not be scored; they are chosen last. {first}")
+        self.guard.check_failures(failed, len(pool))
         return Exploration(batch, pool, proxy)
 
     def fidelity(self, drawn: Drawn, table: RewardTable) -> dict[str, float | int]:
@@ -162,11 +182,15 @@ class Sampling:
         metrics = fidelity_metrics(self.session.accelerator, drawn, table)
         self._react(metrics["fidelity/tau"], settings)
         if drawn.rollout.forest.branching:
-            metrics["explore/one_child_splits"] = lonely_splits(drawn.rollout.forest)
+            trained = subset(drawn.rollout.forest, torch.nonzero(drawn.trains).flatten())
+            lonely = torch.tensor([lonely_splits(trained)])
+            metrics["explore/one_child_splits"] = int(sum_ranks(self.session.accelerator, lonely)[0])
         return metrics
 
     def _react(self, tau: float, settings: ExploreSettings) -> None:
         f, watch = settings.fidelity, self.watch
+        if math.isnan(tau):  # no prompt has a ranking to compare with
+            return
         watch.low = watch.low + 1 if tau < f.below else 0
         if watch.low < f.patience or watch.fallen_back:
             return
@@ -175,6 +199,8 @@ class Sampling:
         if f.action == "widen":
             before = watch.keep or settings.keep
             watch.keep = min(settings.candidates - settings.audit, before + -(-before // 2))
+            if watch.keep == before:  # said when it was reached
+                return
             what = f"{watch.keep} samples of a prompt are drawn again instead of {before}"
         elif f.action == "fall_back":
             watch.fallen_back = True
@@ -242,7 +268,10 @@ def fidelity_metrics(accelerator: Any, drawn: Drawn, table: RewardTable) -> dict
     sums = torch.zeros(8, dtype=torch.float64)
     for rows in prompt_samples(drawn.rollout.forest):
         found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
-        for i, value in enumerate((found.tau, found.rho, found.top_match, found.bottom_match)):
+        tau, rho = found.tau, found.rho
+        if math.isnan(tau) and _differ(true[rows]) and not _differ(proxy[rows]):
+            tau = rho = 0.0  # a proxy that tells nothing apart ranks nothing
+        for i, value in enumerate((tau, rho, found.top_match, found.bottom_match)):
             if math.isfinite(value):
                 sums[2 * i : 2 * i + 2] += torch.tensor([value, 1.0], dtype=torch.float64)
     agree = pair_agreement(proxy, true, drawn.rollout.forest.sample_prompt, drawn.chosen.audit)
@@ -256,6 +285,12 @@ def fidelity_metrics(accelerator: Any, drawn: Drawn, table: RewardTable) -> dict
         "fidelity/audit_tau": (concordant - discordant) / pairs if pairs else math.nan,
         "fidelity/audit_pairs": int(pairs),
     }
+
+
+def _differ(rewards: Tensor) -> bool:
+    """Whether the rewards that are known are not all equal."""
+    known = rewards[rewards.isfinite()]
+    return len(known) > 1 and bool((known != known[0]).any())
 
 
 def lonely_splits(forest: Forest) -> int:

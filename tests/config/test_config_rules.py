@@ -52,7 +52,7 @@ GOOD = {
     "turning points": {"credit": {"reward": "turning_point"}},
     "tp_grpo": {"rollout": CHAINS, "credit": {"reward": "turning_point", "value": "ode"}},
     "nft": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT, "credit": {}},
-    "nft and edges": {"objective": NFT | {"edges": {"weight": 0.3}}},
+    "nft and edges": {"objective": NFT | {"old_limit": 0.0, "edges": {"weight": 0.3}}},
     "gdpo": {"credit": {"combine": "gdpo"}},
     "pruned": {"credit": {"prune": {"width": "extremes", "best": 2, "depth": {"size": 1}}}},
 }
@@ -119,7 +119,7 @@ BAD = [
      "credit.value must be leaves unless credit.reward is incremental or turning_point, which alone look at it."),
     ({"credit": {"reward": "fused", "std": "batch"}}, "credit.std must be group unless credit.reward is outcome."),
     ({"credit": {"reward": "incremental", "value": "ode", "combine": "gdpo"}},
-     "credit.value must be leaves with credit.combine: gdpo, which rewards samples relative to their group."),
+     "credit.combine: gdpo gives whole samples finished advantages: it goes with credit.reward: outcome, std: group"),
     ({"credit": {"reward": "fused", "normalise": "siblings", "baseline": "median"}},
      "credit.baseline must be mean with credit.normalise: siblings, which compares with the parent. Got median."),
     ({"credit": {"prune": {"best": 2}}},
@@ -148,7 +148,10 @@ BAD = [
      "from. Got updates_per_iteration=10, with 9 of them."),
     ({"train": {"updates_per_iteration": 25}, "objective": NFT | {"levels": 2}, "credit": {}},
      "rollout.tree's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
-    ({"train": {"updates_per_iteration": 10}, "objective": NFT | {"levels": 2, "edges": {}}},
+    ({"objective": NFT | {"edges": {}}}, "objective.old_limit must be 0 with objective.edges: a policy that lags"),
+    ({"credit": {"prune": {"depth": {"size": 2}}}}, "credit.prune.depth.start + size must be <= the stochastic steps"),
+    ({"credit": {"beta": 2.0}}, "credit.beta must be left at 1.0 with credit.fusion: uniform"),
+    ({"train": {"updates_per_iteration": 10}, "objective": NFT | {"levels": 2, "old_limit": 0.0, "edges": {}}},
      "the nodes that stochastic steps start from. Got updates_per_iteration=10, with 9 of them."),
 ]  # fmt: skip
 

@@ -70,6 +70,7 @@ class Naive:
         self.leaf = forest.leaf.tolist()
         self.weight = weight or [1.0] * len(self.reward)
         self.fused = [self.mean(n, self.reward) for n in self.nodes]
+        self.by_leaves = values is None
         self.values = list(self.fused) if values is None else values.tolist()
         for i, leaf in enumerate(self.leaf):
             self.values[leaf] = self.reward[i] if self.good[i] else NAN
@@ -97,6 +98,10 @@ class Naive:
             return turning
         return [self.values[n] - self.values[self.parent[n]] for n in self.nodes]
 
+    def families(self, node):
+        siblings = [m for m in self.nodes if self.parent[m] == self.parent[node]]
+        return sum(math.isfinite(self.fused[m]) for m in siblings)
+
     def advantage(self, kind, how, turning=None):
         if kind == "outcome":
             outcome = self.outcome()
@@ -104,6 +109,8 @@ class Naive:
             return [0.0 if self.parent[n] < 0 or math.isnan(found[n]) else found[n] for n in self.nodes]
         r = self.step_reward(kind, turning)
         live = [self.parent[n] >= 0 and math.isfinite(r[n]) and math.isfinite(self.fused[n]) for n in self.nodes]
+        if kind != "fused" and self.by_leaves:  # a lone child adds nothing to the value, and so is left out
+            live = [live[n] and self.families(n) > 1 for n in self.nodes]
         found = []
         for n in self.nodes:
             same = [m for m in self.nodes if live[m] and self.prompt[m] == self.prompt[n]]
@@ -188,7 +195,8 @@ def test_turning_points_follow_another_estimator_and_are_balanced_by_prompt():
         credit = assign_credit(forest, total, usable, rule, values=values)
         assert torch.equal(credit.turning, points.replaced) and bool(credit.turning.any())
         close(
-            credit.advantage, Naive(forest, total, usable).advantage("turning_point", "depth", points.rewards.tolist())
+            credit.advantage,
+            Naive(forest, total, usable, values=values).advantage("turning_point", "depth", points.rewards.tolist()),
         )
 
 
@@ -369,3 +377,18 @@ def test_skipped_steps_join_the_other_pruning():
     assert torch.equal(both, kept & kept_edges(forest, drawn(8, 0), usable, width="parent_top1"))
     with pytest.raises(ValueError, match="best must"):
         kept_edges(forest, drawn(8, 0), usable, width="extremes", best=0)
+
+
+def test_finished_advantages_are_not_normalised_again():
+    forest, total, usable = whole_forest()
+    finished = drawn(len(total), 9)
+    credit = assign_credit(forest, total, usable, CreditRule("outcome"), finished=finished)
+    good = usable & total.isfinite()
+    assert torch.equal(credit.outcome, finished.where(good, 0.0))
+    close(credit.advantage, [
+        0.0 if math.isnan(mean) or parent < 0 else mean
+        for mean, parent in zip(
+            [Naive(forest, total, usable).mean(n, finished.tolist()) for n in range(len(forest.parent))],
+            forest.parent.tolist(), strict=True,
+        )
+    ])  # fmt: skip

@@ -33,7 +33,7 @@ CASES = {  # exact ones
     "predicted_x0": {"rollout": CHAINS, "credit": STEPWISE | {"value": "predicted_x0"}},
     "nft": {"rollout": {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}, "objective": NFT},
     "nft and edges, lora": {
-        "rollout": FOREST, "objective": NFT | {"levels": 2, "kl": 0.0, "edges": {}}, "model": {"lora": LORA},
+        "rollout": FOREST, "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}}, "model": {"lora": LORA},
     },
     "explore chains": {"rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}}},
 }  # fmt: skip

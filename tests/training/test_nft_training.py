@@ -63,7 +63,7 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
     weight = 0.7
     trainer = nft_trainer(
         random_sd3, tmp_path, FOREST, {"reward": "fused", "normalise": "depth"}, {"micro_batch": 5},
-        kl=0.2, edges={"weight": weight},
+        kl=0.2, old_limit=0.0, edges={"weight": weight},
     )  # fmt: skip
     seen = []
 

@@ -70,7 +70,7 @@ def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
 
 
 def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path, explore={"precision": "training", "steps": None})
+    trainer = explorer(random_sd3, tmp_path, explore={"precision": "training", "engine": "auto", "steps": None})
     metrics = trainer.iterate()
     drawn = trainer._drawn
     proxy = drawn.exploration.proxy.total[drawn.chosen.samples]

@@ -49,7 +49,8 @@ def everything(pipeline, directory):
         model={"family": "sd3", "path": str(pipeline), "lora": LORA},
         train={"learning_rate": 1e-2, "ema": {"decay": 0.7}, "updates_per_iteration": 2},
     )
-    data["objective"] = {"kind": "nft", "old_slope": 0.1, "old_limit": 0.5, "edges": {"weight": 0.3}}
+    data["objective"] = {"kind": "nft", "old_slope": 0.1, "old_limit": 0.5}
+    data["credit"] = {}
     data["run"] |= {"iterations": 4, "checkpoint_every": 3}
     return data
 
