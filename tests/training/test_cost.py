@@ -33,7 +33,8 @@ CASES = {  # exact ones
     "predicted_x0": {"rollout": CHAINS, "credit": STEPWISE | {"value": "predicted_x0"}},
     "nft": {"rollout": {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}, "objective": NFT},
     "nft and edges, lora": {
-        "rollout": FOREST, "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}}, "model": {"lora": LORA},
+        "rollout": FOREST, "model": {"lora": LORA},
+        "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}},
     },
     "explore chains": {"rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}}},
 }  # fmt: skip

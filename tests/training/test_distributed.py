@@ -76,8 +76,9 @@ def idle_rank_run(pipeline, directory):
 
 
 def exploring_run(pipeline, directory):
-    """Two stages, an old policy, both losses."""
-    data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "nft", "kl": 0.1, "old_limit": 0.0, "edges": {"weight": 0.3}}}
+    """Two stages and both losses."""
+    objective = {"kind": "nft", "kl": 0.1, "old_limit": 0.0, "edges": {"weight": 0.3}}
+    data = idle_rank_run(pipeline, directory) | {"objective": objective}
     data["rollout"] |= {"explore": EXPLORE | {"steps": None}}
     data["prompts"]["per_iteration"] = 4
     return data
