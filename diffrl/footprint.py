@@ -18,6 +18,7 @@ from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
+from diffrl.rollout.counts import calls_per_step
 
 BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
@@ -120,8 +121,8 @@ def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | 
     whole = layer * geometry.layers
     if config.train.gradient_checkpointing:
         whole = layer + geometry.tokens * geometry.width * geometry.layers * dtype
-    guided = 2 if config.rollout.guidance_scale > 1 else 1
-    eval_guided = 2 if config.eval.guidance_scale > 1 else 1
+    guided = calls_per_step(config.rollout.guidance_scale)
+    eval_guided = calls_per_step(config.eval.guidance_scale)
     passing = {
         "rollout": config.rollout.micro_batch * guided * layer,
         "update": config.train.micro_batch * guided * whole,

@@ -15,7 +15,7 @@ from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.footprint import Memory, estimate_memory
-from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
+from diffrl.rollout.counts import alive_per_level, calls_per_step, coarse_levels, ends_per_tree, forwards_per_tree
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = len(evaluated_iterations(config))
-    guided = 2 if r.guidance_scale > 1 else 1
+    guided = calls_per_step(r.guidance_scale)
     memory, notes = estimate_memory(config, groups * redrawn // world_size, groups * first.edges // world_size)
     per_iteration = {
         "explore": sum(one.explore for one in drawn),
@@ -188,7 +188,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             "evaluation": evaluations
             * config.eval.samples
             * config.eval.steps
-            * (2 if config.eval.guidance_scale > 1 else 1),
+            * calls_per_step(config.eval.guidance_scale),
         },
         decodes=pictures + evaluations * config.eval.samples,
         reward_calls=pictures * len(config.rewards) + evaluations * config.eval.samples * len(config.eval.rewards),

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.precision.report import PrecisionError
+
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -61,7 +63,7 @@ def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
         layers: from `lora_layers`.
 
     Raises:
-        NotImplementedError: a kind of LoRA that is not W + (alpha / rank) B A, such as DoRA.
+        PrecisionError: a kind of LoRA that is not W + (alpha / rank) B A, such as DoRA.
     """
     module, _, kind = name.rpartition(".")
     layer = layers.get(module)
@@ -72,7 +74,10 @@ def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
         if active not in layer.lora_A or active in layer.merged_adapters:
             continue
         if active in layer.lora_variant or layer.lora_bias[active]:
-            raise NotImplementedError(f"{module} has a LoRA that is not W + (alpha / rank) B A; it cannot be merged.")
+            raise PrecisionError(
+                f"{module} has a LoRA that is not W + (alpha / rank) B A, such as DoRA, and cannot be merged into a "
+                "low-precision copy. Set rollout.explore.precision: training."
+            )
         weight = weight + layer.get_delta_weight(active).float()
     return weight
 

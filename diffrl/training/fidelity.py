@@ -24,7 +24,6 @@ from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
 from diffrl.precision.copies import PolicyCopy, make_copy
-from diffrl.precision.layers import DEFAULT_EXCLUDE
 from diffrl.records import Forest, Prompt, PromptBatch
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.counts import coarse_levels
@@ -46,7 +45,7 @@ from diffrl.training.fidelity_request import (
 from diffrl.training.policy import Policy
 from diffrl.training.run_dir import environment
 from diffrl.training.sampling import draw_pool, full_sampler
-from diffrl.training.session import make_scorers, open_adapter, open_transition, rollout_sigmas
+from diffrl.training.session import explore_exclude, make_scorers, open_adapter, open_transition, rollout_sigmas
 
 RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
 DIFFERENCES = ("reward_difference", "pixel_difference")
@@ -240,8 +239,7 @@ def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy
     """The policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None
-    e, family = setting.config.rollout.explore, setting.config.model.family
-    exclude = DEFAULT_EXCLUDE[family] if e is None or e.exclude is None else e.exclude
+    exclude = explore_exclude(setting.config)
     copy = make_copy(setting.policy.inner, wanted.precision, wanted.engine, exclude, device)
     setting.meter.watch([copy.module], copy.report.precision)
     return copy

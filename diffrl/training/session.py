@@ -144,8 +144,13 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return None
-    exclude = DEFAULT_EXCLUDE[config.model.family] if e.exclude is None else e.exclude
-    return make_copy(policy.inner, e.precision, e.engine, exclude, device)
+    return make_copy(policy.inner, e.precision, e.engine, explore_exclude(config), device)
+
+
+def explore_exclude(config: Config) -> Sequence[str]:
+    """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
+    e = config.rollout.explore
+    return DEFAULT_EXCLUDE[config.model.family] if e is None or e.exclude is None else e.exclude
 
 
 def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:
