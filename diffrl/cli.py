@@ -93,7 +93,7 @@ def generate(
     out: Annotated[Path, typer.Option(help="Folder for the pictures; it must be new or empty.")],
     model: Annotated[str | None, typer.Option(help="A pipeline's directory or hub id.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
-    family: Annotated[str, typer.Option(help="Model family of --model.")] = "sd3",
+    family: Annotated[str, typer.Option(help="Model family of --model: sd3, flux, sana, wan.")] = "sd3",
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     prompts: Annotated[
         str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
@@ -104,8 +104,13 @@ def generate(
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps. Default: the run's, else 28.")] = None,
     guidance_scale: Annotated[float | None, typer.Option(min=1.0, help="1 is off. Default: the run's, else 1.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of --model: float32 or bfloat16.")] = "float32",
+    height: Annotated[int | None, typer.Option(min=1, help="In pixels, with --model.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="In pixels, with --model.")] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Of a video, with --model.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at once; bounds memory.")] = 64,
 ) -> None:
-    """Draw pictures from a pipeline, or from a run's aligned weights."""
+    """Draw pictures or videos from a pipeline, or from a run's aligned weights."""
     _quiet_libraries()
     from diffrl.training.generate import GenerateRequest, generate_pictures
 
@@ -122,6 +127,11 @@ def generate(
         steps=steps,
         guidance_scale=guidance_scale,
         device=device,
+        dtype=dtype,
+        height=height,
+        width=width,
+        frames=frames,
+        batch=batch,
     )
     for line in generate_pictures(request):
         typer.echo(line)

@@ -158,7 +158,7 @@ class Rollout:
         forest: how they were drawn; S samples.
         sigmas: (T + 1,) float32 grid, 1 down to 0.
         latents: (S, ...) at sigma = 0.
-        images: (S, 3, H, W) uint8 RGB.
+        images: (S, 3, H, W) uint8 RGB, or videos (S, F, 3, H, W).
         edges: the recorded steps.
         predicted: (N, ...) the picture that the network predicted at each node, as latents; None if not asked for.
     """

@@ -13,7 +13,6 @@ from typing import Any
 
 from diffrl.errors import ConfigError
 
-MODELS: Mapping[str, str] = {"sd3": "diffrl.models.sd3:SD3Adapter"}
 OBJECTIVES: Mapping[str, str] = {"grpo": "diffrl.objectives.grpo:GRPO", "nft": "diffrl.objectives.nft:NFT"}
 DYNAMICS: Mapping[str, str] = {
     "ode": "diffrl.functional.dynamics:ode_step",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,20 @@ def random_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pipeline = build_sd3_pipeline(WORDS.split(), seed=0)
     save_pipeline(pipeline, directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def random_pipelines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny random pipeline, saved in diffusers format when it is first asked for."""
+    from diffrl.models.tiny import build_pipeline, save_pipeline
+
+    @cache
+    def folder(family: str) -> Path:
+        directory = tmp_path_factory.mktemp("pipelines") / f"random-{family}"
+        save_pipeline(build_pipeline(family, WORDS.split(), seed=0), directory)
+        return directory
+
+    return folder
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_lora_parameters_are_what_peft_makes(tmp_path):
     network.save_pretrained(tmp_path / "transformer")
     config = config_of(tmp_path, model={"lora": {"rank": 5, "alpha": 7}})
     plan, whole = make_plan(config), count(network)
-    network.add_adapter(LoraConfig(r=5, lora_alpha=7, target_modules=list(config.model.lora.targets)))
+    network.add_adapter(LoraConfig(r=5, lora_alpha=7, target_modules=list(config.model.lora_targets)))
     assert plan.memory.trained_parameters == count(network) - whole > 0
     assert plan.memory.frozen_parameters == {"transformer": whole}
     assert plan.memory.kept["frozen components"] == 4 * 16 * 16  # the fixed position table, which is no parameter

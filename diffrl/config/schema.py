@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.config.base import Section, problems, rule, show
 from diffrl.config.checks import cross_section_problems
 from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings
 from diffrl.config.method import GuardSettings, Rewards, TrainSettings
+from diffrl.config.model import ModelSettings
 from diffrl.config.rollout import RolloutSettings
 
-SD3_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -56,40 +56,6 @@ class RunSettings(Section):
     )
     eval_every: int | None = Field(
         20, ge=1, description="Iterations between held-out evaluations. null = only before and after training."
-    )
-
-
-class LoraSettings(Section):
-    """Low-rank adapters, trained in place of the network's own weights."""
-
-    rank: int = Field(32, ge=1, description="Rank of each adapter.")
-    alpha: float = Field(64.0, gt=0, description="Adapters are scaled by alpha / rank.")
-    targets: Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
-        SD3_ATTENTION, description="Linear layers that get an adapter: their names' last parts, as peft matches them."
-    )
-
-
-class ModelSettings(Section):
-    """The pipeline that is aligned."""
-
-    family: Literal["sd3"] = Field(description="Model family; sd3 = Stable Diffusion 3 and 3.5.")
-    path: str = Field(min_length=1, description="A pipeline's folder in diffusers format, or its name on the hub.")
-    revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the newest.")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of frozen weights and of network calls; trained weights are always float32."
-    )
-    lora: LoraSettings | None = Field(None, description="null = full fine-tuning of the transformer.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto = cuda if there is one; what really runs is recorded with the run."
-    )
-    height: int | None = Field(None, ge=1, description="Picture height in pixels. null = the pipeline's own.")
-    width: int | None = Field(None, ge=1, description="Picture width in pixels. null = the pipeline's own.")
-    max_sequence_length: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="T5 tokens of a prompt. null = what the pipeline's diffrl.json says, else 256 as in the stock "
-        "pipeline. A pipeline without T5 gets as many zero tokens instead.",
     )
 
 

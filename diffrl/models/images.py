@@ -39,7 +39,7 @@ def uint8_from_unit(images: Tensor) -> Tensor:
     The same rounding as diffusers' `VaeImageProcessor`, done in float32 since bfloat16 cannot tell 256 levels apart.
 
     Args:
-        images: (B, 3, H, W) or (3, H, W).
+        images: (B, 3, H, W), (3, H, W) or, of videos, (B, F, 3, H, W).
 
     Returns:
         uint8 of the same shape and device.
@@ -47,7 +47,8 @@ def uint8_from_unit(images: Tensor) -> Tensor:
     Raises:
         BrokenPictureError: a picture holds NaN or inf.
     """
-    broken = (~torch.isfinite(images)).reshape(-1, *images.shape[-3:]).flatten(1).any(dim=1)
+    rows = images if images.ndim > 3 else images[None]
+    broken = (~torch.isfinite(rows)).flatten(1).any(dim=1)
     if broken.any():
         raise BrokenPictureError(broken.nonzero().flatten().tolist(), len(broken))
     return images.float().clamp(0, 1).mul(255).round().to(torch.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ from safetensors import SafetensorError
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
+from diffrl.models.families import Family, find_family, require_pipeline
+from diffrl.models.pipeline import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
-from diffrl.registry import MODELS, resolve
+from diffrl.registry import resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -33,8 +34,8 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def check_pipeline_directory(family: str, path: str, pipeline_class: str) -> None:
-    """Refuse a local path that is no diffusers directory of the family's pipeline class; hub ids pass.
+def check_pipeline_directory(family: Family, path: str) -> None:
+    """Refuse a local path that is no diffusers directory of one of the family's pipeline classes; hub ids pass.
 
     Raises:
         ConfigError: says what was found instead.
@@ -57,47 +58,114 @@ def check_pipeline_directory(family: str, path: str, pipeline_class: str) -> Non
         found = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{index} is not the index of a pipeline: {error}. Save the pipeline again.") from error
-    if found != pipeline_class:
-        raise ConfigError(
-            f"model.family={family} needs a {pipeline_class}. Got {found} in {path!r}. "
-            "Choose the family that fits the pipeline, or another path."
-        )
+    require_pipeline(family, str(found), path)
 
 
-def load_adapter(family: str, path: str, *, dtype: str, device: torch.device, **options: Any) -> ModelAdapter:
+def load_adapter(
+    family: str,
+    path: str,
+    *,
+    dtype: str,
+    device: torch.device | None = None,
+    placement: Placement | None = None,
+    **options: Any,
+) -> ModelAdapter:
     """Load a pipeline's components as an adapter of its family.
 
     Args:
         family: registered family name or "module:Adapter".
         path: diffusers directory or hub id.
         dtype: name of the compute dtype, a key of `DTYPES`.
-        device: where the components live.
-        **options: passed to the adapter (height, width, max_sequence_length, revision); None leaves the choice to the
-            pipeline's own `SETTINGS_FILE`, then to the adapter.
+        device: where the components live, if no placement says it.
+        placement: where they live and how they are run.
+        **options: passed to the adapter (height, width, max_sequence_length, revision, ...); None leaves the choice to
+            the pipeline's own `SETTINGS_FILE`, then to the adapter.
 
     Raises:
         ConfigError: wrong class, missing or unreadable files, an id that cannot be fetched.
     """
-    adapter_class = resolve("model.family", MODELS, family)
-    check_pipeline_directory(family, path, adapter_class.pipeline_class)
+    facts = find_family(family)
+    adapter_class = resolve("model.family", {facts.name: facts.adapter}, family)
+    check_pipeline_directory(facts, path)
+    placement = placement or Placement(device=device or torch.device("cpu"))
     given = {name: value for name, value in options.items() if value is not None}
     shipped = shipped_settings(Path(path))
-    known = inspect.signature(adapter_class).parameters
-    if unknown := sorted(shipped.keys() - known.keys()):
+    known = adapter_class.options()
+    if unknown := sorted(shipped.keys() - set(known)):
         raise ConfigError(
             f"{Path(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
             f"{', '.join(unknown)}. Remove them."
         )
     options = {**shipped, **given}
     try:
-        adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], device=device, **options)
+        adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], placement=placement, **options)
     except ConfigError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if "out of memory" in str(error).lower() or "can't allocate" in str(error):
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"model.path {path!r} could not be loaded: {reason.rstrip('.')}. Check it, or save it again."
-        ) from error
+        raise ConfigError(loading_problem(path, error)) from error
     return adapter
+
+
+def refuse_distilled(family: Family, path: str, allowed: bool) -> None:
+    """Refuse to train a checkpoint that was distilled to few steps, unless it is asked for.
+
+    Its velocity is no longer that of a probability flow: stochastic steps add the wrong noise, densities and ratios
+    lose their meaning, and a regression at random noise levels (nft) undoes the distillation.
+
+    Raises:
+        ConfigError: says what gave it away.
+    """
+    sign = distilled_sign(family, path)
+    if sign is None or allowed:
+        return
+    raise ConfigError(
+        "model.path must be a checkpoint that was not distilled to few steps: grpo's stochastic steps and nft both "
+        f"need the velocity of a flow. Got {path!r}, {sign}. Train its base model, or set model.allow_distilled: true "
+        "if you know better."
+    )
+
+
+def distilled_sign(family: Family, path: str) -> str | None:
+    """What shows that a checkpoint was distilled: its name, or what its files say; None if nothing does."""
+    name = path.rstrip("/").rpartition("/")[2].lower()
+    word = next((word for word in family.distilled if word in name), None)
+    if word is not None:
+        return f"whose name says {word!r}"
+    for file, key, value in (
+        ("transformer/config.json", "guidance_embeds", False),
+        ("model_index.json", "is_distilled", True),
+    ):
+        if file.startswith("transformer") and family.guidance != "embedded":
+            continue
+        try:
+            content = json.loads((Path(path) / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and content.get(key) is value:
+            return f"whose {file} has {key}: {str(value).lower()}"
+    return None
+
+
+def loading_problem(path: str, error: Exception) -> str:
+    """What went wrong with a pipeline, in one sentence, and the way out."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in names:
+        terms = f"Accept its terms at https://huggingface.co/{path}, then run `hf auth login`."
+        return f"model.path {path!r} is gated. {terms}"
+    if "RevisionNotFoundError" in names:
+        return f"model.revision is no branch, tag or commit of {path!r}. Look at https://huggingface.co/{path}."
+    if "RepositoryNotFoundError" in names:
+        return (
+            f"model.path {path!r} is no model on the hub that this account can see. Check the spelling; for a private "
+            "one run `hf auth login`."
+        )
+    text = str(error).strip()
+    if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names or "couldn't connect" in text or "offline" in text:
+        return (
+            f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
+            "Download it where there is a network, `hf download`, or give a folder."
+        )
+    reason = text.splitlines()[0] if text else type(error).__name__
+    return f"model.path {path!r} could not be loaded: {reason.rstrip('.')}. Check it, or save it again."

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,21 @@ MAX_TOKENS = 12
 EMBEDDING = 128
 T5_TOKENS = 1
 """Length of the T5 part that diffrl uses: the placeholder's output is zero, so one token of it is as good as many."""
+
+
+BUILDERS = {
+    "sd3": "diffrl.models.tiny:build_sd3_pipeline",
+    "flux": "diffrl.models.tiny_flux:build_flux_pipeline",
+    "sana": "diffrl.models.tiny_sana:build_sana_pipeline",
+    "wan": "diffrl.models.tiny_wan:build_wan_pipeline",
+}
+SETTINGS = {
+    "StableDiffusion3Pipeline": {"max_sequence_length": T5_TOKENS},
+    "FluxPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
+    "SanaPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
+    "WanPipeline": {"max_sequence_length": 12, "height": 32, "width": 32, "frames": 9},
+}
+"""What diffrl uses the tiny pipelines with; stock calls have other defaults."""
 
 
 def build_sd3_pipeline(words: Sequence[str], seed: int) -> Any:
@@ -50,10 +66,17 @@ def build_sd3_pipeline(words: Sequence[str], seed: int) -> Any:
         )
 
 
+def build_pipeline(family: str, words: Sequence[str], seed: int) -> Any:
+    """A tiny pipeline of a family; see the builders named in `BUILDERS`."""
+    module, _, function = BUILDERS[family].partition(":")
+    return getattr(importlib.import_module(module), function)(words, seed)
+
+
 def save_pipeline(pipeline: Any, directory: Path) -> None:
     """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
     pipeline.save_pretrained(directory)
-    (directory / SETTINGS_FILE).write_text(json.dumps({"max_sequence_length": T5_TOKENS}) + "\n", encoding="utf-8")
+    settings = SETTINGS[type(pipeline).__name__]
+    (directory / SETTINGS_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
 def build_clip_tokenizer(words: Sequence[str]) -> Any:
@@ -86,9 +109,9 @@ def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     return merges
 
 
-def build_clip(tokenizer: Any) -> Any:
-    """A two-layer CLIP text encoder with the tokenizer's special ids."""
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+def build_clip(tokenizer: Any, projected: bool = True) -> Any:
+    """A two-layer CLIP text encoder with the tokenizer's special ids, with the projection that SD3 wants or without."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
@@ -102,8 +125,8 @@ def build_clip(tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = CLIPTextModelWithProjection(config)
-    embeddings = model.text_model.embeddings
+    model = CLIPTextModelWithProjection(config) if projected else CLIPTextModel(config)
+    embeddings = (model.text_model if projected else model).embeddings
     for table in (embeddings.token_embedding, embeddings.position_embedding):
         nn.init.normal_(table.weight, std=0.5)  # CLIP's 0.02 would hide the caption from the transformer at first
     return model

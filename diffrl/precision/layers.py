@@ -8,18 +8,10 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES
+from diffrl.precision.pointwise import as_linear
 
-DEFAULT_EXCLUDE: Mapping[str, tuple[str, ...]] = {
-    "sd3": (
-        "pos_embed",
-        "time_text_embed",
-        "context_embedder",
-        "norm_out",
-        "proj_out",
-        "norm1.linear",  # adaLN's modulation: a third of the parameters, but one row a sample
-        "norm1_context.linear",
-    ),
-}
+DEFAULT_EXCLUDE: Mapping[str, tuple[str, ...]] = {name: family.exclude for name, family in FAMILIES.items()}
 """Layers that stay in high precision, by model family: the first, the last and the modulation."""
 
 
@@ -27,17 +19,20 @@ def matches(pattern: str, name: str) -> bool:
     """Whether a pattern names a module or one that it lies in.
 
     A pattern is one or more parts with dots between them; it fits a name that has these parts in a row, each whole.
-    `norm_out` fits `norm_out.linear`, not `norm_output`; `attn.to_*` fits `blocks.0.attn.to_q`.
+    `norm_out` fits `norm_out.linear`, not `norm_output`; `attn.to_*` fits `blocks.0.attn.to_q`. After `^` the parts
+    must begin the name: `^proj_out` fits the network's own, not `single_transformer_blocks.0.proj_out`.
     """
-    wanted, parts = pattern.split("."), name.split(".")
-    starts = range(len(parts) - len(wanted) + 1)
+    wanted, parts = pattern.removeprefix("^").split("."), name.split(".")
+    starts = range(1 if pattern.startswith("^") else len(parts) - len(wanted) + 1)
+    if len(wanted) > len(parts):
+        return False
     return any(all(map(fnmatchcase, parts[start : start + len(wanted)], wanted)) for start in starts)
 
 
 def choose_layers(
     module: nn.Module, exclude: Sequence[str], unfit: Callable[[nn.Linear], str | None]
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Split the linear layers of a plain (LoRA-free) network.
+    """Split the linear layers of a plain (LoRA-free) network; pointwise convolutions are linear layers too.
 
     Args:
         module: the network.
@@ -57,7 +52,7 @@ def choose_layers(
             f"rollout.explore.exclude must name parts of the transformer. Got {', '.join(idle)}, which match none. "
             f"Its parts: {', '.join(name for name, _ in module.named_children())}."
         )
-    linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    linears = linear_layers(module)
     kept: dict[str, str] = {}
     for name, layer in linears.items():
         pattern = next((pattern for pattern in exclude if matches(pattern, name)), None)
@@ -71,3 +66,13 @@ def choose_layers(
             "Shorten the list."
         )
     return {name: layer for name, layer in linears.items() if name not in kept}, kept
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """Linear layers by name, and pointwise convolutions as the linear layers that they are, without weights."""
+    found = {}
+    for name, layer in module.named_modules():
+        linear = layer if isinstance(layer, nn.Linear) else as_linear(layer)
+        if linear is not None:
+            found[name] = linear
+    return found

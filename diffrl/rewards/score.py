@@ -14,7 +14,7 @@ from reward_models import RewardBatch, Scorer
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """A scorer and what its score is worth: `weight * (raw - shift) / scale`."""
+    """A scorer and what its score is worth: `weight * (raw - shift) / scale`; `fps` of the videos it is given."""
 
     name: str
     scorer: Scorer
@@ -22,6 +22,7 @@ class WeightedScorer:
     shift: float = 0.0
     scale: float = 1.0
     batch_size: int = 256
+    fps: float | None = None
 
 
 def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[Prompt]) -> RewardTable:
@@ -63,7 +64,8 @@ def _score_in_batches(
     for start in range(0, len(prompts), weighted.batch_size):
         piece = prompts[start : start + weighted.batch_size]
         media = images[start : start + weighted.batch_size]
-        outputs.append(weighted.scorer(RewardBatch(media, [p.text for p in piece], [p.metadata for p in piece])))
+        texts, metadata = [p.text for p in piece], [p.metadata for p in piece]
+        outputs.append(weighted.scorer(RewardBatch(media, texts, metadata, weighted.fps)))
     raw = torch.cat([output.raw.float().cpu() for output in outputs])
     reported = torch.cat([output.ok.cpu() for output in outputs])
     finite = torch.isfinite(raw)

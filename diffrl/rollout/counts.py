@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 
-def calls_per_step(guidance_scale: float) -> int:
-    """Network evaluations that one step of one sample takes: with classifier-free guidance the empty prompt's too."""
-    return 2 if guidance_scale > 1 else 1
-
-
 def alive_per_level(levels: Sequence[int], branching: Mapping[int, int]) -> list[int]:
     """Nodes of one whole tree that go through the network at each level of the grid.
 

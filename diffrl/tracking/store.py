@@ -1,4 +1,4 @@
-"""The run store: an SQLite index of every sample kept, and lossless WebP pictures beside it.
+"""The run store: an SQLite index of every sample kept, and lossless WebP pictures, or videos, beside it.
 
     samples.sqlite                          one row a sample, one row a reward of it
     samples/eval-000040/3-1.webp            stage, iteration / group, root
@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
-from diffrl.models.images import from_pil, save_webp_lossless
+from diffrl.models.videos import read_media, save_media
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 SCHEMA_VERSION = 1
@@ -83,7 +83,7 @@ class StoredSample:
         advantage: None where it was not trained on.
         rewards: raw value by name, parts as "reward/part"; None or NaN where the scorer failed. Read back as None.
         error: why a scorer failed.
-        picture: (3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
+        picture: (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
         file: where the picture lies, relative to the run directory; set by the store.
     """
 
@@ -106,9 +106,12 @@ class StoredSample:
 class SampleStore:
     """The samples of one run. Failures of the index or of the disk are DiffrlErrors that name the file."""
 
-    def __init__(self, run_dir: Path, readonly: bool = False):
-        """Open the store of a run, making it if there is none yet and `readonly` is False."""
-        self.run_dir = Path(run_dir)
+    def __init__(self, run_dir: Path, readonly: bool = False, fps: float = 16.0):
+        """Open the store of a run, making it if there is none yet and `readonly` is False.
+
+        Videos are played at `fps` frames per second.
+        """
+        self.run_dir, self.fps = Path(run_dir), fps
         self.index = self.run_dir / INDEX
         if readonly and not self.index.is_file():
             raise DiffrlError(f"{self.run_dir} holds no samples: {INDEX} is missing. Give the directory of a run.")
@@ -183,7 +186,7 @@ class SampleStore:
             return [_sample(row, rewards[row[0]]) for row in rows]
 
     def picture(self, sample: StoredSample) -> Tensor:
-        """The picture of a sample that was read: (3, H, W) uint8."""
+        """The picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
         if sample.file is None:
             raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without a picture.")
         file = self.run_dir / sample.file
@@ -191,7 +194,7 @@ class SampleStore:
             raise DiffrlError(f"{self.index} names a picture outside its run: {sample.file!r}. Do not trust this run.")
         try:
             with Image.open(file) as image:
-                return from_pil(image)
+                return read_media(image)
         except (OSError, SyntaxError, ValueError) as error:
             raise DiffrlError(f"Cannot read the picture {file}: {error}.") from error
 
@@ -268,7 +271,7 @@ class SampleStore:
         if sample.picture is None:
             return None
         (self.run_dir / file).parent.mkdir(parents=True, exist_ok=True)
-        save_webp_lossless(sample.picture, self.run_dir / file)
+        save_media(sample.picture, self.run_dir / file, self.fps)
         return file
 
 

@@ -42,8 +42,7 @@ def load_aligned(run: Path, device: torch.device) -> AlignedModel:
     if checkpoint is None:
         raise CheckpointError(f"The run {run_dir} has no checkpoint yet. Let it reach run.checkpoint_every iterations.")
     adapter = open_adapter(config, device)
-    lora = config.model.lora.model_dump() if config.model.lora else None
-    policy = Policy(adapter, lora, config.run.seed)
+    policy = Policy(adapter, config.model.adapters, config.run.seed)
     policy.restore(checkpoint.tensors.get("ema", checkpoint.tensors["policy"]))
     return AlignedModel(run_dir, config, checkpoint, adapter, policy, tuple(messages))
 

@@ -8,10 +8,9 @@ from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.footprint import component_shapes
-from diffrl.models.loading import check_pipeline_directory, choose_device
+from diffrl.models.loading import check_pipeline_directory, choose_device, refuse_distilled
 from diffrl.models.targets import names_layer
 from diffrl.plan import make_plan
-from diffrl.registry import MODELS, resolve
 from diffrl.training.memory import GIB, available_bytes, check_memory
 from diffrl.training.run_dir import new_run_dir
 from diffrl.training.session import check_trackers, make_scorers
@@ -38,16 +37,17 @@ def check_config(config: Config) -> list[str]:
             problems.append(str(error))
 
     def model() -> str:
-        family = resolve("model.family", MODELS, config.model.family)
-        check_pipeline_directory(config.model.family, config.model.path, family.pipeline_class)
-        return f"{config.model.path} ({family.pipeline_class})"
+        family = config.model.facts
+        check_pipeline_directory(family, config.model.path)
+        refuse_distilled(family, config.model.path, config.model.allow_distilled)
+        return f"{config.model.path} ({' or '.join(family.pipelines)})"
 
     def lora() -> str:
         if config.model.lora is None:
             return "none: the whole transformer is trained"
         shapes = component_shapes(Path(config.model.path)).get("transformer", {})
         layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
-        targets = config.model.lora.targets
+        targets = config.model.lora_targets
         missing = [t for t in targets if not any(names_layer(t, layer) for layer in layers)]
         if layers and missing:
             raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")

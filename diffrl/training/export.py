@@ -7,25 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from diffrl.config import Config
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
-from diffrl.models.shipped import SETTINGS_FILE
+from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
 
 LORA_USE = """```python
 from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
-pipeline.load_lora_weights({folder!r})
-image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
+pipeline.load_lora_weights({folder!r}){more}
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).{result}s[0]
 ```"""
 FULL_USE = """```python
 from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
-image = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).images[0]
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).{result}s[0]
 ```"""
+SECOND_LORA = "pytorch_lora_weights_2.safetensors"
+"""Of the second transformer, where a pipeline has two (Wan 2.2)."""
 
 
 def export_run(run: Path, out: Path) -> list[str]:
@@ -43,15 +47,18 @@ def export_run(run: Path, out: Path) -> list[str]:
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     out.mkdir(parents=True, exist_ok=True)
     if model.config.model.lora is not None:
-        type(pipeline).save_lora_weights(
-            str(out),
-            transformer_lora_layers=lora_layers(model.policy.inner),
-            transformer_lora_adapter_metadata=lora_metadata(model.policy.inner),
-            safe_serialization=True,
-        )
+        for name, module in model.adapter.trainable_modules().items():
+            type(pipeline).save_lora_weights(
+                str(out),
+                transformer_lora_layers=lora_layers(module),
+                transformer_lora_adapter_metadata=lora_metadata(module),
+                weight_name=SECOND_LORA if name == "transformer_2" else None,
+                safe_serialization=True,
+            )
         what = "LoRA"
     else:
-        pipeline.transformer.to(DTYPES[model.config.model.dtype])  # one precision, or a plain load would mix two
+        for module in model.adapter.trainable_modules().values():
+            nn.Module.to(module, DTYPES[model.config.model.dtype])  # one precision, or a plain load would mix two
         pipeline.save_pretrained(str(out), safe_serialization=True)
         settings = Path(model.config.model.path) / SETTINGS_FILE
         if settings.is_file():
@@ -64,21 +71,23 @@ def export_run(run: Path, out: Path) -> list[str]:
 def model_card(model: AlignedModel, out: Path) -> str:
     """The card: what was trained on what, what it gained, how to use it."""
     config = model.config
-    pipeline_class = type(model.adapter).pipeline_class  # type: ignore[attr-defined]
+    pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base = config.model.path
-    length = config.model.max_sequence_length
     use = (LORA_USE if config.model.lora else FULL_USE).format(
-        pipeline_class=pipeline_class,
+        pipeline_class=type(pipeline).__name__,
+        result="image" if config.model.facts.fps is None else "frame",
         base=base,
         folder=str(out),
         prompt="a red circle above a blue square" if config.prompts.train.startswith("shapes:") else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale,
         dtype="" if config.model.dtype == "float32" else f", dtype={config.model.dtype!r}",
-        extra="" if length is None else f", max_sequence_length={length}",
+        extra=_call_options(config),
+        **({"more": _second_lora(model, out)} if config.model.lora else {}),
     )
     rewards = ", ".join(f"{reward.name} (weight {reward.weight:g})" for reward in config.rewards)
-    header = ["---", "library_name: diffusers", "tags: [diffrl, reinforcement-learning, text-to-image]"]
+    tags = f"tags: [diffrl, reinforcement-learning, text-to-{config.model.facts.media}]"
+    header = ["---", "library_name: diffusers", tags]
     if config.model.lora:
         header.append(f"base_model: {base}")
     lines = [
@@ -105,6 +114,21 @@ def model_card(model: AlignedModel, out: Path) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _call_options(config: Config) -> str:
+    """Arguments of a stock call that draws what the run drew."""
+    given = {name: value for name, value in config.model.options.items() if value is not None}
+    options = {**shipped_settings(Path(config.model.path)), **given}
+    names = {"frames": "num_frames"}
+    return "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
+
+
+def _second_lora(model: AlignedModel, out: Path) -> str:
+    """The line that loads the LoRA of a second transformer, if there is one."""
+    if "transformer_2" not in model.adapter.trainable_modules():
+        return ""
+    return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
 
 
 def _gains(model: AlignedModel) -> list[str]:

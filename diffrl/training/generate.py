@@ -12,8 +12,10 @@ from torch import Tensor
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
+from diffrl.models.families import find_family
 from diffrl.models.images import Cell, comparison_grid, to_pil
-from diffrl.models.loading import choose_device, load_adapter
+from diffrl.models.loading import DTYPES, choose_device, load_adapter
+from diffrl.models.videos import save_media, still
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
@@ -22,7 +24,6 @@ from diffrl.rollout.tree import chains
 from diffrl.training.aligned import load_aligned, require_empty
 
 DEFAULT_STEPS = 28
-BATCH = 64
 GRID_PROMPTS, GRID_PICTURES = 24, 4
 
 
@@ -42,6 +43,11 @@ class GenerateRequest:
     steps: int | None = None
     guidance_scale: float | None = None
     device: str = "auto"
+    dtype: str = "float32"
+    height: int | None = None
+    width: int | None = None
+    frames: int | None = None
+    batch: int = 64
 
 
 def generate_pictures(request: GenerateRequest) -> list[str]:
@@ -57,6 +63,10 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     require_empty(request.out, "--out")
     if (request.model is None) == (request.run is None):
         raise ConfigError("diffrl generate takes --model PATH or --run RUN_DIR, and not both.")
+    if request.run is not None and (request.height or request.width or request.frames or request.dtype != "float32"):
+        raise ConfigError("--height, --width, --frames and --dtype go with --model: a run has its own. Remove them.")
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {request.dtype!r}.")
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
     lines: list[str] = []
@@ -68,18 +78,24 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         steps = steps or evaluation.steps
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
-        adapter = load_adapter(request.family, str(request.model), dtype="float32", device=device)
+        sizes = {"height": request.height, "width": request.width, "frames": request.frames}
+        if request.frames is not None and find_family(request.family).fps is None:
+            raise ConfigError(f"--frames needs a family that draws videos. Got --family {request.family}.")
+        adapter = load_adapter(request.family, str(request.model), dtype=request.dtype, device=device, **sizes)
     encode = PromptEncodings(adapter)
+    fps = find_family(request.family if aligned is None else aligned.config.model.family).fps
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
-    sampler = Sampler(adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=BATCH)
+    sampler = Sampler(
+        adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=request.batch
+    )
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     request.out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
     first: dict[int, list[Tensor]] = {}
     with (request.out / "samples.jsonl").open("w", encoding="utf-8") as index:
-        for start in range(0, len(jobs), BATCH):
-            piece = jobs[start : start + BATCH]
+        for start in range(0, len(jobs), request.batch):
+            piece = jobs[start : start + request.batch]
             used = sorted({i for i, _ in piece})
             drawn = denoise(
                 adapter,
@@ -88,17 +104,21 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
                 [Address("generate", request.seed, 0, i, j) for i, j in piece],
                 sampler,
             )
-            pictures = decode(adapter, drawn.latents, BATCH, [prompts[i].text for i, _ in piece])
+            pictures = decode(adapter, drawn.latents, request.batch, [prompts[i].text for i, _ in piece])
             for (i, j), picture in zip(piece, pictures, strict=True):
-                name = f"{i:04d}-{j}.png"
-                to_pil(picture).save(request.out / name)
+                name = f"{i:04d}-{j}.{'png' if picture.ndim == 3 else 'webp'}"
+                if picture.ndim == 3:
+                    to_pil(picture).save(request.out / name)
+                else:
+                    save_media(picture, request.out / name, fps or 16.0)
                 row = {"file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}
                 index.write(json.dumps(row) + "\n")
                 if j < shown and i < GRID_PROMPTS:
-                    first.setdefault(i, []).append(picture)
+                    first.setdefault(i, []).append(still(picture))
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
     comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown)).save(request.out / "grid.png")
-    return [*lines, f"{len(jobs)} pictures in {request.out}, side by side in {request.out / 'grid.png'}"]
+    what = "pictures" if fps is None else "videos"
+    return [*lines, f"{len(jobs)} {what} in {request.out}, side by side in {request.out / 'grid.png'}"]
 
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from diffrl.rollout.tree import sample_paths
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.checkpoint import prune_checkpoints, save_checkpoint
+from diffrl.training.checkpoint_shards import save_shards
+from diffrl.training.distributed import gather_objects
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.sampling import Drawn
@@ -39,7 +42,7 @@ class Journal:
         self._writes = bool(accelerator.is_main_process)
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
-            self._store = SampleStore(run_dir)
+            self._store = SampleStore(run_dir, fps=config.model.facts.fps or 16.0)
         if config.track.tensorboard or config.track.wandb:
             self._start_trackers()
 
@@ -134,20 +137,26 @@ class Journal:
     def checkpoint(
         self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]
     ) -> None:
-        """Write a checkpoint, after what it stands on is on the disk."""
-        self._metrics.sync()
-        self._store.sync()
+        """Write a checkpoint, after what it stands on is on the disk; all ranks take part."""
+        if self._writes:
+            self._metrics.sync()
+            self._store.sync()
+        directory, accelerator = self.run_dir / CHECKPOINTS, session.accelerator
         optimizer, optimizer_json = optimizer_tensors(session.optimizer)
-        random, random_json = rng_state()
-        tensors = {"policy": session.policy.state(), "optimizer": optimizer, "random": random}
+        generators = gather_objects(accelerator, rng_state())
+        tensors = {"policy": session.policy.state(), "optimizer": optimizer}
         tensors |= {name: average.average for name, average in averages.items() if average}
-        save_checkpoint(
-            self.run_dir / CHECKPOINTS,
-            iteration,
-            tensors,
-            {**state, "optimizer": optimizer_json, "random": random_json},
-        )
-        prune_checkpoints(self.run_dir / CHECKPOINTS, self.config.run.keep_checkpoints)
+        whole = {**state, "optimizer": optimizer_json}
+        for rank, (own, values) in enumerate(generators):
+            tensors[random_group(rank)] = own
+            whole[random_group(rank)] = values
+        if session.policy.sharded:
+            exchange = partial(gather_objects, accelerator)
+            save_shards(directory, iteration, tensors, whole, accelerator.process_index, exchange)
+        elif self._writes:
+            save_checkpoint(directory, iteration, tensors, whole)
+        if self._writes:
+            prune_checkpoints(directory, self.config.run.keep_checkpoints)
 
     def close(self) -> None:
         """Flush and close everything."""
@@ -156,6 +165,11 @@ class Journal:
             self._store.close()
         for tracker in self._accelerator.trackers:  # not end_training(): it would end the process group on one rank
             tracker.finish()
+
+
+def random_group(rank: int) -> str:
+    """What a checkpoint calls a rank's random generators."""
+    return "random" if rank == 0 else f"random-{rank:05d}"
 
 
 def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:

@@ -22,7 +22,6 @@ from diffrl.objectives.base import Examples, Velocity
 from diffrl.plan import evaluated_iterations
 from diffrl.records import Credit, Rollout
 from diffrl.rewards.score import score
-from diffrl.rollout.counts import calls_per_step
 from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
 from diffrl.training.crediting import Crediting
 from diffrl.training.distributed import any_rank, sum_ranks
@@ -205,7 +204,7 @@ class Trainer:
                     reference,
                     c.train.micro_batch,
                 )
-            s.meter.skipped -= gradient.joined * calls_per_step(c.rollout.guidance_scale)
+            s.meter.skipped -= gradient.joined * c.model.facts.calls_per_step(c.rollout.guidance_scale)
             culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
@@ -237,7 +236,7 @@ class Trainer:
 
     def _count_skipped(self, examples: Sequence[Examples]) -> None:
         """Evaluations that inactive units would have cost: of the policy, of the old one, of the reference."""
-        guided = calls_per_step(self.config.rollout.guidance_scale)
+        guided = self.config.model.facts.calls_per_step(self.config.rollout.guidance_scale)
         for part, own in zip(self.session.parts, examples, strict=True):
             each = 1 + part.objective.asks_old + part.objective.needs_reference
             self.session.meter.skipped += int((~own.active).sum()) * each * guided
@@ -308,8 +307,6 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of everything that the next iteration depends on."""
         counts = self.counts()
-        if not self.accelerator.is_main_process:
-            return
         state = {
             "iteration": self.iteration,
             "updates": self.updates,

@@ -12,10 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from diffrl.models.images import Cell, comparison_grid
+from diffrl.models.videos import still
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 
-SHORT_NAMES = {"shapes_strict": "strict", "shapes": "partial"}
+SHORT_NAMES = {
+    "shapes_strict": "strict",
+    "shapes": "partial",
+    "moving_shapes_strict": "strict",
+    "moving_shapes": "partial",
+}
 PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
@@ -33,7 +39,7 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
     Scorers of the embedded world report "strict" and "partial" as parts; these are named too, whichever was asked for.
     """
     columns = {short_name(reward): f"held_out/{reward}" for reward in rewards}
-    for part in SHORT_NAMES.values():
+    for part in dict.fromkeys(SHORT_NAMES.values()):
         found = (f"held_out/{reward}/{part}" for reward in rewards if rows and f"held_out/{reward}/{part}" in rows[0])
         if part not in columns and (column := next(found, None)):
             columns[part] = column
@@ -71,7 +77,9 @@ def write_before_after(run_dir: Path, reward: str, last_iteration: int, destinat
         if not pairs:
             return False
         cells = [
-            Cell(pair[0].prompt, [store.picture(s) for s in pair], [_passed(s.rewards.get(reward)) for s in pair])
+            Cell(
+                pair[0].prompt, [still(store.picture(s)) for s in pair], [_passed(s.rewards.get(reward)) for s in pair]
+            )
             for pair in pairs
         ]
     comparison_grid(cells, picture_size=96).save(destination)

@@ -19,18 +19,20 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.loading import choose_device, load_adapter
+from diffrl.models.families import Family
+from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
+from diffrl.models.pipeline import Placement
 from diffrl.plan import Plan, make_plan
 from diffrl.precision.copies import PolicyCopy, make_copy
-from diffrl.precision.layers import DEFAULT_EXCLUDE
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.score import WeightedScorer
 from diffrl.training.clock import CostMeter
-from diffrl.training.distributed import make_accelerator
+from diffrl.training.distributed import keep_in_step, make_accelerator
 from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
+from diffrl.training.sharding import make_mesh
 from diffrl.training.update import Part
 from diffrl.transition import Transition, make_transition
 from reward_models import load_reward
@@ -90,29 +92,36 @@ def open_session(config: Config, run_dir: Path) -> Session:
     prompts = load_prompts(config.prompts.train)
     eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
-    scorers = make_scorers(config.rewards, "rewards", accelerator.device)
-    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device)
+    fps = config.model.facts.fps
+    scorers = make_scorers(config.rewards, "rewards", accelerator.device, fps)
+    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device, fps)
+    require_media(config.model.facts, [*scorers, *eval_scorers])
+    refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
     check_memory(plan.memory.peak if plan.memory else None, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
+    sharded = config.train.sharding == "fsdp" and world > 1
     policy = Policy(
         adapter,
-        config.model.lora.model_dump() if config.model.lora else None,
+        config.model.adapters,
         config.run.seed,
         keep_reference=config.objective.kl > 0,
         gradient_checkpointing=config.train.gradient_checkpointing,
+        to_be_sharded=sharded,
     )
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
     copy = open_copy(config, policy, accelerator.device)
     if copy is not None:
         meter.watch([copy.module], copy.report.precision)
+    if sharded:
+        keep_in_step(accelerator, policy.shard(make_mesh(accelerator)))
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
-    if world > 1:
+    if world > 1 and not sharded:
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_transition(config, sigmas)
@@ -150,7 +159,7 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
 def explore_exclude(config: Config) -> Sequence[str]:
     """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
     e = config.rollout.explore
-    return DEFAULT_EXCLUDE[config.model.family] if e is None or e.exclude is None else e.exclude
+    return config.model.facts.exclude if e is None or e.exclude is None else e.exclude
 
 
 def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:
@@ -191,18 +200,25 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
         m.family,
         m.path,
         dtype=m.dtype,
-        device=device,
+        placement=Placement(
+            device=device,
+            offload=m.offload,
+            vae_dtype=None if m.vae_dtype is None else DTYPES[m.vae_dtype],
+            vae_slicing=m.vae_slicing,
+            vae_tiling=m.vae_tiling,
+            attention=m.attention,
+            base_precision=m.base_precision,
+            compile=m.compile,
+        ),
         revision=m.revision,
-        height=m.height,
-        width=m.width,
-        max_sequence_length=m.max_sequence_length,
+        **m.options,
     )
 
 
 def make_scorers(
-    settings: Sequence[RewardSettings], where: str, device: str | torch.device = "cpu"
+    settings: Sequence[RewardSettings], where: str, device: str | torch.device = "cpu", fps: float | None = None
 ) -> list[WeightedScorer]:
-    """The configured scorers, on a device.
+    """The configured scorers, on a device, for pictures or for videos of `fps` frames per second.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
@@ -215,8 +231,22 @@ def make_scorers(
             scorer = load_reward(s.name, **s.options)
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error
-        made.append(WeightedScorer(s.name, scorer.to(device), s.weight, s.shift, s.scale, s.batch_size))
+        made.append(WeightedScorer(s.name, scorer.to(device), s.weight, s.shift, s.scale, s.batch_size, fps))
     return made
+
+
+def require_media(family: Family, scorers: Sequence[WeightedScorer]) -> None:
+    """Refuse scorers that cannot look at what the family draws.
+
+    Raises:
+        ConfigError: names them.
+    """
+    wrong = {scorer.name for scorer in scorers if family.media not in scorer.scorer.spec.media}
+    if wrong:
+        raise ConfigError(
+            f"rewards and eval.rewards must score {family.media}s, which model.family {family.name} draws. Got "
+            f"{', '.join(sorted(wrong))}. Choose others."
+        )
 
 
 def check_world_size(config: Config, world_size: int) -> None:

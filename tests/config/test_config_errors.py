@@ -113,7 +113,8 @@ def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
     ("override", "expected"),
     [
         ("rollout.dynamics.kind=ode", "A deterministic step has no density, so grpo cannot train it."),
-        ("model.family=flux", "model.family must be sd3"),
+        ("model.frames=9", "model.frames must be null for model.family: sd3, which draws pictures"),
+        ("model={family: sd3, path: x, base_precision: nf4}", "model.base_precision must be null without model.lora"),
         ("objective={kind: grpo, kl_form: mean}", "objective.kl_form must be left at velocity while objective.kl is 0"),
         ("train.final_learning_rate=0.2", "train.final_learning_rate must be left at 0.1"),
     ],
@@ -179,7 +180,7 @@ def test_eight_bit_adam_is_refused_on_the_cpu(load):
 
 def test_an_unknown_reward_names_the_near_one(load):
     (problem,) = problems_of(load, "rewards=[{name: shpes}]")
-    assert "Did you mean 'shapes'? Known names: shapes, shapes_strict." in problem
+    assert "Did you mean 'shapes'? Known names: moving_shapes, moving_shapes_strict, shapes, shapes_strict." in problem
 
 
 def test_a_scorer_of_the_users_own_is_accepted_by_path(load):

@@ -93,7 +93,7 @@ def test_shipped_configurations_fit_the_schema(path):
         ("run", "sed", 1),
         ("run", "iterations", 0),
         ("run", "seed", True),
-        ("model", "family", "flux"),
+        ("model", "base_precision", "int4"),
         ("rollout", "explore", {}),
         ("rollout", "dynamics", {"kind": "ode"}),
         ("rollout", "tree", {"roots": 0, "splits": [0]}),

@@ -6,16 +6,17 @@ from reward_models.base import RewardOutput, ScorerSpec
 
 
 class Brightness:
-    """Mean of one colour channel, in [0, 1]: works for any prompt and differs between any two pictures."""
+    """Mean of one colour channel, in [0, 1]: works for any prompt and differs between any two pictures or videos."""
 
-    spec = ScorerSpec("brightness", "mean of a colour channel", (0.0, 1.0))
+    spec = ScorerSpec("brightness", "mean of a colour channel", (0.0, 1.0), media=("image", "video"))
 
     def __init__(self, channel=0):
         self.channel = channel
 
     def __call__(self, batch):
-        raw = batch.media[:, self.channel].float().mean(dim=(1, 2)) / 255
-        half = {"top": batch.media[:, self.channel, :16].float().mean(dim=(1, 2)) / 255}
+        channel = batch.media.select(-3, self.channel).float() / 255
+        raw = channel.flatten(1).mean(dim=1)
+        half = {"top": channel[..., :16, :].flatten(1).mean(dim=1)}
         return RewardOutput(raw, torch.ones(len(raw), dtype=torch.bool), [None] * len(raw), half)
 
     def to(self, device):

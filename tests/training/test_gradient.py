@@ -26,7 +26,7 @@ def naive_velocity(adapter, network, x, sigma, prompt, guidance_scale):
     conditional = call(found["prompt_embeds"], found["pooled"])
     if guidance_scale == 1:
         return conditional
-    unconditional = call(found["negative_embeds"], found["negative_pooled"])
+    unconditional = call(found["negative_prompt_embeds"], found["negative_pooled"])
     return unconditional + guidance_scale * (conditional - unconditional)
 
 

@@ -1,0 +1,137 @@
+"""The section that says which pipeline is aligned, and where and how its parts run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES, Family, find_family
+
+
+class LoraSettings(Section):
+    """Low-rank adapters, trained in place of the network's own weights."""
+
+    rank: int = Field(32, ge=1, description="Rank of each adapter.")
+    alpha: float = Field(64.0, gt=0, description="Adapters are scaled by alpha / rank.")
+    targets: Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = Field(
+        None,
+        description="Linear layers that get an adapter: their names' last parts, as peft matches them. null = the "
+        "family's attention layers.",
+    )
+
+
+def _known_family(name: str) -> str:
+    try:
+        find_family(name)
+    except ConfigError as error:
+        raise rule(str(error).removeprefix("model.family ")) from error
+    return name
+
+
+class ModelSettings(Section):
+    """The pipeline that is aligned."""
+
+    family: Annotated[str, AfterValidator(_known_family)] = Field(
+        description="; ".join(f"{family.name} = {family.title}" for family in FAMILIES.values())
+        + "; or 'module:Adapter' of your own."
+    )
+    path: str = Field(min_length=1, description="A pipeline's folder in diffusers format, or its name on the hub.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the newest.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of frozen weights and of network calls; trained weights are always float32."
+    )
+    lora: LoraSettings | None = Field(None, description="null = full fine-tuning of the transformer.")
+    base_precision: Literal["int8", "nf4"] | None = Field(
+        None,
+        description="Of the frozen weights under a LoRA: int8 or nf4 by bitsandbytes, a half or a quarter of "
+        "bfloat16's memory, for rollout and update alike. null = dtype.",
+    )
+    allow_distilled: bool = Field(
+        False, description="Train a checkpoint that was distilled to few steps all the same; see docs/models.md."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto = cuda if there is one; what really runs is recorded with the run."
+    )
+    height: int | None = Field(None, ge=1, description="Picture height in pixels. null = the pipeline's own.")
+    width: int | None = Field(None, ge=1, description="Picture width in pixels. null = the pipeline's own.")
+    frames: int | None = Field(
+        None, ge=1, description="Frames of a video. null = the pipeline's own. Only with families that draw videos."
+    )
+    max_sequence_length: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
+        "pipeline (sd3: 256 of T5, flux and wan: 512, sana: 300). An SD3 without T5 gets as many zero tokens instead.",
+    )
+    attention: (
+        Literal[
+            "native",
+            "_native_cudnn",
+            "_native_flash",
+            "_native_efficient",
+            "_native_math",
+            "flash",
+            "flash_hub",
+            "_flash_3",
+            "_flash_3_hub",
+            "xformers",
+            "sage",
+        ]
+        | None
+    ) = Field(None, description="Attention backend, as diffusers names them; must be installed. null = native.")
+    compile: bool = Field(False, description="torch.compile the transformer's blocks, for rollout and update alike.")
+    offload: ListOf[Literal["text_encoders", "vae"]] = Field(
+        (), description="Parts that rest on the CPU and come to the device for each use."
+    )
+    vae_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Of the picture decoder. null = dtype; wan: float32."
+    )
+    vae_slicing: bool = Field(False, description="Decode one picture at a time: less memory.")
+    vae_tiling: bool = Field(False, description="Decode in overlapping tiles: less memory, for large pictures.")
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        found = []
+        if self.frames is not None and self.facts.media != "video":
+            found.append(
+                f"model.frames must be null for model.family: {self.family}, which draws pictures. Got {self.frames}. "
+                "Remove it."
+            )
+        if self.base_precision is not None and self.lora is None:
+            found.append(
+                "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
+                f"{show(self.base_precision)}. Add model.lora or remove it."
+            )
+        if found:
+            raise problems(found)
+        return self
+
+    @property
+    def facts(self) -> Family:
+        """What is known of the family."""
+        return find_family(self.family)
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """The layers that get an adapter; empty without LoRA."""
+        if self.lora is None:
+            return ()
+        return self.facts.lora_targets if self.lora.targets is None else self.lora.targets
+
+    @property
+    def adapters(self) -> Mapping[str, Any] | None:
+        """Rank, alpha and targets of the LoRA; None without."""
+        if self.lora is None:
+            return None
+        return {"rank": self.lora.rank, "alpha": self.lora.alpha, "targets": self.lora_targets}
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """What the adapter is asked for; null leaves it the choice."""
+        names = ("height", "width", "frames", "max_sequence_length")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,237 @@
+"""What adapters of diffusers pipelines share: loading, guidance, components that rest on the CPU between uses."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import Conditioning, DrawNoise, device_of
+from diffrl.models.families import Family, require_pipeline
+
+EMPTY = "negative_"
+"""Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a pipeline's parts live and how they are run.
+
+    Args:
+        device: of the transformer, and of whatever is not offloaded.
+        offload: "text_encoders" and "vae" rest on the CPU and come to the device for each use.
+        vae_dtype: None leaves the choice to the family.
+        vae_slicing: decode one picture at a time.
+        vae_tiling: decode in overlapping tiles.
+        attention: a backend of diffusers' attention dispatcher; None is diffusers' own choice, "native".
+        base_precision: int8 or nf4 keeps the transformer's frozen weights so; None keeps them in `dtype`.
+        compile: torch.compile the transformer's blocks.
+    """
+
+    device: torch.device = torch.device("cpu")
+    offload: tuple[str, ...] = ()
+    vae_dtype: torch.dtype | None = None
+    vae_slicing: bool = False
+    vae_tiling: bool = False
+    attention: str | None = None
+    base_precision: str | None = None
+    compile: bool = False
+
+
+class PipelineAdapter(ABC):
+    """A diffusers pipeline as velocities over sigmas; a family fills in `predict`, `init_latents` and the rest.
+
+    Args:
+        pipeline: the diffusers pipeline; its components are used, not copied.
+        dtype: what the transformer computes in. Trainable weights stay float32; below float32 it runs under autocast.
+        max_sequence_length: text tokens of a prompt; None takes the family's default.
+    """
+
+    family: ClassVar[Family]
+    vae_dtype: ClassVar[torch.dtype | None] = None
+    """What the picture decoder needs; None = what the pipeline computes in."""
+
+    def __init__(self, pipeline: Any, dtype: torch.dtype = torch.float32, max_sequence_length: int | None = None):
+        self.pipeline = pipeline
+        self.transformer: nn.Module = pipeline.transformer
+        self.dtype = dtype
+        self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
+        self.placement = Placement(device=device_of(self.transformer))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        placement: Placement | None = None,
+        revision: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a diffusers directory or hub id; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
+        import diffusers
+        from diffusers.utils.logging import disable_progress_bar
+        from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
+
+        disable_progress_bar()
+        disable_transformers_progress_bar()
+        placement = placement or Placement()
+        loaded = quantised_parts(path, dtype, placement, revision)
+        found = pipeline_class_of(path, revision)
+        require_pipeline(cls.family, found, str(path))
+        pipeline = getattr(diffusers, found).from_pretrained(str(path), dtype=dtype, revision=revision, **loaded)
+        pipeline.set_progress_bar_config(disable=True)
+        for component in pipeline.components.values():
+            if isinstance(component, nn.Module):
+                component.requires_grad_(False).eval()
+        adapter = cls(pipeline, dtype=dtype, **options)
+        adapter.place(placement, moved=tuple(loaded))
+        return adapter
+
+    def place(self, placement: Placement, moved: Sequence[str] = ()) -> None:
+        """Bring the components to where they belong; those of `moved` are there already."""
+        self.placement = placement
+        for name, component in self.pipeline.components.items():
+            if isinstance(component, nn.Module) and name not in moved:
+                rests = self._offloaded(name)
+                component.to("cpu" if rests else placement.device)
+        vae = self.pipeline.vae
+        nn.Module.to(vae, placement.vae_dtype or self.vae_dtype or self.dtype)  # diffusers' own `to` warns about it
+        if placement.vae_slicing:
+            vae.enable_slicing()
+        if placement.vae_tiling:
+            vae.enable_tiling()
+        if placement.attention is not None:
+            set_attention(self.transformer, placement.attention)
+        if placement.compile:
+            compile_blocks(self.transformer)
+
+    def _offloaded(self, name: str) -> bool:
+        kind = "text_encoders" if name.startswith("text_encoder") else name
+        return kind in self.placement.offload
+
+    @contextmanager
+    def on_device(self, prefix: str) -> Iterator[torch.device]:
+        """Inside, components whose names begin so are on the device; offloaded ones go back to the CPU afterwards."""
+        resting = [
+            component
+            for name, component in self.pipeline.components.items()
+            if name.startswith(prefix) and isinstance(component, nn.Module) and self._offloaded(name)
+        ]
+        for component in resting:
+            component.to(self.placement.device)
+        try:
+            yield self.placement.device
+        finally:
+            for component in resting:
+                component.to("cpu")
+
+    @abstractmethod
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt."""
+
+    @abstractmethod
+    def init_latents(self, draw: DrawNoise) -> Tensor:
+        """As in `ModelAdapter`."""
+
+    @abstractmethod
+    def sigmas(self, steps: int) -> Tensor:
+        """As in `ModelAdapter`."""
+
+    @abstractmethod
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """One network call: latents (B, ...) in `dtype`, sigma (B,), conditioning without the empty prompt's."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """As in `ModelAdapter`."""
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """As in `ModelAdapter`; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
+        own = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
+        guided = self.family.calls_per_step(guidance_scale) == 2
+        if guided:
+            own = {name: torch.cat([conditioning[EMPTY + name], tensor]) for name, tensor in own.items()}
+            latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
+        with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
+        if not guided:
+            return output.float()
+        return self.guide(*output.float().chunk(2), guidance_scale)
+
+    def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
+        """Classifier-free guidance (Ho and Salimans, arXiv 2207.12598)."""
+        return unconditional + guidance_scale * (conditional - unconditional)
+
+    def trainable_modules(self) -> Mapping[str, nn.Module]:
+        """The transformer alone."""
+        return {"transformer": self.transformer}
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """What a pipeline's own settings file may hold."""
+        return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
+
+
+def require_multiple(height: int, width: int, multiple: int) -> None:
+    """Refuse a size that does not come out in whole patches.
+
+    Raises:
+        ConfigError: names the multiple.
+    """
+    if height % multiple or width % multiple:
+        raise ConfigError(f"model.height and model.width must be multiples of {multiple}. Got {height} x {width}.")
+
+
+def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
+    """The pipeline class that a diffusers directory or hub id says it is."""
+    from diffusers import DiffusionPipeline
+
+    return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
+
+
+def set_attention(transformer: Any, name: str) -> None:
+    """Run attention by another backend of diffusers.
+
+    Raises:
+        ConfigError: unknown, or its package is not here.
+    """
+    try:
+        transformer.set_attention_backend(name)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used: {str(error).strip().rstrip('.')}. Set model.attention: native."
+        ) from error
+
+
+def compile_blocks(transformer: Any) -> None:
+    """Compile each of the transformer's repeated blocks in place; shapes may vary without a graph for each.
+
+    Raises:
+        ConfigError: diffusers names no repeated blocks for this transformer.
+    """
+    try:
+        transformer.compile_repeated_blocks(dynamic=True)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"model.compile cannot compile a {type(transformer).__name__}: {str(error).rstrip('.')}. Set it to false."
+        ) from error
+
+
+def quantised_parts(
+    path: str | Path, dtype: torch.dtype, placement: Placement, revision: str | None
+) -> dict[str, nn.Module]:
+    """The transformer with its frozen weights quantised while they are read; empty without `base_precision`."""
+    if placement.base_precision is None:
+        return {}
+    from diffrl.models.base_precision import load_quantised_transformer
+
+    return load_quantised_transformer(path, placement.base_precision, dtype, placement.device, revision)

@@ -1,0 +1,207 @@
+"""Every family's adapter against its stock pipeline, on tiny random weights."""
+
+import inspect
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+from diffrl.functional.dynamics import ode_step
+from diffrl.models.families import FAMILIES, find_family
+from diffrl.models.loading import load_adapter
+
+PROMPTS = ["a red circle", "two blue squares above a green triangle", "a black circle"]
+STEPS = 5
+STOCK = {
+    "sd3": {"guidance_scale": 4.5, "height": 32, "width": 32},
+    "flux": {"guidance_scale": 3.5, "height": 32, "width": 32},
+    "sana": {"guidance_scale": 4.5, "height": 32, "width": 32, "use_resolution_binning": False},
+    "wan": {"guidance_scale": 5.0, "height": 32, "width": 32, "num_frames": 9},
+}
+MULTISTEP = ("sana", "wan")
+"""Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
+
+
+def load(random_pipelines, family, **options):
+    return load_adapter(family, str(random_pipelines(family)), dtype="float32", device=torch.device("cpu"), **options)
+
+
+def normal(adapter, count, seed=5):
+    return adapter.init_latents(lambda shape: torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def euler(adapter, latents, guidance_scale):
+    conditioning = adapter.encode_prompts(PROMPTS)
+    sigmas = adapter.sigmas(STEPS)
+    for s, n in zip(sigmas, sigmas[1:], strict=False):
+        v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
+        latents = ode_step(latents, v, s, n).mean
+    return latents
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("guided", [True, False])
+def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_pipelines, family, guided):
+    adapter = load(random_pipelines, family)
+    if family in MULTISTEP:
+        adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    options = {**STOCK[family], "num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length}
+    if not guided:
+        options["guidance_scale"] = 1.0
+    latents = normal(adapter, len(PROMPTS))
+    with torch.no_grad():
+        ours = euler(adapter, latents, options["guidance_scale"])
+        field = "frames" if family == "wan" else "images"
+        stock = getattr(adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="latent", **options), field)
+        pictures = getattr(adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="np", **options), field)
+    torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
+    assert (stock - latents).abs().mean() > 0.1
+    decoded = adapter.decode(stock)
+    expected = torch.from_numpy((pictures * 255).round().astype("uint8")).movedim(-1, -3)
+    assert decoded.dtype == torch.uint8 and decoded.shape == expected.shape
+    assert (decoded.int() - expected.int()).abs().max() <= 1
+    assert decoded.float().std() > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guidance_costs_what_the_family_says(random_pipelines, family):
+    adapter = load(random_pipelines, family)
+    conditioning = adapter.encode_prompts(PROMPTS[:2])
+    rows = []
+    adapter.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs.get("hidden_states", args[0] if args else None))),
+        with_kwargs=True,
+    )
+    latents, facts = normal(adapter, 2), find_family(family)
+    plain, guided = (adapter.velocity(latents, torch.full((2,), 0.7), conditioning, g) for g in (1.0, 4.0))
+    assert rows == [2 * facts.calls_per_step(1.0), 2 * facts.calls_per_step(4.0)]
+    assert not torch.allclose(plain, guided)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_do_not_depend_on_their_batch(random_pipelines, family):
+    adapter = load(random_pipelines, family)
+    conditioning = adapter.encode_prompts(PROMPTS)
+    latents, sigma = normal(adapter, 3, seed=7), torch.tensor([0.9, 0.5, 0.1])
+    with torch.no_grad():
+        together = adapter.velocity(latents, sigma, conditioning, 3.0)
+        for i in range(3):
+            alone = adapter.velocity(latents[i : i + 1], sigma[i : i + 1], adapter.encode_prompts([PROMPTS[i]]), 3.0)
+            torch.testing.assert_close(alone, together[i : i + 1], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], together[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grids_begin_with_pure_noise_and_end_without(random_pipelines, family):
+    adapter = load(random_pipelines, family)
+    for steps in (2, 7):
+        sigmas = adapter.sigmas(steps)
+        assert sigmas.shape == (steps + 1,) and sigmas.dtype == torch.float32
+        assert sigmas[0] == 1.0 and sigmas[-1] == 0.0 and (sigmas[1:] < sigmas[:-1]).all()
+
+
+@pytest.mark.parametrize("family", MULTISTEP)
+def test_a_multi_step_schedulers_levels_are_its_own_but_for_the_first(random_pipelines, family):
+    adapter = load(random_pipelines, family)
+    scheduler = adapter.pipeline.scheduler
+    scheduler.set_timesteps(7)
+    ours = adapter.sigmas(7)
+    assert 0.99 < scheduler.sigmas[0] < 1 and torch.equal(ours[1:], scheduler.sigmas[1:])
+    # Shifted by 3: what evenly spaced levels become (esser et al., arXiv 2403.03206).
+    even = torch.linspace(0.999, 0.0, 8, dtype=torch.float64)[1:-1]
+    torch.testing.assert_close(ours[1:-1].double(), 3 * even / (1 + 2 * even), rtol=1e-2, atol=0)
+
+
+def test_flux_shifts_by_the_number_of_picture_tokens(random_pipelines):
+    small, large = (load(random_pipelines, "flux", height=size, width=size) for size in (32, 96))
+    stock = FlowMatchEulerDiscreteScheduler.from_config(small.pipeline.scheduler.config)
+    mu = 0.5 + (24 * 24 / 4 - 256) * (1.15 - 0.5) / (4096 - 256)
+    stock.set_timesteps(sigmas=[1.0, 0.75, 0.5, 0.25], mu=mu)
+    torch.testing.assert_close(large.sigmas(4), stock.sigmas, rtol=1e-6, atol=0)
+    assert (large.sigmas(4)[1:-1] > small.sigmas(4)[1:-1]).all()
+
+
+def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_one(random_pipelines):
+    adapter = load(random_pipelines, "sana")
+    default = inspect.signature(type(adapter.pipeline).__call__).parameters["complex_human_instruction"].default
+    stock = adapter.pipeline.encode_prompt(
+        PROMPTS, max_sequence_length=adapter.max_sequence_length, complex_human_instruction=default
+    )
+    without = adapter.pipeline.encode_prompt(PROMPTS, max_sequence_length=adapter.max_sequence_length)
+    ours = adapter.encode_prompts(PROMPTS)
+    assert torch.equal(ours["prompt_embeds"], stock[0]) and torch.equal(ours["negative_prompt_embeds"], stock[2])
+    assert not torch.allclose(ours["prompt_embeds"], without[0])
+
+
+@pytest.fixture(scope="module")
+def wan22(tmp_path_factory):
+    """Wan 2.2: two transformers, the second for timesteps below 875."""
+    from diffrl.models.tiny import save_pipeline
+    from diffrl.models.tiny_wan import build_wan_pipeline
+
+    folder = tmp_path_factory.mktemp("pipelines") / "wan22"
+    save_pipeline(
+        build_wan_pipeline(["a", "red", "green", "blue", "circle", "square", "above"], 0, boundary_ratio=0.875), folder
+    )
+    return folder
+
+
+def test_wan22_uses_the_network_of_each_noise_level_as_the_stock_pipeline_does(wan22):
+    adapter = load_adapter("wan", str(wan22), dtype="float32", device=torch.device("cpu"))
+    adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    sigmas = adapter.sigmas(STEPS)
+    assert (sigmas[:-1] >= 0.875).any() and (sigmas[:-1] < 0.875).any()
+    assert set(adapter.trainable_modules()) == {"transformer", "transformer_2"}
+    latents = normal(adapter, len(PROMPTS))
+    options = {**STOCK["wan"], "num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length}
+    with torch.no_grad():
+        ours = euler(adapter, latents, 5.0)
+        stock = adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="latent", **options).frames
+        torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
+        conditioning = adapter.encode_prompts(PROMPTS)
+        mixed = adapter.velocity(latents, torch.tensor([0.9, 0.2, 0.875]), conditioning, 5.0)
+        for i, sigma in enumerate((0.9, 0.2, 0.875)):
+            alone = adapter.velocity(latents, torch.full((3,), sigma), conditioning, 5.0)
+            torch.testing.assert_close(mixed[i], alone[i], rtol=1e-4, atol=1e-5)
+
+
+def test_wan22_ti2v_gets_a_noise_level_for_every_token(random_pipelines):
+    adapter = load(random_pipelines, "wan")
+    adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    adapter.pipeline.register_to_config(expand_timesteps=True)
+    latents = normal(adapter, len(PROMPTS))
+    options = {**STOCK["wan"], "num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length}
+    with torch.no_grad():
+        ours = euler(adapter, latents, 5.0)
+        stock = adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="latent", **options).frames
+    torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, family):
+    from diffrl.models.pipeline import Placement
+
+    plain = load(random_pipelines, family)
+    placement = Placement(offload=("text_encoders", "vae"), vae_slicing=True)
+    other = load_adapter(family, str(random_pipelines(family)), dtype="float32", placement=placement)
+    for name, tensor in plain.encode_prompts(PROMPTS).items():
+        assert torch.equal(other.encode_prompts(PROMPTS)[name], tensor)
+    latents = normal(plain, 3)
+    assert (plain.decode(latents).int() - other.decode(latents).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("flux", {"height": 20}), ("sana", {"width": 31}), ("wan", {"height": 24})]
+)
+def test_sizes_that_do_not_come_out_in_patches(random_pipelines, family, options):
+    from diffrl.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="model.height and model.width must be multiples of "):
+        load(random_pipelines, family, **options)
+
+
+def test_frames_that_the_decoder_does_not_have(random_pipelines):
+    from diffrl.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="model.frames must be a multiple of 4, plus 1. Got 8. Take 9."):
+        load(random_pipelines, "wan", frames=8)
