@@ -162,6 +162,15 @@ def _coarse_grid_holds_the_noise(rollout: RolloutSettings) -> str | None:
     )
 
 
+def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
+    if model.base_precision is None or rollout.explore is None or rollout.explore.precision == "training":
+        return None
+    return (
+        "rollout.explore.precision must be training with model.base_precision: a second copy of the weights would undo "
+        f"the saving. Got {rollout.explore.precision}, base_precision={model.base_precision}. Change either."
+    )
+
+
 def _warmup_ends(run: Any, train: TrainSettings) -> str | None:
     updates = run.iterations * train.updates_per_iteration
     if train.warmup_updates < updates:
@@ -192,6 +201,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("objective",), _edges_are_on_policy),
     (("credit", "rewards"), _gdpo_has_several),
     (("rollout",), _coarse_grid_holds_the_noise),
+    (("model", "rollout"), _copy_has_a_whole_base),
     (("run", "train"), _warmup_ends),
     (("model", "train"), _optimizer_has_its_device),
 )

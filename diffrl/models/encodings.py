@@ -1,4 +1,4 @@
-"""Prompt encodings, computed once. Text encoders are frozen, so a prompt's encoding never changes."""
+"""Prompt encodings, computed once and kept on the CPU. Text encoders are frozen, so an encoding never changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from diffrl.models.adapter import Conditioning, ModelAdapter
+from diffrl.models.adapter import Conditioning, ModelAdapter, device_of
 
 
 class PromptEncodings:
@@ -18,23 +18,29 @@ class PromptEncodings:
 
     Args:
         adapter: the model.
-        capacity: encodings kept.
+        capacity: bytes kept; FLUX's T5 takes 4 MiB a prompt.
     """
 
-    def __init__(self, adapter: ModelAdapter, capacity: int = 4096):
+    def __init__(self, adapter: ModelAdapter, capacity: int = 4 * 2**30):
         self._adapter = adapter
-        self._capacity = capacity
+        self._capacity, self._held = capacity, 0
         self._known: OrderedDict[str, Conditioning] = OrderedDict()
 
     def __call__(self, texts: Sequence[str]) -> Conditioning:
-        """The conditioning of B prompts, one row each, in their order."""
-        rows = [self._row(text) for text in texts]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        """The conditioning of B prompts on the transformer's device, one row each, in their order."""
+        rows, device = [self._row(text) for text in texts], device_of(self._adapter.transformer)
+        return {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
 
     def _row(self, text: str) -> Conditioning:
         if text not in self._known:
-            self._known[text] = self._adapter.encode_prompts([text])
-            if len(self._known) > self._capacity:
-                self._known.popitem(last=False)
+            row = {name: tensor.cpu() for name, tensor in self._adapter.encode_prompts([text]).items()}
+            self._known[text] = row
+            self._held += _bytes(row)
+            while self._held > self._capacity and len(self._known) > 1:
+                self._held -= _bytes(self._known.popitem(last=False)[1])
         self._known.move_to_end(text)
         return self._known[text]
+
+
+def _bytes(row: Conditioning) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in row.values())

@@ -109,6 +109,14 @@ FAMILIES: Mapping[str, Family] = {
             exclude=("patch_embedding", "condition_embedder", "proj_out"),
             distilled=(*Family.distilled, "causvid", "self-forcing", "fastwan", "lightx2v"),
         ),
+        Family(
+            name="qwen_image",
+            title="Qwen-Image",
+            adapter="diffrl.models.qwen_image:QwenImageAdapter",
+            pipelines=("QwenImagePipeline",),
+            lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+            exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
+        ),
     )
 }
 """A new family is one file with an adapter and one entry here; docs/add-a-model.md."""

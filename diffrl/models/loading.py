@@ -148,9 +148,19 @@ def distilled_sign(family: Family, path: str) -> str | None:
     return None
 
 
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those that it was raised for: diffusers words the hub's errors anew."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
 def loading_problem(path: str, error: Exception) -> str:
     """What went wrong with a pipeline, in one sentence, and the way out."""
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
     if "GatedRepoError" in names:
         terms = f"Accept its terms at https://huggingface.co/{path}, then run `hf auth login`."
         return f"model.path {path!r} is gated. {terms}"
@@ -162,7 +172,7 @@ def loading_problem(path: str, error: Exception) -> str:
             "one run `hf auth login`."
         )
     text = str(error).strip()
-    if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names or "couldn't connect" in text or "offline" in text:
+    if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names:
         return (
             f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
             "Download it where there is a network, `hf download`, or give a folder."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, device_of
+from diffrl.models.base_precision import quantise_base
 from diffrl.models.families import Family, require_pipeline
 
 EMPTY = "negative_"
@@ -84,23 +85,25 @@ class PipelineAdapter(ABC):
         disable_progress_bar()
         disable_transformers_progress_bar()
         placement = placement or Placement()
-        loaded = quantised_parts(path, dtype, placement, revision)
         found = pipeline_class_of(path, revision)
         require_pipeline(cls.family, found, str(path))
-        pipeline = getattr(diffusers, found).from_pretrained(str(path), dtype=dtype, revision=revision, **loaded)
+        pipeline = getattr(diffusers, found).from_pretrained(str(path), dtype=dtype, revision=revision)
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
         adapter = cls(pipeline, dtype=dtype, **options)
-        adapter.place(placement, moved=tuple(loaded))
+        adapter.place(placement)
         return adapter
 
-    def place(self, placement: Placement, moved: Sequence[str] = ()) -> None:
-        """Bring the components to where they belong; those of `moved` are there already."""
+    def place(self, placement: Placement) -> None:
+        """Quantise the frozen transformer if asked for, and bring the components to where they belong."""
         self.placement = placement
+        if placement.base_precision is not None:
+            for module in self.trainable_modules().values():
+                quantise_base(module, self.family.exclude, placement.base_precision, self.dtype)
         for name, component in self.pipeline.components.items():
-            if isinstance(component, nn.Module) and name not in moved:
+            if isinstance(component, nn.Module):
                 rests = self._offloaded(name)
                 component.to("cpu" if rests else placement.device)
         vae = self.pipeline.vae
@@ -202,7 +205,8 @@ def set_attention(transformer: Any, name: str) -> None:
     """Run attention by another backend of diffusers.
 
     Raises:
-        ConfigError: unknown, or its package is not here.
+        ConfigError: unknown, its package is not here, or this transformer's attention does not go through diffusers'
+            dispatcher, as SD3's, which would run on unchanged.
     """
     try:
         transformer.set_attention_backend(name)
@@ -210,28 +214,31 @@ def set_attention(transformer: Any, name: str) -> None:
         raise ConfigError(
             f"model.attention {name!r} cannot be used: {str(error).strip().rstrip('.')}. Set model.attention: native."
         ) from error
+    processors = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    if name != "native" and not any(hasattr(processor, "_attention_backend") for processor in processors):
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used: the attention of a {type(transformer).__name__} always goes "
+            "through PyTorch, which chooses the fastest kernel that it has. Set model.attention: native."
+        )
 
 
-def compile_blocks(transformer: Any) -> None:
+def compile_blocks(transformer: nn.Module) -> None:
     """Compile each of the transformer's repeated blocks in place; shapes may vary without a graph for each.
 
     Raises:
         ConfigError: diffusers names no repeated blocks for this transformer.
     """
-    try:
-        transformer.compile_repeated_blocks(dynamic=True)
-    except (ValueError, AttributeError) as error:
+    names = {name for kind in {type(module) for module in transformer.modules()} for name in _block_names(kind)}
+    blocks = [module for module in transformer.modules() if type(module).__name__ in names]
+    if not blocks:
         raise ConfigError(
-            f"model.compile cannot compile a {type(transformer).__name__}: {str(error).rstrip('.')}. Set it to false."
-        ) from error
+            f"model.compile needs a transformer of repeated blocks. Got a {type(transformer).__name__}, which names "
+            "none. Set it to false."
+        )
+    for block in blocks:
+        block.compile(dynamic=True)
 
 
-def quantised_parts(
-    path: str | Path, dtype: torch.dtype, placement: Placement, revision: str | None
-) -> dict[str, nn.Module]:
-    """The transformer with its frozen weights quantised while they are read; empty without `base_precision`."""
-    if placement.base_precision is None:
-        return {}
-    from diffrl.models.base_precision import load_quantised_transformer
-
-    return load_quantised_transformer(path, placement.base_precision, dtype, placement.device, revision)
+def _block_names(kind: type) -> tuple[str, ...]:
+    """Class names of a diffusers model's repeated blocks."""
+    return tuple(getattr(kind, "_repeated_blocks", None) or getattr(kind, "_no_split_modules", None) or ())

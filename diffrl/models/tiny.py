@@ -27,12 +27,14 @@ BUILDERS = {
     "flux": "diffrl.models.tiny_flux:build_flux_pipeline",
     "sana": "diffrl.models.tiny_sana:build_sana_pipeline",
     "wan": "diffrl.models.tiny_wan:build_wan_pipeline",
+    "qwen_image": "diffrl.models.tiny_qwen_image:build_qwen_image_pipeline",
 }
 SETTINGS = {
     "StableDiffusion3Pipeline": {"max_sequence_length": T5_TOKENS},
     "FluxPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
     "SanaPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
     "WanPipeline": {"max_sequence_length": 12, "height": 32, "width": 32, "frames": 9},
+    "QwenImagePipeline": {"max_sequence_length": 20, "height": 32, "width": 32},
 }
 """What diffrl uses the tiny pipelines with; stock calls have other defaults."""
 

@@ -60,7 +60,7 @@ def make_optimizer(
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ConfigError(
-            "train.optimizer=adamw_8bit needs bitsandbytes. Run: pip install 'diffrl[optim8bit]'."
+            "train.optimizer=adamw_8bit needs bitsandbytes. Run: pip install 'diffrl[bitsandbytes]'."
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **options)
     return optimizer

@@ -17,6 +17,7 @@ STOCK = {
     "flux": {"guidance_scale": 3.5, "height": 32, "width": 32},
     "sana": {"guidance_scale": 4.5, "height": 32, "width": 32, "use_resolution_binning": False},
     "wan": {"guidance_scale": 5.0, "height": 32, "width": 32, "num_frames": 9},
+    "qwen_image": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": [" "] * len(PROMPTS)},
 }
 MULTISTEP = ("sana", "wan")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
@@ -46,11 +47,12 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
     if family in MULTISTEP:
         adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     options = {**STOCK[family], "num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length}
+    scale = "true_cfg_scale" if "true_cfg_scale" in options else "guidance_scale"
     if not guided:
-        options["guidance_scale"] = 1.0
+        options[scale] = 1.0
     latents = normal(adapter, len(PROMPTS))
     with torch.no_grad():
-        ours = euler(adapter, latents, options["guidance_scale"])
+        ours = euler(adapter, latents, options[scale])
         field = "frames" if family == "wan" else "images"
         stock = getattr(adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="latent", **options), field)
         pictures = getattr(adapter.pipeline(PROMPTS, latents=latents.clone(), output_type="np", **options), field)
@@ -191,7 +193,8 @@ def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, fam
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("flux", {"height": 20}), ("sana", {"width": 31}), ("wan", {"height": 24})]
+    ("family", "options"),
+    [("flux", {"height": 20}), ("sana", {"width": 31}), ("wan", {"height": 24}), ("qwen_image", {"width": 36})],
 )
 def test_sizes_that_do_not_come_out_in_patches(random_pipelines, family, options):
     from diffrl.errors import ConfigError

@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from diffrl.errors import ConfigError
-from diffrl.models.loading import choose_device, load_adapter, shipped_settings
+from diffrl.models.families import FAMILIES
+from diffrl.models.loading import choose_device, distilled_sign, load_adapter, refuse_distilled, shipped_settings
+from tests.training.harness import make_trainer, settings
 
 CPU = torch.device("cpu")
 
@@ -84,6 +87,120 @@ def test_an_unknown_family(random_sd3, family, hint):
 def test_an_adapter_that_cannot_be_imported(random_sd3):
     with pytest.raises(ConfigError, match="model.family 'no.such:Adapter' cannot be imported"):
         load(random_sd3, "no.such:Adapter")
+
+
+@pytest.mark.parametrize(
+    ("family", "other", "way_out"),
+    [
+        ("sd3", "FluxPipeline", "Set model.family: flux, or choose another path."),
+        ("flux", "WanPipeline", "Set model.family: wan, or choose another path."),
+        ("wan", "WanImageToVideoPipeline", r"No family of this version loads that class \(sd3: .*docs/add-a-model.md"),
+        ("sana", "SanaSprintPipeline", "No family of this version loads that class"),
+    ],
+)
+def test_a_class_of_another_family_or_of_none(copy, family, other, way_out):
+    index = json.loads((copy / "model_index.json").read_text())
+    (copy / "model_index.json").write_text(json.dumps(index | {"_class_name": other}))
+    with pytest.raises(ConfigError, match=f"model.family={family} needs a .* Got {other} in .* {way_out}"):
+        load(copy, family)
+
+
+def hub_error(kind):
+    import huggingface_hub.errors as errors
+
+    made = getattr(errors, kind)
+    if not issubclass(made, errors.HfHubHTTPError):
+        return made("the hub said no")
+    return made("the hub said no", response=SimpleNamespace(headers={}, request=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "GatedRepoError",
+            "is gated. Accept its terms at https://huggingface.co/some/model, then run `hf auth login`.",
+        ),
+        ("RepositoryNotFoundError", "is no model on the hub that this account can see. Check the spelling"),
+        ("RevisionNotFoundError", "model.revision is no branch, tag or commit of 'some/model'"),
+        ("LocalEntryNotFoundError", "neither a folder here nor in the hub's cache, and the hub cannot be reached"),
+        ("OfflineModeIsEnabled", "neither a folder here nor in the hub's cache, and the hub cannot be reached"),
+    ],
+)
+def test_what_the_hub_refuses(monkeypatch, kind, message):
+    from diffusers import configuration_utils
+
+    def refuse(*args, **kwargs):
+        raise hub_error(kind)
+
+    monkeypatch.setattr(configuration_utils, "hf_hub_download", refuse)  # diffusers words some of them anew
+    refused("some/model", message)
+
+
+def test_a_hub_id_without_a_network():
+    refused(
+        "no-such-owner/no-such-model", "neither a folder here nor in the hub's cache, and the hub cannot be reached"
+    )
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_weights_of_another_shape(copy, component):
+    from safetensors.torch import load_file, save_file
+
+    (file,) = (copy / component).glob("*.safetensors")
+    tensors = load_file(file)
+    name = max(tensors, key=lambda name: tensors[name].numel())
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, file, metadata={"format": "pt"})
+    refused(copy, "could not be loaded: ")
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "sign"),
+    [
+        ("flux", "black-forest-labs/FLUX.1-schnell", "schnell"),
+        ("sd3", "stabilityai/stable-diffusion-3.5-large-turbo", "turbo"),
+        ("sana", "models/Sana_Sprint_1.6B", "sprint"),
+        ("wan", "lightx2v/Wan2.1-T2V-14B-CausVid", "causvid"),
+    ],
+)
+def test_distilled_checkpoints_are_recognised_by_name(family, path, sign):
+    with pytest.raises(
+        ConfigError, match=f"not distilled to few steps.*whose name says '{sign}'.*allow_distilled: true"
+    ):
+        refuse_distilled(FAMILIES[family], path, allowed=False)
+    refuse_distilled(FAMILIES[family], path, allowed=True)
+
+
+def test_other_checkpoints_are_not_taken_for_distilled():
+    for family, path in (
+        ("flux", "black-forest-labs/FLUX.1-dev"),
+        ("sd3", "stabilityai/stable-diffusion-3.5-large"),
+        ("sana", "Efficient-Large-Model/Sana_1600M_1024px_diffusers"),
+        ("wan", "Wan-AI/Wan2.2-T2V-A14B-Diffusers"),
+        ("sd3", "turbo/own-model"),  # the owner's name says nothing
+    ):
+        assert distilled_sign(FAMILIES[family], path) is None
+
+
+def test_a_flux_without_guidance_embedding_is_distilled(random_pipelines, tmp_path):
+    folder = shutil.copytree(random_pipelines("flux"), tmp_path / "mine")
+    assert distilled_sign(FAMILIES["flux"], str(folder)) is None
+    config = folder / "transformer/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"guidance_embeds": False}))
+    assert distilled_sign(FAMILIES["flux"], str(folder)) == "whose transformer/config.json has guidance_embeds: false"
+
+
+def test_training_a_distilled_checkpoint_is_refused_and_nothing_is_written(random_sd3, tmp_path):
+    folder = shutil.copytree(random_sd3, tmp_path / "my-turbo")
+    with pytest.raises(ConfigError, match="not distilled to few steps"):
+        make_trainer(settings(folder, tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rewards_of_another_medium(random_pipelines, tmp_path):
+    data = settings(random_pipelines("wan"), tmp_path / "runs", model={"family": "wan"}, rewards=[{"name": "shapes"}])
+    with pytest.raises(ConfigError, match="must score videos, which model.family wan draws. Got shapes."):
+        make_trainer(data)
 
 
 def test_cuda_without_cuda(monkeypatch):

@@ -1,0 +1,114 @@
+"""What a pipeline is made of, from its file headers or from what is known of it on the hub; no weights are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import ConfigError
+from diffrl.models.published import PUBLISHED, Component
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+WEIGHTS = re.compile(r"(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors")
+"""A component's weights as diffusers and transformers name them; variants such as *.fp16.safetensors are copies."""
+
+NETWORKS = ("transformer", "transformer_2")
+"""Components that denoise; a pipeline of two takes one for the high noise levels and one for the low ones."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a pipeline.
+
+    Args:
+        shapes: of every tensor, by component.
+        configs: of every component, as in its config.json; empty where there is none.
+        options: of the pipeline, as in its model_index.json.
+    """
+
+    shapes: Mapping[str, Shapes]
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The components that denoise, and so train."""
+        two = self.options.get("boundary_ratio") is not None
+        return tuple(name for name in NETWORKS[: 1 + two] if name in self.shapes)
+
+
+def describe_pipeline(path: str) -> Architecture | None:
+    """Sizes of a pipeline's folder, or of a published one by its name on the hub; None if neither is known here.
+
+    Raises:
+        ConfigError: a file of the folder is torn.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        shapes = component_shapes(folder)
+        configs = {name: _read_json(folder / name / "config.json") for name in shapes}
+        found = Architecture(shapes, configs, _read_json(folder / "model_index.json"))
+        return found if "transformer" in shapes else None
+    return _published(path) if path in PUBLISHED else None
+
+
+@cache
+def _published(name: str) -> Architecture:
+    known = PUBLISHED[name]
+    shapes = {part: _shapes_of(component) for part, component in known.components.items()}
+    return Architecture(shapes, {part: one.config for part, one in known.components.items()}, known.options)
+
+
+def _shapes_of(component: Component) -> Shapes:
+    """Shapes of a component's weights, tied ones once, on the meta device: nothing is allocated."""
+    import torch
+    from torch import nn
+
+    with torch.device("meta"):
+        module: nn.Module = component.build()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    saved = module.state_dict().keys()
+    return {name: tuple(tensor.shape) for name, tensor in named.items() if name in saved}
+
+
+def component_shapes(pipeline: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Tensor shapes of each component of a pipeline's folder; empty if there is no such folder."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for file in sorted(pipeline.glob("*/*.safetensors")):
+        if WEIGHTS.fullmatch(file.name):
+            found.setdefault(file.parent.name, {}).update(header_shapes(file))
+    return found
+
+
+def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in a safetensors file, from its header.
+
+    Raises:
+        ConfigError: the file is torn or no safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= path.stat().st_size - 8:
+                raise ValueError(f"the header cannot have {length} bytes")
+            header = json.loads(file.read(length))
+        return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} must be a safetensors file. Its header is unreadable: {error}. Fetch it again."
+        ) from error
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """A JSON object, empty if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

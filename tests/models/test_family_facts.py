@@ -1,0 +1,44 @@
+"""What is written down of each family fits the networks of its pipelines."""
+
+import pytest
+import torch
+from torch import nn
+
+from diffrl.models.families import FAMILIES
+from diffrl.models.loading import load_adapter
+from diffrl.models.lora import add_lora
+from diffrl.models.targets import names_layer
+from diffrl.precision.layers import matches
+
+
+@pytest.fixture
+def load(random_pipelines):
+    return lambda family: load_adapter(
+        family, str(random_pipelines(family)), dtype="float32", device=torch.device("cpu")
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_name_of_a_layer_is_one_of_the_networks(load, family):
+    adapter = load(family.name)
+    assert type(adapter.pipeline).__name__ in family.pipelines
+    modules = dict(adapter.transformer.named_modules())
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    for target in family.lora_targets:
+        assert any(names_layer(target, name) for name in linears), target
+    for pattern in family.exclude:
+        assert any(matches(pattern, name) for name in modules if name), pattern
+    kept = [name for name in linears if any(matches(pattern, name) for pattern in family.exclude)]
+    assert 0 < len(kept) < len(linears)
+    assert not any(names_layer(target, name) for target in family.lora_targets for name in kept)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
+    """Ranks that share gradients wait for each of them."""
+    adapter = load(family)
+    add_lora(adapter.transformer, 2, 4.0, FAMILIES[family].lora_targets, seed=0)
+    latents = adapter.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
+    velocity = adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 3.0)
+    velocity.square().sum().backward()
+    assert not [name for name, p in adapter.transformer.named_parameters() if p.requires_grad and p.grad is None]

@@ -1,0 +1,108 @@
+"""How a pipeline's parts are run: attention backends, compilation, tiling, kept encodings, and what is refused."""
+
+import pytest
+import torch
+
+from diffrl.errors import ConfigError
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.families import FAMILIES
+from diffrl.models.loading import load_adapter
+from diffrl.models.pipeline import Placement
+from tests.training.harness import make_trainer, settings
+
+PROMPTS = ["a red circle", "two blue squares"]
+
+
+def load(folder, family="sd3", **placement):
+    return load_adapter(family, str(folder), dtype="float32", placement=Placement(**placement))
+
+
+def velocities(adapter, count=2):
+    latents = adapter.init_latents(lambda shape: torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)))
+    with torch.no_grad():
+        return adapter.velocity(latents, torch.full((count,), 0.6), adapter.encode_prompts(PROMPTS[:count]), 3.0)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"sd3", "sana"}))
+def test_another_attention_backend_gives_the_same_velocities_and_really_runs(random_pipelines, family, monkeypatch):
+    from torch.nn.attention import SDPBackend
+
+    folder = random_pipelines(family)
+    expected = velocities(load(folder, family))
+    kernels = []
+    enter = torch.nn.attention.sdpa_kernel
+
+    def watched(backends, *args, **kwargs):
+        kernels.append(backends)
+        return enter(backends, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", watched)
+    found = velocities(load(folder, family, attention="_native_math"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert SDPBackend.MATH in kernels
+
+
+@pytest.mark.parametrize("family", ["sd3", "sana"])
+def test_attention_that_no_backend_can_reach(random_pipelines, family):
+    with pytest.raises(ConfigError, match="the attention of a S.*Transformer2DModel always goes through PyTorch"):
+        load(random_pipelines(family), family, attention="_native_math")
+    load(random_pipelines(family), family, attention="native")
+
+
+@pytest.mark.parametrize("name", ["flash", "xformers", "flash_hub", "sage"])
+def test_a_backend_whose_package_is_missing(random_sd3, name):
+    with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used: .* Set model.attention: native."):
+        load(random_sd3, attention=name)
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_a_compiled_transformer_trains_on_policy(random_pipelines, tmp_path, family, monkeypatch):
+    graphs = []
+
+    def counted(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda m, **kw: compile_module(m, backend=counted, **kw))
+    torch._dynamo.reset()
+    data = settings(
+        random_pipelines(family),
+        tmp_path,
+        model={"family": family, "compile": True, "lora": {"rank": 3, "alpha": 6}},
+        rollout={"micro_batch": 4},
+        train={"micro_batch": 3},
+    )
+    trainer = make_trainer(data)
+    trainer.iterate()
+    trainer.journal.close()
+    assert trainer.on_policy_error < 1e-5
+    seen = len(graphs)
+    assert seen > 0
+    trainer.iteration += 1
+    trainer.iterate()
+    assert len(graphs) == seen, "weights that change must not compile anything anew"
+
+
+def test_tiles_cover_the_picture(random_sd3):
+    plain, tiled = load(random_sd3), load(random_sd3, vae_tiling=True, vae_slicing=True)
+    assert tiled.pipeline.vae.use_tiling and tiled.pipeline.vae.use_slicing
+    latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(2))
+    assert plain.decode(latents).shape == tiled.decode(latents).shape == (2, 3, 32, 32)
+
+
+def test_encodings_are_kept_within_their_bytes(random_sd3):
+    adapter = load(random_sd3)
+    asked = []
+    encode = adapter.encode_prompts
+    adapter.encode_prompts = lambda prompts: asked.extend(prompts) or encode(prompts)
+    row = sum(t.numel() * t.element_size() for t in encode(["a"]).values())
+    kept = PromptEncodings(adapter, capacity=2 * row)
+    first = kept(["a", "b"])
+    assert asked == ["a", "b"] and all(len(tensor) == 2 for tensor in first.values())
+    kept(["b", "a"])
+    assert asked == ["a", "b"]
+    kept(["c"])
+    kept(["b"])  # the one that was used longest ago is gone
+    assert asked == ["a", "b", "c", "b"]
+    assert torch.equal(kept(["a"])["prompt_embeds"], first["prompt_embeds"][:1])

@@ -1,0 +1,79 @@
+"""What Qwen-Image does unlike the other families; parity with the stock pipeline is in test_families.py."""
+
+import pytest
+import torch
+
+from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES
+from diffrl.models.loading import load_adapter
+from diffrl.models.pipeline import Placement
+from diffrl.models.tiny_qwen_image import build_qwen_tokenizer
+from tests.conftest import WORDS
+
+PROMPTS = ["a red circle", "two blue squares above a green triangle"]
+
+
+@pytest.fixture
+def load(random_pipelines):
+    def load(**options):
+        placement = options.pop("placement", Placement())
+        return load_adapter(
+            "qwen_image", str(random_pipelines("qwen_image")), dtype="float32", placement=placement, **options
+        )
+
+    return load
+
+
+def test_the_templates_beginning_is_the_34_tokens_that_the_pipeline_cuts_off(load):
+    pipeline, tokenizer = load().pipeline, build_qwen_tokenizer(WORDS.split())
+    before, after = pipeline.prompt_template_encode.split("{}")
+    assert len(tokenizer(before).input_ids) == pipeline.prompt_template_encode_start_idx
+    prompt = tokenizer(before + "a red circle" + after).input_ids[34:]
+    assert tokenizer.convert_ids_to_tokens(prompt[:3]) == ["a", "Ġred", "Ġcircle"]
+
+
+def test_padding_changes_nothing(load):
+    short, long = load(max_sequence_length=20), load(max_sequence_length=31)
+    latents = short.init_latents(lambda shape: torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)))
+    sigma = torch.tensor([0.8, 0.3])
+    found = []
+    for adapter, length in ((short, 20), (long, 31)):
+        conditioning = adapter.encode_prompts(PROMPTS)
+        assert all(tensor.shape[:2] == (2, length) for tensor in conditioning.values())
+        found.append(adapter.velocity(latents, sigma, conditioning, 4.0))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_guidance_turns_each_token_and_keeps_its_length(load):
+    adapter = load()
+    latents = adapter.init_latents(lambda shape: torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)))
+    conditioning, sigma = adapter.encode_prompts(PROMPTS), torch.tensor([0.8, 0.3])
+    with torch.no_grad():
+        plain, guided = (adapter.velocity(latents, sigma, conditioning, scale).double() for scale in (1.0, 4.0))
+    torch.testing.assert_close(guided.pow(2).sum(-1), plain.pow(2).sum(-1), rtol=1e-4, atol=0)
+    cosine = torch.nn.functional.cosine_similarity(guided, plain, dim=-1)
+    assert cosine.min() < 0.999
+
+
+@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage"])
+def test_attention_without_masks_is_refused(load, attention):
+    with pytest.raises(ConfigError, match=f"model.attention must be able to mask .* Got '{attention}'. Choose native"):
+        load(placement=Placement(attention=attention))
+
+
+def test_attention_with_masks_is_not(load):
+    assert load(placement=Placement(attention="native")).placement.attention == "native"
+
+
+def test_the_only_weights_without_a_gradient_are_those_that_the_default_lora_leaves_out(load):
+    adapter = load()
+    adapter.transformer.requires_grad_(True)
+    latents = adapter.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
+    velocity = adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(PROMPTS[:1]), 1.0)
+    velocity.square().sum().backward()
+    without = {name for name, parameter in adapter.transformer.named_parameters() if parameter.grad is None}
+    layers = {name.rpartition(".")[0] for name in without}
+    assert layers == {
+        f"transformer_blocks.1.{part}" for part in ("attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+    }
+    assert not any(layer.endswith(f".{target}") for layer in layers for target in FAMILIES["qwen_image"].lora_targets)
