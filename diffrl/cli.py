@@ -93,7 +93,9 @@ def generate(
     out: Annotated[Path, typer.Option(help="Folder for the pictures; it must be new or empty.")],
     model: Annotated[str | None, typer.Option(help="A pipeline's directory or hub id.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
-    family: Annotated[str, typer.Option(help="Model family of --model: sd3, flux, sana, wan.")] = "sd3",
+    family: Annotated[
+        str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
+    ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     prompts: Annotated[
         str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
@@ -141,12 +143,24 @@ def generate(
 def export(
     run: Annotated[Path, typer.Argument(help="A run's directory.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help="diffusers, or quantised for deployment, LoRA merged: modelopt-fp8, modelopt-nvfp4."
+        ),
+    ] = "diffusers",
 ) -> None:
-    """Write a run's weights in diffusers format, with a model card."""
+    """Write a run's weights in diffusers format, or quantised, with a model card."""
     _quiet_libraries()
-    from diffrl.training.export import export_run
+    if form == "diffusers":
+        from diffrl.training.export import export_run
 
-    for line in export_run(run, out):
+        lines = export_run(run, out)
+    else:
+        from diffrl.training.export_modelopt import export_quantised
+
+        lines = export_quantised(run, out, form)
+    for line in lines:
         typer.echo(line)
 
 
@@ -259,6 +273,10 @@ def _console() -> Any:
 
 def _quiet_libraries() -> None:
     """Keep other libraries' progress bars and advice out of ours; errors still come through."""
+    import logging
+
+    for name in ("bitsandbytes", "torch.utils._pytree"):  # advice to their own developers, at every start
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")

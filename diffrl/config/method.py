@@ -84,6 +84,22 @@ class TrainSettings(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     ema: EmaSettings | None = Field(None, description="Moving average of the trained weights. null = none.")
     gradient_checkpointing: bool = Field(False, description="Compute activations twice: less memory, slower.")
+    sharding: Literal["none", "fsdp"] = Field(
+        "none",
+        description="With several processes: none = each holds the whole transformer (DDP); fsdp = its weights, "
+        "gradients and optimiser state are split over them. One process holds everything either way.",
+    )
+
+    @model_validator(mode="after")
+    def _whole_states(self) -> Self:
+        if self.sharding == "fsdp" and self.optimizer == "adamw_8bit":
+            raise problems(
+                [
+                    "train.optimizer must be adamw with train.sharding: fsdp: the 8-bit form cannot be split. Got "
+                    "adamw_8bit. Use adamw, or sharding: none."
+                ]
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_idle_keys(self) -> Self:

@@ -61,12 +61,15 @@ class ModelSettings(Section):
     frames: int | None = Field(
         None, ge=1, description="Frames of a video. null = the pipeline's own. Only with families that draw videos."
     )
+    fps: float | None = Field(
+        None, gt=0, description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16."
+    )
     max_sequence_length: int | None = Field(
         None,
         ge=1,
         le=512,
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
-        "pipeline (sd3: 256 of T5, flux and wan: 512, sana: 300). An SD3 without T5 gets as many zero tokens instead.",
+        "pipeline (sd3: 256 of T5, flux, wan and qwen_image: 512, sana: 300). An SD3 without T5 gets as many zero tokens instead.",
     )
     attention: (
         Literal[
@@ -102,6 +105,11 @@ class ModelSettings(Section):
                 f"model.frames must be null for model.family: {self.family}, which draws pictures. Got {self.frames}. "
                 "Remove it."
             )
+        if self.fps is not None and self.facts.media != "video":
+            found.append(
+                f"model.fps must be null for model.family: {self.family}, which draws pictures. Got {self.fps:g}. "
+                "Remove it."
+            )
         if self.base_precision is not None and self.lora is None:
             found.append(
                 "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
@@ -115,6 +123,11 @@ class ModelSettings(Section):
     def facts(self) -> Family:
         """What is known of the family."""
         return find_family(self.family)
+
+    @property
+    def frame_rate(self) -> float | None:
+        """Frames per second of what is drawn; None for pictures."""
+        return self.facts.fps if self.fps is None else self.fps
 
     @property
     def lora_targets(self) -> tuple[str, ...]:

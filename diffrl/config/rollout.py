@@ -142,13 +142,17 @@ class FidelitySettings(Section):
 class ExploreSettings(Section):
     """A larger pool of candidates, drawn cheaply; only the chosen ones are drawn again and train the policy."""
 
-    precision: Literal["training", "bfloat16", "nvfp4", "fp8", "int8"] = Field(
+    precision: Literal["training", "bfloat16", "nvfp4", "mxfp8", "fp8", "int8"] = Field(
         description="Of the network that draws the pool; training = the policy itself."
     )
-    engine: Literal["auto", "emulated"] = Field(
+    engine: Literal["auto", "emulated", "torch", "torchao", "te", "modelopt"] = Field(
         "auto",
         description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
-        "same rounding without the speed.",
+        "same rounding without the speed; torch, torchao, te = this library's; modelopt = its emulation. "
+        "docs/precision.md says what runs where.",
+    )
+    compile: bool = Field(
+        False, description="Let torch.compile make the copy's graph; the first rollout then waits for it."
     )
     exclude: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(
         None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
@@ -279,10 +283,15 @@ def _explore_problems(r: RolloutSettings) -> list[str]:
             "rollout.explore.candidates must be >= keep + audit. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
         )
-    if e.precision in ("training", "bfloat16") and e.engine == "emulated":
+    if e.precision in ("training", "bfloat16") and e.engine != "auto":
         found.append(
-            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. Got emulated. "
-            "Remove it."
+            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
+            f"Got {e.engine}. Remove it."
+        )
+    if e.precision == "training" and e.compile:
+        found.append(
+            "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
+            "Set model.compile, or another precision."
         )
     if e.precision == "training" and e.exclude is not None:
         found.append(

@@ -15,7 +15,7 @@ from diffrl.config.method import GuardSettings, Rewards, TrainSettings
 from diffrl.config.model import ModelSettings
 from diffrl.config.rollout import RolloutSettings
 
-BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out")
+BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out", "moving:train", "moving:held_out")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

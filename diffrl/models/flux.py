@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
 from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.schedulers import shifted_sigmas
 
 
 class FluxAdapter(PipelineAdapter):
@@ -61,21 +60,8 @@ class FluxAdapter(PipelineAdapter):
         return packed.to(self.placement.device, torch.float32)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the number of picture tokens (the pipeline's `calculate_shift`)."""
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-        scheduler = copy.deepcopy(self.pipeline.scheduler)
-        config = scheduler.config
-        mu = calculate_shift(
-            self._rows * self._columns // 4,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-        sigmas: Tensor = scheduler.sigmas.to(torch.float32)
-        return sigmas
+        """Evenly spaced levels, shifted by the number of picture tokens; see `shifted_sigmas`."""
+        return shifted_sigmas(self.pipeline.scheduler, steps, self._rows * self._columns // 4)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""

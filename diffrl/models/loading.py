@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.families import Family, find_family, require_pipeline
-from diffrl.models.pipeline import Placement
+from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
+from diffrl.models.pipeline import Placement, pipeline_class_of
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.registry import resolve
 
@@ -59,6 +59,27 @@ def check_pipeline_directory(family: Family, path: str) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{index} is not the index of a pipeline: {error}. Save the pipeline again.") from error
     require_pipeline(family, str(found), path)
+
+
+def infer_family(path: str) -> str:
+    """The family whose adapter loads this pipeline.
+
+    Raises:
+        ConfigError: the path cannot be read, or no family of this version loads it.
+    """
+    try:
+        found = pipeline_class_of(path)
+    except (OSError, ValueError) as error:
+        check_pipeline_directory(FAMILIES["sd3"], path)  # says so if it is no folder of a pipeline
+        raise ConfigError(loading_problem(path, error)) from error
+    for family in FAMILIES.values():
+        if found in family.pipelines:
+            return family.name
+    known = "; ".join(f"{family.name}: {', '.join(family.pipelines)}" for family in FAMILIES.values())
+    raise ConfigError(
+        f"{path!r} must be a pipeline that a family of this version loads ({known}). Got a {found}. "
+        "docs/add-a-model.md tells how to add a family."
+    )
 
 
 def load_adapter(

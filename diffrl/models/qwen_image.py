@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -16,6 +14,7 @@ from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, Placement, require_multiple
+from diffrl.models.schedulers import shifted_sigmas
 
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
@@ -87,21 +86,8 @@ class QwenImageAdapter(PipelineAdapter):
         return packed.to(self.placement.device, torch.float32)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the number of picture tokens and stretched as the scheduler says."""
-        from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
-
-        scheduler = copy.deepcopy(self.pipeline.scheduler)
-        config = scheduler.config
-        mu = calculate_shift(
-            self._rows * self._columns // 4,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-        sigmas: Tensor = scheduler.sigmas.to(torch.float32)
-        return sigmas
+        """Evenly spaced levels, shifted and stretched as the scheduler says; see `shifted_sigmas`."""
+        return shifted_sigmas(self.pipeline.scheduler, steps, self._rows * self._columns // 4)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C)."""
@@ -118,7 +104,8 @@ class QwenImageAdapter(PipelineAdapter):
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
         """Classifier-free guidance, each token scaled back to the length that the prompt's own prediction has."""
         guided = super().guide(unconditional, conditional, guidance_scale)
-        return guided * (conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+        ratio: Tensor = conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        return guided * ratio
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

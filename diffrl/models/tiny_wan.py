@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from diffrl.models.shipped import SETTINGS_FILE
+from diffrl.models.tiny_text import build_word_tokenizer
 
 TEXT_TOKENS = 8
 """Prompt length that diffrl uses with the tiny pipeline; a plain call of the stock pipeline pads to 512."""
@@ -57,20 +58,6 @@ def save_wan_pipeline(pipeline: Any, directory: Path) -> None:
     """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
     pipeline.save_pretrained(directory)
     (directory / SETTINGS_FILE).write_text(json.dumps({"max_sequence_length": TEXT_TOKENS}) + "\n", encoding="utf-8")
-
-
-def build_word_tokenizer(words: Sequence[str]) -> Any:
-    """A tokenizer in which each of `words` is one token, what is left is `<unk>`, and `</s>` ends every prompt."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = ["<pad>", "</s>", "<unk>", *sorted({word.lower() for word in words})]
-    reader = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
-    reader.normalizer = normalizers.Lowercase()
-    reader.pre_tokenizer = pre_tokenizers.Whitespace()
-    reader.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=reader, model_max_length=512, **special)
 
 
 def build_umt5(tokenizer: Any) -> nn.Module:

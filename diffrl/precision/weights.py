@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from diffrl.gathered import Gathered, whole
 from diffrl.precision.report import PrecisionError
 
 _HOOKS = (
@@ -22,7 +23,7 @@ _HOOKS = (
 )
 
 
-def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device, hollow: Collection[str] = ()) -> nn.Module:
     """A frozen copy in eval mode, without LoRA and without hooks; its weights are the base model's.
 
     No more than the copy itself is allocated: each tensor is converted on its own way over.
@@ -31,11 +32,17 @@ def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> n
         source: the network; peft may have added LoRA to it.
         dtype: of the copy's floating-point parameters and buffers.
         device: of the copy.
+        hollow: names of modules whose own parameters get no storage (the meta device): they are filled in later.
     """
     memo: dict[int, Any] = {}
+    meta = torch.device("meta")
     for name, parameter in source.named_parameters(remove_duplicate=False):
+        if id(parameter) in memo:
+            continue
         shape_only = torch.empty(0) if _is_lora(name) else parameter.detach()
-        memo[id(parameter)] = nn.Parameter(_moved(shape_only, dtype, device), requires_grad=False)
+        empty = name.replace(".base_layer.", ".").rpartition(".")[0] in hollow
+        moved = _moved(shape_only, dtype, meta if empty else device)
+        memo[id(parameter)] = nn.Parameter(moved, requires_grad=False)
     for buffer in source.buffers():
         memo[id(buffer)] = _moved(buffer.detach(), dtype, device)
     for module in source.modules():
@@ -48,10 +55,28 @@ def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> n
     return plain.requires_grad_(False).eval()
 
 
-def plain_tensors(source: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by the name that they have without LoRA, the update not merged."""
+@torch.no_grad()
+def merged_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """`plain_copy` with the active LoRA updates added to the weights.
+
+    Raises:
+        PrecisionError: a LoRA that cannot be merged.
+    """
+    plain, tensors, lora = plain_copy(source, dtype, device), plain_tensors(source), lora_layers(source)
+    for name, target in plain_tensors(plain).items():
+        if name.rpartition(".")[0] in lora:
+            target.copy_(merged(name, tensors[name], lora))
+    return plain
+
+
+def plain_tensors(source: nn.Module) -> Mapping[str, Tensor]:
+    """Parameters and buffers by the name that they have without LoRA, the update not merged.
+
+    Of a network that is sharded over ranks each is gathered when it is looked up.
+    """
     tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
-    return {name.replace(".base_layer.", "."): t.detach() for name, t in tensors.items() if not _is_lora(name)}
+    plain = {name.replace(".base_layer.", "."): t.detach() for name, t in tensors.items() if not _is_lora(name)}
+    return Gathered(plain)
 
 
 def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
@@ -78,7 +103,7 @@ def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
                 f"{module} has a LoRA that is not W + (alpha / rank) B A, such as DoRA, and cannot be merged into a "
                 "low-precision copy. Set rollout.explore.precision: training."
             )
-        weight = weight + layer.get_delta_weight(active).float()
+        weight = weight + whole(layer.get_delta_weight(active)).float()
     return weight
 
 
@@ -94,5 +119,7 @@ def _is_lora(name: str) -> bool:
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A copy that shares no storage with `tensor`."""
+    """A copy that shares no storage with `tensor`; on the meta device its shape alone."""
+    if device.type == "meta":
+        return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device=device)
     return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

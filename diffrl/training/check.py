@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
-from diffrl.footprint import component_shapes
+from diffrl.models.architecture import describe_pipeline
 from diffrl.models.loading import check_pipeline_directory, choose_device, refuse_distilled
 from diffrl.models.targets import names_layer
 from diffrl.plan import make_plan
@@ -45,7 +43,8 @@ def check_config(config: Config) -> list[str]:
     def lora() -> str:
         if config.model.lora is None:
             return "none: the whole transformer is trained"
-        shapes = component_shapes(Path(config.model.path)).get("transformer", {})
+        found = describe_pipeline(config.model.path)
+        shapes = found.shapes["transformer"] if found is not None else {}
         layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
         targets = config.model.lora_targets
         missing = [t for t in targets if not any(names_layer(t, layer) for layer in layers)]

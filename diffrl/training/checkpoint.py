@@ -1,11 +1,13 @@
 """Durable checkpoints: `checkpoints/step-000040/` holds safetensors, JSON and a manifest of checksums; no pickle.
 
 A directory is written beside its name, flushed to disk and only then renamed, so a kill at any moment leaves either the
-whole checkpoint or none. One process writes, any number may read. Names that begin with a dot are work in progress:
+whole checkpoint or none. One process names it, any number may read. Names that begin with a dot are work in progress:
 
     .writing-step-000040     an unfinished save; the next save removes it
     .replaced-step-000040    moved aside by a second save of the same step; stands in for it until that save is in place
     .discarded-step-000040   being deleted; the next save finishes that
+
+Weights that are split over ranks are written by all of them, each its own rows: see `checkpoint_shards.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diffrl.errors import CheckpointError
+from diffrl.training.split_tensors import PART, SplitTensors
 
-FORMAT = 1
+Entry = Mapping[str, int | str]
+"""What the manifest says of a file: its size in bytes and its sha256."""
+FORMAT, SHARDED_FORMAT = 1, 2
+"""The manifest's number: each group of tensors in one file; some groups in one file a rank."""
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", ".safetensors"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: the step, named CPU tensors by group ("policy", "optimizer", ...), and JSON values."""
+    """A verified checkpoint: the step, named CPU tensors by group ("policy", "optimizer", ...), and JSON values.
+
+    What was written by several ranks is read from the disk when it is looked up, whole or in part.
+    """
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -57,23 +66,72 @@ def save_checkpoint(
             refused. The checkpoints that were there still are.
     """
     require_json(state, "state")
-    directory = Path(directory)
-    final = directory / f"step-{step:06d}"
-    temporary, replaced = directory / f".writing-{final.name}", directory / f".replaced-{final.name}"
+    final = step_path(directory, step)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(directory)
-        _write(temporary, step, tensors, state)
-        if final.exists():
-            os.replace(final, replaced)
-        os.replace(temporary, final)
-        _flush(directory)
-        _flush(directory.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        temporary = begin(final)
+        files = [write_group(temporary / (group + TENSORS), named) for group, named in tensors.items()]
+        commit(final, FORMAT, state, dict(files))
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"Cannot write the checkpoint {final}: {error}. Free space or mend the disk.") from error
+        abandon(final)
+        raise cannot_write(final, error) from error
     return final
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """Where a step's checkpoint is once it is complete."""
+    return Path(directory) / f"step-{step:06d}"
+
+
+def begin(final: Path) -> Path:
+    """Make the folder that a checkpoint's files are written to, and remove what earlier saves left unfinished."""
+    temporary = _temporary(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final.parent)
+    temporary.mkdir()
+    return temporary
+
+
+def write_group(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, Entry]:
+    """Write tensors into one safetensors file, onto the disk; its name and what the manifest says of it."""
+    save_file({name: _plain_copy(tensor) for name, tensor in tensors.items()}, path)
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
+    _flush(path)
+    return path.name, _entry(path)
+
+
+def commit(final: Path, version: int, state: Mapping[str, Any], files: Mapping[str, Entry]) -> None:
+    """Write state and manifest beside the files that are there, and give the whole its name.
+
+    Args:
+        final: as `step_path` gives it; its files are in the folder that `begin` made.
+        version: of the format.
+        state: JSON values.
+        files: from `write_group`, of all ranks.
+    """
+    temporary, replaced = _temporary(final), final.with_name(f".replaced-{final.name}")
+    content = {"step": int(final.name.removeprefix("step-")), "state": state}
+    (temporary / STATE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    entries = {**files, STATE: _entry(temporary / STATE)}
+    manifest = {"format": version, "files": dict(sorted(entries.items()))}
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in (temporary / STATE, temporary / MANIFEST, temporary):
+        _flush(path)
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(temporary, final)
+    _flush(final.parent)
+    _flush(final.parent.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def abandon(final: Path) -> None:
+    """Remove what was written of a checkpoint that could not be completed."""
+    shutil.rmtree(_temporary(final), ignore_errors=True)
+
+
+def cannot_write(final: Path, reason: object) -> CheckpointError:
+    """The error that says so."""
+    return CheckpointError(f"Cannot write the checkpoint {final}: {reason}. Free space or mend the disk.")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -82,7 +140,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         names = _verify(path, hashes=True)
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
-        tensors = {name.removesuffix(TENSORS): load_file(path / name) for name in names if name.endswith(TENSORS)}
+        tensors = _read_groups([path / name for name in names if name.endswith(TENSORS)])
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"Cannot read the checkpoint {path}: {error}.") from error
     return Checkpoint(step=content["step"], tensors=tensors, state=content["state"])
@@ -129,18 +187,25 @@ def prune_checkpoints(directory: Path, keep: int | None) -> None:
             complete += _is_whole(path)
 
 
-def _write(directory: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
-    directory.mkdir()
-    (directory / STATE).write_text(json.dumps({"step": step, "state": state}, indent=1), encoding="utf-8")
-    for group, named in tensors.items():
-        save_file({name: _plain_copy(tensor) for name, tensor in named.items()}, directory / (group + TENSORS))
-        (directory / (group + TENSORS)).chmod(
-            (directory / STATE).stat().st_mode
-        )  # safetensors lets only the owner read
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(directory.iterdir())}
-    (directory / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), encoding="utf-8")
-    for path in [*directory.iterdir(), directory]:
-        _flush(path)
+def _read_groups(paths: Sequence[Path]) -> dict[str, Mapping[str, Tensor]]:
+    """Each group's tensors; what one file holds is read now."""
+    groups: dict[str, Mapping[str, Tensor]] = {}
+    parts: dict[str, list[Path]] = {}
+    for path in sorted(paths):
+        name = path.name.removesuffix(TENSORS)
+        if match := PART.fullmatch(name):
+            parts.setdefault(match[1], []).append(path)
+        else:
+            groups[name] = load_file(path)
+    return groups | {group: SplitTensors(files) for group, files in parts.items()}
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(f".writing-{final.name}")
+
+
+def _entry(path: Path) -> Entry:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _plain_copy(tensor: Tensor) -> Tensor:
@@ -158,8 +223,9 @@ def _verify(path: Path, hashes: bool) -> list[str]:
         raise CheckpointError(f"{damaged} {MANIFEST} is missing.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{damaged} {MANIFEST} cannot be read.") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{path / MANIFEST} has format {version!r}; this version of diffrl reads {FORMAT}.")
+    if version not in (FORMAT, SHARDED_FORMAT):
+        readable = f"{FORMAT} and {SHARDED_FORMAT}"
+        raise CheckpointError(f"{path / MANIFEST} has format {version!r}; this version of diffrl reads {readable}.")
     for name, (size, sha256) in files.items():
         file = path / name
         if file.parent != path or not file.is_file():

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diffrl.training.sharding import fill
+
 
 class EMA:
     """Averages `decay * average + (1 - decay) * weight` after every optimiser update.
@@ -40,8 +42,8 @@ class EMA:
 
     def restore(self, average: Mapping[str, Tensor]) -> None:
         """Set the average, as read from a checkpoint."""
-        for name, tensor in average.items():
-            self.average[name].copy_(tensor)
+        for name, tensor in self.average.items():
+            fill(tensor, average, name)
 
     @torch.no_grad()
     def _write(self, weights: Mapping[str, Tensor]) -> None:

@@ -212,7 +212,7 @@ def _prepare(
 ) -> _Setting:
     """Load what draws and scores."""
     r, branching = config.rollout, branching_at(config.rollout, 0)
-    scorers = make_scorers(config.rewards, "rewards", device, config.model.facts.fps)
+    scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
         policy = load_aligned(request.run, device).policy
     else:

@@ -14,7 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.images import Cell, comparison_grid, to_pil
-from diffrl.models.loading import DTYPES, choose_device, load_adapter
+from diffrl.models.loading import DTYPES, choose_device, infer_family, load_adapter
 from diffrl.models.videos import save_media, still
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
@@ -34,7 +34,7 @@ class GenerateRequest:
     out: Path
     model: str | None = None
     run: Path | None = None
-    family: str = "sd3"
+    family: str | None = None
     prompts: tuple[str, ...] = ()
     source: str | None = None
     limit: int | None = None
@@ -73,17 +73,18 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     aligned = None
     if request.run is not None:
         aligned = load_aligned(request.run, device)
-        adapter, evaluation = aligned.adapter, aligned.config.eval
+        adapter, evaluation, family = aligned.adapter, aligned.config.eval, aligned.config.model.family
         lines += [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
         steps = steps or evaluation.steps
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
+        family = request.family or infer_family(str(request.model))
         sizes = {"height": request.height, "width": request.width, "frames": request.frames}
-        if request.frames is not None and find_family(request.family).fps is None:
-            raise ConfigError(f"--frames needs a family that draws videos. Got --family {request.family}.")
-        adapter = load_adapter(request.family, str(request.model), dtype=request.dtype, device=device, **sizes)
+        if request.frames is not None and find_family(family).fps is None:
+            raise ConfigError(f"--frames needs a family that draws videos. Got one of {family}.")
+        adapter = load_adapter(family, str(request.model), dtype=request.dtype, device=device, **sizes)
     encode = PromptEncodings(adapter)
-    fps = find_family(request.family if aligned is None else aligned.config.model.family).fps
+    fps = find_family(family).fps
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
     sampler = Sampler(

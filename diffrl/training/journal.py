@@ -42,7 +42,7 @@ class Journal:
         self._writes = bool(accelerator.is_main_process)
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
-            self._store = SampleStore(run_dir, fps=config.model.facts.fps or 16.0)
+            self._store = SampleStore(run_dir, fps=config.model.frame_rate or 16.0)
         if config.track.tensorboard or config.track.wandb:
             self._start_trackers()
 

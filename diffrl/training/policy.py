@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from diffrl.errors import CheckpointError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.lora import add_lora, lora_disabled
+from diffrl.training.sharding import fill, roots, shape_of, shard_network
 
 
 class Policy:
@@ -27,6 +29,7 @@ class Policy:
         seed: of LoRA's initialisation.
         keep_reference: whether `reference()` will be asked for; full fine-tuning then keeps a frozen copy.
         gradient_checkpointing: recompute activations in the backward pass.
+        to_be_sharded: `shard` is called next; it is what turns the weights of a full fine-tune into float32 then.
     """
 
     def __init__(
@@ -36,27 +39,52 @@ class Policy:
         seed: int,
         keep_reference: bool = False,
         gradient_checkpointing: bool = False,
+        to_be_sharded: bool = False,
     ):
         self.adapter = adapter
         self.inner: Any = adapter.transformer
         self.lora = lora
+        self.sharded = False
         self._reference: nn.Module | None = None
         if keep_reference and lora is None:
             self._reference = copy.deepcopy(self.inner).requires_grad_(False).eval()
-        if lora is None:
-            nn.Module.to(self.inner, torch.float32).requires_grad_(True)  # diffusers' own `to` warns about it
-        else:
+        if lora is not None:
             add_lora(self.inner, lora["rank"], lora["alpha"], lora["targets"], seed)
+        else:
+            self.inner.requires_grad_(True)
+            if not to_be_sharded:
+                nn.Module.to(self.inner, torch.float32)  # diffusers' own `to` warns about it
         if gradient_checkpointing:
             self.inner.enable_gradient_checkpointing()
         self.inner.eval()
-        self.parameters: dict[str, nn.Parameter] = {
-            name: parameter for name, parameter in self.inner.named_parameters() if parameter.requires_grad
-        }
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trained weights by name; with sharding, this rank's part of each."""
+        return {name: parameter for name, parameter in self.inner.named_parameters() if parameter.requires_grad}
 
     def networks(self) -> list[nn.Module]:
         """The trained transformer and, where it is a network of its own, the reference."""
         return [self.inner] if self._reference is None else [self.inner, self._reference]
+
+    @property
+    def alternates(self) -> bool:
+        """Whether the transformer is several networks of which a call may leave some out, as Wan 2.2's are."""
+        return len(roots(self.inner)) > 1
+
+    def shard(self, mesh: Any) -> list[nn.Module]:
+        """Split all weights, frozen ones too, over the ranks of a mesh; before anything else asks for `parameters`.
+
+        Returns:
+            What is called as a whole: the transformer, and the reference where it is a network of its own.
+
+        Raises:
+            ConfigError: the transformer cannot be split.
+        """
+        self.sharded = True
+        # The reference first: it is small again before the trained weights grow.
+        reference = [] if self._reference is None else shard_network(self._reference, mesh, widen=False)
+        return [*shard_network(self.inner, mesh, widen=self.lora is None), *reference]
 
     def state(self) -> dict[str, Tensor]:
         """The trained weights by name."""
@@ -64,7 +92,10 @@ class Policy:
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the trained weights.
+        """Set the trained weights; with sharding, this rank's part of them.
+
+        Args:
+            weights: whole tensors.
 
         Raises:
             CheckpointError: names or shapes are not this policy's.
@@ -76,12 +107,11 @@ class Policy:
                 f"{sorted(missing)[:3] or 'none'}; not trained here: {sorted(unknown)[:3] or 'none'}."
             )
         for name, parameter in self.parameters.items():
-            if parameter.shape != weights[name].shape:
+            if tuple(parameter.shape) != (saved := shape_of(weights, name)):
                 raise CheckpointError(
-                    f"The checkpoint's {name} has shape {tuple(weights[name].shape)}, "
-                    f"the model's has {tuple(parameter.shape)}."
+                    f"The checkpoint's {name} has shape {saved}, the model's has {tuple(parameter.shape)}."
                 )
-            parameter.copy_(weights[name])
+            fill(parameter, weights, name)
 
     @contextmanager
     def reference(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from diffrl.precision.report import PrecisionReport
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
 from diffrl.training.clock import network_evaluations, training_cost
-from diffrl.training.journal import CHECKPOINTS, Journal
+from diffrl.training.journal import CHECKPOINTS, Journal, random_group
 from diffrl.training.loop import Trainer
 from diffrl.training.progress import Progress
 from diffrl.training.report import (
@@ -126,11 +126,15 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
 
 
 def describe(report: PrecisionReport) -> str:
-    """What explores, in one line."""
-    return (
-        f"Exploring in {report.precision} ({report.engine}): {report.weights_quantised:.0%} of the linear layers' "
-        f"weights, multiplied in {report.compute_dtype}; the list is in precision.json."
-    )
+    """What explores, in one line; what the user should know of it in further ones."""
+    flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
+    lines = [
+        f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
+        f"{flops}, multiplied in {report.compute_dtype} with {report.scaling}; the list is in precision.json."
+    ]
+    if report.batch_dependent:
+        lines.append("A candidate's numbers depend a little on the others of its batch: activations share one scale.")
+    return "\n".join([*lines, *report.notes])
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -152,7 +156,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     for name, average in averages.items():
         if average is not None:
             average.restore(tensors[name])
-    restore_rng(tensors["random"], state.pop("random"))
+    own = random_group(session.accelerator.process_index)
+    if own in tensors:  # a rank that was not there goes on as it was seeded
+        restore_rng(tensors[own], state[own])
     trainer.restore(state)
 
 

@@ -23,12 +23,13 @@ from diffrl.models.families import Family
 from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
 from diffrl.models.pipeline import Placement
 from diffrl.plan import Plan, make_plan
-from diffrl.precision.copies import PolicyCopy, make_copy
+from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.score import WeightedScorer
 from diffrl.training.clock import CostMeter
 from diffrl.training.distributed import keep_in_step, make_accelerator
+from diffrl.training.explorer import make_explorer
 from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
@@ -92,7 +93,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     prompts = load_prompts(config.prompts.train)
     eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
-    fps = config.model.facts.fps
+    fps = config.model.frame_rate
     scorers = make_scorers(config.rewards, "rewards", accelerator.device, fps)
     eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device, fps)
     require_media(config.model.facts, [*scorers, *eval_scorers])
@@ -121,7 +122,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
-    if world > 1 and not sharded:
+    if world > 1 and not sharded and not policy.alternates:  # DDP waits for gradients of every weight in every pass
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_transition(config, sigmas)
@@ -149,11 +150,15 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
 
     Raises:
         ConfigError: this precision cannot be had here.
+        PrecisionError: the copy does not compute what was asked for.
     """
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return None
-    return make_copy(policy.inner, e.precision, e.engine, explore_exclude(config), device)
+    r, pool = config.rollout, e.candidates * config.prompts.per_iteration
+    batches = (1, min(r.micro_batch, pool))
+    exclude = explore_exclude(config)
+    return make_explorer(policy, e.precision, e.engine, exclude, device, r.guidance_scale, batches, e.compile)
 
 
 def explore_exclude(config: Config) -> Sequence[str]:

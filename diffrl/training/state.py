@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffrl.errors import CheckpointError
 from diffrl.training.checkpoint import require_json
+from diffrl.training.sharding import read_like
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -34,7 +35,7 @@ def restore_optimizer(
         if was != now:
             problem = f"The checkpoint's optimizer state is of another run: {name} is {was} there and {now} here."
             raise CheckpointError(f"{problem} Resume with the model and optimizer settings it was saved with.")
-    state = _unflatten(json_state["state"], tensors)
+    state = _unflatten(json_state["state"], _LikeWeights(tensors, optimizer))
     optimizer.load_state_dict(state)
     _undo_casts(optimizer, state)
 
@@ -66,6 +67,27 @@ def restore_rng(tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]) ->
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+class _LikeWeights(Mapping[str, Tensor]):
+    """An optimizer's saved tensors; what has the shape of its sharded weight is read as this rank's part of it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer):
+        self._tensors = tensors
+        self._weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, index, *_ = name.split(".")  # as `_flatten` names an entry of state_dict()["state"]
+        return read_like(self._tensors, name, self._weights[int(index)] if kind == "state" else None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors  # the mapping's own would read it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _signature(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.objectives.base import Examples, Objective, Velocity
 from diffrl.records import PromptBatch
 from diffrl.training.clock import CostMeter
-from diffrl.training.distributed import gather_rows, sum_ranks
+from diffrl.training.distributed import average_gradients, gather_rows, lockstep_of, sum_ranks
 from diffrl.training.policy import Policy
+from diffrl.training.sharding import total_norm
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Gradient:
         largest_ratio_error: max |ratio - 1| over them.
         evaluated: network evaluations on this rank, guidance and references left out.
         bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
-        joined: inactive units that this rank evaluated all the same, to take part in the ranks' exchange.
+        joined: evaluations that this rank made for nothing but to take part in the ranks' exchange.
     """
 
     loss: float
@@ -138,27 +139,37 @@ def accumulate_gradient(
     """
     for parameter in policy.parameters.values():
         parameter.grad = None
-    passes: list[tuple[int, Part, Examples, Tensor]] = []
+    lockstep = lockstep_of(accelerator)
+    if lockstep:
+        lockstep.forget()
+    by_hand = policy.alternates and not lockstep
     active = [index[examples.active[index]] for _, examples, index in shares]
-    for number, ((part, examples, _), own) in enumerate(zip(shares, active, strict=True)):
-        passes += [(number, part, examples, piece) for piece in own.split(micro_batch) if len(piece)]
+    pieces = [[piece for piece in own.split(micro_batch) if len(piece)] for own in active]
+    idle = [0] * len(shares) if by_hand else _idle_passes(accelerator, [len(own) for own in pieces])
+    numbered = enumerate(zip(pieces, idle, strict=True))
+    passes = [(number, piece) for number, (own, none) in numbered for piece in [*own, *[None] * none]]
     terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
     sums = [_Sums() for _ in shares]
     bad: set[int] = set()
-    for count, (number, part, examples, piece) in enumerate(passes, 1):
-        taken = examples.take(piece)
-        with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
-            loss, metrics = part.objective.loss(taken, predict, reference if part.objective.needs_reference else None)
-            # Ranks are averaged, so the sum over all of them needs their number back.
-            (loss.sum() * (part.weight * accelerator.num_processes / float(terms[number]))).backward()
-        sums[number].add({"loss": loss.detach(), **metrics})
-        bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
-    joins = not passes and accelerator.num_processes > 1
-    if joins:
-        _join_with_nothing(policy, shares[0], predict)
+    joined = 0
+    with lockstep.equal_calls() if lockstep else nullcontext():
+        for count, (number, piece) in enumerate(passes, 1):
+            part, examples, _ = shares[number]
+            asked = reference if part.objective.needs_reference else None
+            with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
+                if piece is None:
+                    joined += _join_with_nothing(examples, predict, asked)
+                    continue
+                taken = examples.take(piece)
+                loss, metrics = part.objective.loss(taken, predict, asked)
+                # Ranks are averaged, so the sum over all of them needs their number back.
+                (loss.sum() * (part.weight * accelerator.num_processes / float(terms[number]))).backward()
+            sums[number].add({"loss": loss.detach(), **metrics})
+            bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
+    if by_hand:
+        average_gradients(accelerator, policy.parameters.values())
     means, loss_total = _means(accelerator, shares, sums, terms)
-    gradients = [p.grad for p in policy.parameters.values() if p.grad is not None]
-    norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+    norm = total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
     largest = torch.tensor([max(one.largest_ratio_error for one in sums)])
     return Gradient(
         loss_total,
@@ -167,7 +178,7 @@ def accumulate_gradient(
         float(gather_rows(accelerator, largest).max()),
         sum(len(own) for own in active),
         sorted(bad),
-        int(joins),
+        joined,
     )
 
 
@@ -203,11 +214,33 @@ def _means(
     return means, total
 
 
-def _join_with_nothing(policy: Policy, share: tuple[Part, Examples, Tensor], predict: Velocity) -> None:
-    """Take part in the ranks' exchange of gradients with a gradient of zero."""
-    _, examples, index = share
-    one = examples.take(index[:1])
-    (0.0 * predict(*one.start).sum()).backward()
+def _idle_passes(accelerator: Any, own: Sequence[int]) -> list[int]:
+    """How many passes of each part this rank makes with nothing to train, because others need it to take part.
+
+    DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
+    meet in every call.
+
+    Args:
+        accelerator: joins the ranks.
+        own: passes of each part that this rank has something to train in.
+    """
+    if accelerator.num_processes == 1:
+        return [0] * len(own)
+    most = gather_rows(accelerator, torch.tensor([own])).amax(0).tolist()
+    if lockstep_of(accelerator):
+        return [m - n for m, n in zip(most, own, strict=True)]
+    return [int(any(most) and not any(own)), *[0] * (len(own) - 1)]
+
+
+def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> int:
+    """Call the networks as a loss does and go back with a gradient of zero; the number of evaluations."""
+    latents, sigma, prompt = (column[:1] for column in examples.start)
+    nothing = torch.zeros_like(latents)  # whatever is wrong with a unit that is not trained stays out of the gradient
+    velocity = predict(nothing, sigma, prompt)
+    if reference is not None:
+        reference(nothing, sigma, prompt)
+    (0.0 * velocity.sum()).backward()
+    return 1 if reference is None else 2
 
 
 def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:

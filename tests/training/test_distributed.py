@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffrl.models.tiny import save_pipeline
+from diffrl.models.tiny_wan import build_wan_pipeline
+from tests.conftest import WORDS
 from tests.training.harness import (
     BRIGHTNESS,
     EXPLORE,
@@ -32,13 +35,15 @@ LAUNCH = (
 The launcher's precision, and the accumulation set below, are not ours: a run takes both from its configuration."""
 
 
-def launch(*arguments):
+def launch(*arguments, script="scripts/train.py", **variables):
+    """Two ranks of a script; variables are added to their environment."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        **variables,
     }
-    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH.split(), str(ROOT / "scripts/train.py")]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH.split(), str(ROOT / script)]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
     )
@@ -108,6 +113,29 @@ def test_forests_of_two_processes_are_those_of_one(random_sd3, tmp_path, make):
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-7), key
     if make is idle_rank_run:
         assert [row["groups/zero_spread"] for row in found["one"][1][1:]] == [1, 1]
+
+
+@pytest.mark.slow
+def test_two_networks_of_two_processes_are_those_of_one(tmp_path):
+    """Wan 2.2: a rank may need another network than the other, or one of them only."""
+    save_pipeline(build_wan_pipeline(WORDS.split(), 0, boundary_ratio=0.6), tmp_path / "wan22")
+    for name in ("one", "two"):
+        lora = {"rank": 3, "alpha": 6}
+        size = {"height": 32, "width": 32, "frames": 5}
+        data = settings(
+            tmp_path / "wan22",
+            tmp_path / name,
+            model={"family": "wan", "path": str(tmp_path / "wan22"), "device": "cpu", "lora": lora, **size},
+            train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 1},
+        )
+        data["rollout"]["stochastic"] |= {"size": 3}
+        if name == "one":
+            start(data)
+        else:
+            done = launch(write_config(data, tmp_path / name / "config.yaml"))
+            assert done.returncode == 0, done.stderr
+    ours, expected = (policy(tmp_path / name / "run", 2) for name in ("two", "one"))
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=5e-6)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from tests.training.harness import BRIGHTNESS, make_trainer, weights_of
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted(path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml") if path.stem != "lora")
-GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0}
+GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0}
 
 
 def recipe(preset, family, pipeline, directory):
-    """The preset's recipe on another pipeline, with a LoRA, two updates and a reward that tells random pictures apart."""
+    """The preset's recipe on another pipeline, with a LoRA and a reward that tells random pictures apart."""
     data = yaml.safe_load((ROOT / f"configs/tiny-sd3/{preset}.yaml").read_text())
     data["run"] = {"name": "run", "dir": str(directory), "seed": 3, "iterations": 4, "checkpoint_every": 4}
     data["model"] = {"family": family, "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6}}

@@ -1,0 +1,124 @@
+"""What is planned of latents, encodings and activations, against the adapters themselves on tiny pipelines."""
+
+import warnings
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from diffrl.models.architecture import describe_pipeline
+from diffrl.models.families import FAMILIES
+from diffrl.models.geometry import ACTIVATIONS, VAE_DTYPE, Size, read_geometry
+from diffrl.models.loading import load_adapter
+from diffrl.models.shipped import shipped_settings
+from diffrl.registry import resolve
+
+SIZES = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
+
+
+def network_of(family, layers, width):
+    """A network of a family at a width at which blocks outweigh the rest, and a call of it on B = 1."""
+    import diffusers
+
+    if family == "sd3":
+        network = diffusers.SD3Transformer2DModel(
+            sample_size=32, num_layers=layers, attention_head_dim=64, num_attention_heads=width // 64,
+            joint_attention_dim=96, caption_projection_dim=width, pooled_projection_dim=64, pos_embed_max_size=32,
+            qk_norm="rms_norm",
+        )  # fmt: skip
+        return (
+            network,
+            256 + 77,
+            lambda n: n(torch.randn(1, 16, 32, 32), torch.randn(1, 77, 96), torch.randn(1, 64), torch.tensor([500.0])),
+        )
+    if family == "flux":
+        network = diffusers.FluxTransformer2DModel(
+            num_layers=layers, num_single_layers=2 * layers, attention_head_dim=64, num_attention_heads=width // 64,
+            joint_attention_dim=96, pooled_projection_dim=64, axes_dims_rope=(16, 24, 24), guidance_embeds=True,
+        )  # fmt: skip
+        return network, 256 + 77, lambda n: n(
+            torch.randn(1, 256, 64), torch.randn(1, 77, 96), torch.randn(1, 64), torch.tensor([0.5]),
+            torch.zeros(256, 3), torch.zeros(77, 3), torch.tensor([3.5]),
+        )  # fmt: skip
+    if family == "sana":
+        network = diffusers.SanaTransformer2DModel(
+            num_layers=layers, num_attention_heads=width // 32, attention_head_dim=32, cross_attention_head_dim=32,
+            num_cross_attention_heads=width // 32, cross_attention_dim=width, caption_channels=96, sample_size=16,
+        )  # fmt: skip
+        return network, 256, lambda n: n(torch.randn(1, 32, 16, 16), torch.randn(1, 40, 96), torch.tensor([500.0]))
+    network = diffusers.WanTransformer3DModel(
+        num_layers=layers, num_attention_heads=width // 64, attention_head_dim=64, text_dim=96,
+        ffn_dim=width * 35 // 6,
+    )  # fmt: skip
+    return network, 256, lambda n: n(torch.randn(1, 16, 2, 32, 16), torch.tensor([500]), torch.randn(1, 40, 96))
+
+
+def bytes_saved(family, layers, width):
+    """What autograd keeps of a forward pass with LoRA under bfloat16 autocast, weights left out; and the tokens."""
+    network, tokens, call = network_of(family, layers, width)
+    network.to(torch.bfloat16).requires_grad_(False)
+    network.add_adapter(LoraConfig(r=4, target_modules=list(FAMILIES[family].lora_targets)))
+    for name, parameter in network.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        call(network)
+    return sum(storage.nbytes() for storage in kept.values()), tokens
+
+
+@pytest.mark.parametrize("family", ACTIVATIONS)
+def test_activations_are_what_autograd_keeps(family):
+    """Of one more block, in multiples of tokens x width; within a quarter of the table."""
+    width = 256
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (less, tokens), (more, _) = bytes_saved(family, 1, width), bytes_saved(family, 2, width)
+    blocks = 3 if family == "flux" else 1  # a double block and two single ones
+    assert (more - less) / 2 / blocks / tokens / width == pytest.approx(ACTIVATIONS[family].saved, rel=0.25)
+
+
+@pytest.mark.parametrize("family", ACTIVATIONS)
+def test_sizes_are_the_adapters(family, random_pipelines):
+    height, width, frames = SIZES[family]
+    path = random_pipelines(family)
+    options = {"height": height, "width": width, "frames": frames}
+    given = {name: value for name, value in options.items() if value is not None}
+    adapter = load_adapter(family, str(path), dtype="float32", **given)
+    text = shipped_settings(path)["max_sequence_length"]
+    geometry = read_geometry(family, describe_pipeline(str(path)), Size(height, width, frames, text))
+    latents = adapter.init_latents(lambda shape: torch.zeros(1, *shape))
+    pictures = adapter.decode(latents)
+    assert geometry.latent_elements == latents.numel()
+    assert geometry.pixels * 3 == pictures.numel()
+    conditioning = adapter.encode_prompts(["a red circle"])
+    assert geometry.encoding_elements == sum(tensor.numel() for tensor in conditioning.values())
+    tokens = []
+    for block in adapter.transformer.transformer_blocks if family != "wan" else adapter.transformer.blocks:
+        block.register_forward_hook(lambda _, __, output: tokens.append(output))
+    with torch.no_grad():
+        adapter.velocity(latents, torch.tensor([0.5]), conditioning, 1.0)
+    found = tokens[0] if isinstance(tokens[0], tuple) else (tokens[0],)
+    assert geometry.tokens * geometry.width == sum(t.numel() for t in found if t is not None and t.ndim == 3)
+    config = adapter.transformer.config
+    assert geometry.layers == config.num_layers + config.get("num_single_layers", 0)
+
+
+@pytest.mark.parametrize("family", ACTIVATIONS)
+def test_the_decoders_dtype_is_the_adapters(family):
+    adapter = resolve("model.family", {}, FAMILIES[family].adapter)
+    assert adapter.vae_dtype == (getattr(torch, VAE_DTYPE[family]) if family in VAE_DTYPE else None)
+
+
+def test_an_unknown_family_or_config_has_no_geometry(random_pipelines):
+    sd3 = describe_pipeline(str(random_pipelines("sd3")))
+    assert read_geometry("module:Adapter", sd3, Size()) is None
+    assert read_geometry("wan", sd3, Size()) is None

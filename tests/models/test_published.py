@@ -1,0 +1,73 @@
+"""The published architectures against the published numbers of parameters, counted on the meta device."""
+
+import math
+
+import pytest
+
+from diffrl.models.architecture import describe_pipeline
+from diffrl.models.families import FAMILIES
+from diffrl.models.published import PUBLISHED
+
+SIZES = {
+    "black-forest-labs/FLUX.1-dev": (11_901_408_320, "12 B: model card"),
+    "stabilityai/stable-diffusion-3-medium-diffusers": (2_028_328_000, "2 B: model card"),
+    "stabilityai/stable-diffusion-3.5-medium": (2_243_171_520, "2.5 B with its position table: model card"),
+    "stabilityai/stable-diffusion-3.5-large": (8_056_627_520, "8.1 B: model card"),
+    "Efficient-Large-Model/Sana_600M_1024px_diffusers": (591_747_872, "590 M: arXiv 2410.10629, table 1"),
+    "Efficient-Large-Model/Sana_1600M_1024px_diffusers": (1_604_462_752, "1.6 B: arXiv 2410.10629, table 1"),
+    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": (1_604_641_952, "1.6 B: arXiv 2501.18427"),
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": (1_418_996_800, "1.3 B by name, 1.42 B in its files"),
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": (14_288_491_584, "14 B: arXiv 2503.20314"),
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (2 * 14_288_491_584, "27 B in two networks of 14 B: model card"),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": (4_999_787_712, "5 B: model card"),
+}
+"""Transformers, without fixed tables. The exact numbers were counted once; they move if a config does."""
+
+OTHERS = {
+    ("black-forest-labs/FLUX.1-dev", "text_encoder"): 123_060_480,  # CLIP ViT-L/14's text model: 123 M
+    ("black-forest-labs/FLUX.1-dev", "text_encoder_2"): 4_762_310_656,  # the encoder of T5-XXL, 11 B in all
+    ("black-forest-labs/FLUX.1-dev", "vae"): 83_819_683,  # 84 M
+    ("stabilityai/stable-diffusion-3.5-large", "text_encoder"): 123_650_304,  # with its projection
+    ("stabilityai/stable-diffusion-3.5-large", "text_encoder_2"): 694_659_840,  # OpenCLIP ViT-bigG/14's: 695 M
+    ("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "text_encoder"): 2_614_341_888,  # Gemma 2 2B: 2.61 B
+    ("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "vae"): 312_250_275,  # DC-AE f32c32: 312 M
+    ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "text_encoder"): 5_680_910_336,  # the encoder of UMT5-XXL: 5.68 B
+    ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "vae"): 126_892_531,  # 127 M: arXiv 2503.20314, section 4.1
+    ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "vae"): 704_688_668,  # 705 M
+}
+POSITION_TABLE = 384 * 384 * 1536
+
+
+def count(name, component):
+    shapes = describe_pipeline(name).shapes[component]
+    return sum(math.prod(shape) for key, shape in shapes.items() if key != "pos_embed.pos_embed")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_transformers_have_the_published_size(name):
+    found = describe_pipeline(name)
+    assert sum(count(name, network) for network in found.networks) == SIZES[name][0]
+    assert len(found.networks) == 1 + ("A14B" in name)
+
+
+@pytest.mark.parametrize(("name", "component"), OTHERS)
+def test_encoders_and_decoders_have_the_published_size(name, component):
+    assert count(name, component) == OTHERS[name, component]
+
+
+def test_sd35_medium_has_its_position_table():
+    shapes = describe_pipeline("stabilityai/stable-diffusion-3.5-medium").shapes["transformer"]
+    assert math.prod(shapes["pos_embed.pos_embed"]) == POSITION_TABLE
+    assert round((count("stabilityai/stable-diffusion-3.5-medium", "transformer") + POSITION_TABLE) / 1e9, 2) == 2.47
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_pipeline_belongs_to_a_family(name):
+    pipelines = {pipeline: family for family in FAMILIES.values() for pipeline in family.pipelines}
+    assert PUBLISHED[name].pipeline in pipelines
+    scheduler = PUBLISHED[name].scheduler.build()
+    assert scheduler.config.num_train_timesteps == 1000
+
+
+def test_an_unknown_name_is_not_guessed(tmp_path):
+    assert describe_pipeline("someone/model") is None and describe_pipeline(str(tmp_path)) is None
