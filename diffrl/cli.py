@@ -74,6 +74,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
+    _quiet_libraries()
     from diffrl.config import load_config
     from diffrl.plan import make_plan, render_plan
 

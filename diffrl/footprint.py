@@ -1,47 +1,40 @@
-"""Memory of a run, estimated from a pipeline's config files and safetensors headers, before anything is loaded.
+"""Memory of a run, estimated from sizes of a pipeline's parts, before anything is loaded.
 
-An estimate, within a factor of two at best: it leaves out the scorers and fragmentation.
+An estimate, within a factor of two at best: it leaves out the scorers, workspaces of kernels and fragmentation.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
+from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
+from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
+from diffrl.models.geometry import READERS, VAE_DTYPE, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
-from diffrl.rollout.counts import calls_per_step
 
 BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
-ELEMENTS_PER_TOKEN_AND_LAYER = 21
-"""Numbers that a transformer layer keeps for backward, in multiples of its width: what autograd saved in diffusers'
-SD3 transformer with fused attention (20.9 at widths 128 and 256)."""
 LIBRARIES = 2**30
-"""What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15."""
+"""What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15.
+A CUDA context takes about as much."""
 
-DECODER_MAPS = 6
-"""Full-resolution maps of the decoder alive at once, in multiples of its last block's channels; not measured."""
+BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
+"""Of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-WEIGHTS = re.compile(r"(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors")
-"""A component's weights as diffusers and transformers name them; variants such as *.fp16.safetensors are copies."""
+COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Of a quantised weight of the exploring copy, block scales included."""
 
 BUFFERS = ("pos_embed.pos_embed",)
 """Tensors of a transformer's file that are no parameters: SD3's fixed position table, tens of millions of numbers."""
-
-DEFAULT_CLIP_TOKENS = 77
-DEFAULT_T5_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -53,12 +46,14 @@ class Memory:
         frozen_parameters: all others, by component of the pipeline.
         kept: bytes held throughout, by purpose.
         passing: bytes of activations, by stage; one stage runs at a time.
+        resting: bytes of the offloaded parts, in the computer's memory between uses.
     """
 
     trained_parameters: int
     frozen_parameters: Mapping[str, int]
     kept: Mapping[str, int]
     passing: Mapping[str, int]
+    resting: int = 0
 
     @property
     def peak(self) -> int:
@@ -66,119 +61,192 @@ class Memory:
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
 
 
-def estimate_memory(config: Config, samples: int, edges: int) -> tuple[Memory | None, tuple[str, ...]]:
-    """Estimated memory of one process, from the pipeline's file headers alone.
+@dataclass(frozen=True)
+class Parts:
+    """Parameters of a pipeline.
 
-    Trained weights, gradients, optimiser state and moving average are float32; everything else has model.dtype. A full
-    fine-tune with kl > 0 keeps a reference copy; with LoRA the reference is the network without its adapters.
+    Args:
+        network: of the transformer, or of both.
+        trained: that the optimiser updates.
+        tables: numbers of fixed tables in the transformer's file.
+        text: of the text encoders.
+        vae: of the picture decoder.
+        others: of further components.
+    """
+
+    network: int
+    trained: int
+    tables: int
+    text: int
+    vae: int
+    others: int
+
+
+def estimate_memory(
+    config: Config, samples: int, edges: int, world_size: int = 1
+) -> tuple[Memory | None, tuple[str, ...]]:
+    """Estimated memory of one process.
+
+    Trained weights, gradients, optimiser state and moving average are float32; everything else has model.dtype, unless
+    model.base_precision quantises the frozen transformer. A full fine-tune with kl > 0 keeps a reference copy; with
+    LoRA the reference is the network without its adapters. torch.compile is not accounted for.
 
     Args:
         config: the run.
         samples: pictures of an iteration on this process.
         edges: trained steps of an iteration on this process.
+        world_size: processes; they share the transformer with train.sharding: fsdp.
 
     Returns:
         The estimate, or None, and notes on what is missing.
     """
-    path = Path(config.model.path)
-    shapes = component_shapes(path)
-    if "transformer" not in shapes:
-        return None, (f"No memory estimate: {path} is no folder here with a transformer's safetensors files.",)
-    counts = {name: count_parameters(tensors) for name, tensors in shapes.items()}
-    tables = sum(math.prod(shape) for name, shape in shapes["transformer"].items() if name in BUFFERS)
-    network, lora, dtype = counts.pop("transformer"), config.model.lora, BYTES[config.model.dtype]
-    trained = network if lora is None else lora_parameters(shapes["transformer"], lora.targets, lora.rank)
+    path = config.model.path
+    found = describe_pipeline(path)
+    if found is None:
+        return None, (
+            f"No memory estimate: {path} is neither a folder here with a transformer's safetensors files nor a name on "
+            "the hub that diffrl knows.",
+        )
+    parts = _parts(config, found)
+    kept = _weights(config, found, parts, world_size)
+    offload = _offloaded(config, parts)
+    frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
+    if config.model.lora is not None:
+        frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
+    geometry = read_geometry(config.model.facts.name, found, _size(config))
+    if geometry is None:
+        memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()))
+        why = "its config files are not as expected"
+        if config.model.facts.name not in READERS:
+            why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
+        return memory, (f"Memory without activations: {why}.",)
+    kept |= _records(config, geometry, samples, edges, world_size)
+    passing = _stages(config, geometry)
+    for stage in ("rollout", "update", "evaluation"):
+        passing[stage] += _borrowed(config, parts, geometry, world_size)
+    for stage, size in offload.items():
+        passing[stage] = passing.get(stage, 0) + size
+    return Memory(parts.trained, frozen, kept, passing, sum(offload.values())), ()
+
+
+def _parts(config: Config, found: Architecture) -> Parts:
+    counts = {name: count_parameters(shapes) for name, shapes in found.shapes.items()}
+    networks = [found.shapes[name] for name in found.networks]
+    network = sum(counts.pop(name) for name in found.networks)
+    lora = config.model.lora
+    text = sum(counts.pop(name) for name in list(counts) if name.startswith("text_encoder"))
+    return Parts(
+        network,
+        network if lora is None else sum(lora_parameters(n, config.model.lora_targets, lora.rank) for n in networks),
+        sum(math.prod(shape) for shapes in networks for name, shape in shapes.items() if name in BUFFERS),
+        text,
+        counts.pop("vae", 0),
+        sum(counts.values()),
+    )
+
+
+def _weights(config: Config, found: Architecture, parts: Parts, world_size: int) -> dict[str, int]:
+    """Bytes of everything that is as large as a network."""
+    m, e, o = config.model, config.rollout.explore, config.objective
+    dtype, trained = BYTES[m.dtype], parts.trained
+    networks = [found.shapes[name] for name in found.networks]
+    base = dtype * parts.network if m.lora is not None else 0
+    if m.base_precision is not None:
+        plain = [{name: shape for name, shape in n.items() if name not in BUFFERS} for n in networks]
+        base = sum(quantised_bytes(n, m.facts.exclude, BASE_BYTES[m.base_precision], dtype) for n in plain)
+    share = world_size if config.train.sharding == "fsdp" else 1
     kept = {
         "libraries": LIBRARIES,
-        "policy weights": FLOAT32 * trained + (0 if lora is None else dtype * network),
-        "gradients": FLOAT32 * trained,
-        "optimiser": ADAM_STATE_BYTES[config.train.optimizer] * trained,
-        "moving average": FLOAT32 * trained if config.train.ema is not None else 0,
-        "reference": dtype * network if config.objective.kl > 0 and lora is None else 0,
-        "frozen components": dtype * (sum(counts.values()) + tables),
+        "policy weights": (FLOAT32 * trained + base) // share,
+        "gradients": FLOAT32 * trained // share,
+        "optimiser": ADAM_STATE_BYTES[config.train.optimizer] * trained // share,
+        "moving average": FLOAT32 * trained // share if config.train.ema is not None else 0,
+        "reference": dtype * parts.network // share if o.kl > 0 and m.lora is None else 0,
+        "frozen components": dtype * (parts.others + parts.tables)
+        + (0 if "text_encoders" in m.offload else dtype * parts.text)
+        + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
     }
-    e, o = config.rollout.explore, config.objective
     if e is not None and e.precision != "training":
-        kept["exploring copy"] = network * (2 if e.precision == "bfloat16" else FLOAT32)
+        emulated = e.engine == "emulated"
+        quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES.get(e.precision, 2), 2)
+        exclude = m.facts.exclude if e.exclude is None else e.exclude
+        kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
     if isinstance(o, NftSettings) and o.old_limit > 0:
-        kept["old policy"] = 2 * FLOAT32 * trained  # its weights, and the live ones while it draws
-    frozen = dict(counts) if lora is None else {"transformer": network, **counts}
-    length = config.model.max_sequence_length
-    if length is None:
-        length = shipped_settings(path).get("max_sequence_length")
-    geometry = read_geometry(path, config.model.height, config.model.width, length)
-    if geometry is None:
-        return Memory(trained, frozen, kept, {}), (
-            "Memory without activations: the pipeline's config files are unread.",
-        )
-    kept["samples and steps"] = edges * 2 * FLOAT32 * geometry.latent_elements + samples * 3 * geometry.pixels
+        kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
+    return kept
+
+
+def _vae_bytes(config: Config) -> int:
+    return BYTES[config.model.vae_dtype or VAE_DTYPE.get(config.model.facts.name, config.model.dtype)]
+
+
+def _offloaded(config: Config, parts: Parts) -> dict[str, int]:
+    """Bytes that come to the device for a stage; all text encoders come together."""
+    m = config.model
+    sizes = {}
+    if "text_encoders" in m.offload:
+        sizes["prompts"] = BYTES[m.dtype] * parts.text
+    if "vae" in m.offload:
+        sizes["decode"] = _vae_bytes(config) * parts.vae
+    return sizes
+
+
+def _size(config: Config) -> Size:
+    """What the adapter will be asked for: the configuration's, then the pipeline's own settings, then the family's."""
+    m = config.model
+    own = shipped_settings(Path(m.path))
+    asked = {name: own.get(name) if value is None else value for name, value in m.options.items()}
+    text = asked.pop("max_sequence_length")
+    return Size(**asked, text_tokens=m.facts.max_sequence_length if text is None else text)
+
+
+def _records(config: Config, g: Geometry, samples: int, edges: int, world_size: int) -> dict[str, int]:
+    """Bytes of what an iteration draws, and of prompts' encodings."""
+    e, o = config.rollout.explore, config.objective
+    kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
     if e is not None:
         candidates = samples * e.candidates // (e.keep + e.audit)
-        kept["candidates"] = candidates * (FLOAT32 * geometry.latent_elements + 3 * geometry.pixels)
+        kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
     if isinstance(o, NftSettings):
-        kept["noised examples"] = samples * o.levels * 3 * FLOAT32 * geometry.latent_elements
-    layer = geometry.tokens * geometry.width * ELEMENTS_PER_TOKEN_AND_LAYER * dtype
-    whole = layer * geometry.layers
-    if config.train.gradient_checkpointing:
-        whole = layer + geometry.tokens * geometry.width * geometry.layers * dtype
-    guided = calls_per_step(config.rollout.guidance_scale)
-    eval_guided = calls_per_step(config.eval.guidance_scale)
-    passing = {
-        "rollout": config.rollout.micro_batch * guided * layer,
-        "update": config.train.micro_batch * guided * whole,
-        "evaluation": config.eval.batch * eval_guided * layer,
-        "decode": config.rollout.decode_batch * geometry.pixels * geometry.decoder_channels * DECODER_MAPS * dtype,
+        kept["noised examples"] = samples * o.levels * 3 * FLOAT32 * g.latent_elements
+    kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
+    return kept
+
+
+def _prompts(config: Config, world_size: int) -> int:
+    """Prompts whose encodings are on a process's device at once: an iteration's, and all that are held out."""
+    held_out = config.eval.samples
+    if not config.prompts.eval.startswith("hub:"):
+        with suppress(ConfigError):  # the run will say so
+            held_out = min(held_out, len(load_prompts(config.prompts.eval)))
+    return config.prompts.per_iteration // world_size + held_out
+
+
+def _stages(config: Config, g: Geometry) -> dict[str, int]:
+    """Bytes of activations, by stage."""
+    r, t, m, dtype = config.rollout, config.train, config.model, BYTES[config.model.dtype]
+    token_row = g.tokens * g.width * dtype
+    forward, layer = g.activations.forward * token_row, g.activations.saved * token_row
+    whole = layer * g.layers
+    if t.gradient_checkpointing:
+        whole = layer + token_row * g.layers
+    guided, eval_guided = (m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale))
+    decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
+    return {
+        "rollout": int(r.micro_batch * guided * forward),
+        "update": int(t.micro_batch * guided * whole),
+        "evaluation": int(config.eval.batch * eval_guided * forward),
+        "decode": (1 if m.vae_slicing else r.decode_batch) * decoder,
     }
-    return Memory(trained, frozen, kept, passing), ()
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes that activations depend on.
-
-    Args:
-        latent_elements: numbers in one sample's latents.
-        pixels: of one picture.
-        tokens: of picture and text that the transformer attends over.
-        width: of the transformer, in numbers a token.
-        layers: of the transformer.
-        decoder_channels: of the picture decoder at full resolution.
-    """
-
-    latent_elements: int
-    pixels: int
-    tokens: int
-    width: int
-    layers: int
-    decoder_channels: int
-
-
-def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in a safetensors file, from its header.
-
-    Raises:
-        ConfigError: the file is torn or no safetensors file.
-    """
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= path.stat().st_size - 8:
-                raise ValueError(f"the header cannot have {length} bytes")
-            header = json.loads(file.read(length))
-        return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} must be a safetensors file. Its header is unreadable: {error}. Fetch it again."
-        ) from error
-
-
-def component_shapes(pipeline: Path) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Tensor shapes of each component of a pipeline's folder; empty if there is no such folder."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for file in sorted(pipeline.glob("*/*.safetensors")):
-        if WEIGHTS.fullmatch(file.name):
-            found.setdefault(file.parent.name, {}).update(header_shapes(file))
-    return found
+def _borrowed(config: Config, parts: Parts, g: Geometry, world_size: int) -> int:
+    """Bytes of weights that exist while the network runs: bfloat16 copies of trained ones, blocks gathered of ranks."""
+    full, dtype = config.model.lora is None, BYTES[config.model.dtype]
+    casts = BYTES["bfloat16"] * parts.trained if full and config.model.dtype == "bfloat16" else 0
+    if config.train.sharding != "fsdp" or world_size == 1:
+        return casts
+    return 2 * (FLOAT32 if full else dtype) * parts.network // g.layers + casts
 
 
 def count_parameters(shapes: Shapes) -> int:
@@ -188,47 +256,33 @@ def count_parameters(shapes: Shapes) -> int:
 
 def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:
     """Parameters of adapters of this rank on the linear layers whose names end in a target, as peft matches them."""
-    total = 0
-    for name, shape in shapes.items():
-        layer = name.removesuffix(".weight")
-        if layer == name or len(shape) != 2:
-            continue
-        if any(names_layer(target, layer) for target in targets):
-            total += rank * sum(shape)
-    return total
+    chosen = [shape for layer, shape in _layers(shapes) if any(names_layer(target, layer) for target in targets)]
+    return sum(rank * sum(shape) for shape in chosen if len(shape) == 2)
 
 
-def read_geometry(pipeline: Path, height: int | None, width: int | None, t5_tokens: int | None) -> Geometry | None:
-    """Sizes of an SD3 pipeline, None if its config files are not as expected.
+def quantised_bytes(
+    shapes: Shapes, exclude: Sequence[str], quantised: float, rest: float, pointwise: bool = False
+) -> int:
+    """Bytes of a network whose linear layers are quantised, but for those of the patterns.
 
     Args:
-        pipeline: its folder.
-        height: of pictures in pixels, None = the pipeline's own.
-        width: the same.
-        t5_tokens: of a prompt, None = the pipeline's own default.
+        shapes: of its tensors.
+        exclude: patterns of layers that stay; see `precision.layers.matches`.
+        quantised: bytes of a quantised weight.
+        rest: bytes of any other number.
+        pointwise: quantise 1 x 1 convolutions too.
     """
-    try:
-        network, vae = _read_json(pipeline / "transformer/config.json"), _read_json(pipeline / "vae/config.json")
-        channels = vae["block_out_channels"]
-        scale, patch = 2 ** (len(channels) - 1), network["patch_size"]
-        own = network["sample_size"] * scale
-        rows, columns = (height or own) // scale, (width or own) // scale
-        text = pipeline / "text_encoder/config.json"
-        clip_tokens = _read_json(text)["max_position_embeddings"] if text.exists() else DEFAULT_CLIP_TOKENS
-        text_tokens = clip_tokens + (DEFAULT_T5_TOKENS if t5_tokens is None else t5_tokens)
-        return Geometry(
-            latent_elements=network["in_channels"] * rows * columns,
-            pixels=rows * columns * scale**2,
-            tokens=(rows // patch) * (columns // patch) + text_tokens,
-            width=network["num_attention_heads"] * network["attention_head_dim"],
-            layers=network["num_layers"],
-            decoder_channels=channels[0],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    from diffrl.precision.layers import matches
+
+    low = sum(
+        math.prod(shape)
+        for layer, shape in _layers(shapes)
+        if (len(shape) == 2 or (pointwise and len(shape) == 4 and shape[2:] == (1, 1)))
+        and not any(matches(pattern, layer) for pattern in exclude)
+    )
+    return int(low * quantised + (sum(map(math.prod, shapes.values())) - low) * rest)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    with path.open(encoding="utf-8") as file:
-        content: dict[str, Any] = json.load(file)
-    return content
+def _layers(shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+    """Layers with a weight, and its shape."""
+    return [(name.removesuffix(".weight"), shape) for name, shape in shapes.items() if name.endswith(".weight")]

@@ -1,6 +1,6 @@
 """What a run costs, by arithmetic, before anything is loaded.
 
-A network evaluation is one sample through the transformer forward once; with classifier-free guidance it is two.
+A network evaluation is one sample through the transformer forward once; with classifier-free guidance a step takes two.
 Backward passes are not counted. Units whose credit turns out to be zero are not evaluated: a run counts what it skips,
 and its count and the skipped together make the plan.
 """
@@ -15,7 +15,7 @@ from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.footprint import Memory, estimate_memory
-from diffrl.rollout.counts import alive_per_level, calls_per_step, coarse_levels, ends_per_tree, forwards_per_tree
+from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,10 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = len(evaluated_iterations(config))
-    guided = calls_per_step(r.guidance_scale)
-    memory, notes = estimate_memory(config, groups * redrawn // world_size, groups * first.edges // world_size)
+    guided = config.model.facts.calls_per_step(r.guidance_scale)
+    memory, notes = estimate_memory(
+        config, groups * redrawn // world_size, groups * first.edges // world_size, world_size
+    )
     per_iteration = {
         "explore": sum(one.explore for one in drawn),
         "rollout": sum(one.rollout for one in drawn),
@@ -188,7 +190,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             "evaluation": evaluations
             * config.eval.samples
             * config.eval.steps
-            * calls_per_step(config.eval.guidance_scale),
+            * config.model.facts.calls_per_step(config.eval.guidance_scale),
         },
         decodes=pictures + evaluations * config.eval.samples,
         reward_calls=pictures * len(config.rewards) + evaluations * config.eval.samples * len(config.eval.rewards),
@@ -228,8 +230,8 @@ def render_plan(plan: Plan) -> str:
         ("The run", f"{plan.iterations:,} iterations on {plan.world_size} process{'es' * (plan.world_size > 1)}"),
         ("  optimiser updates", f"{plan.updates:,}"),
         ("  held-out evaluations", f"{plan.evaluations:,}"),
-        ("  pictures decoded", f"{plan.decodes:,}"),
-        ("  pictures scored, all rewards", f"{plan.reward_calls:,}"),
+        ("  samples decoded", f"{plan.decodes:,}"),
+        ("  samples scored, all rewards", f"{plan.reward_calls:,}"),
         ("Network evaluations", f"{most}{plan.total_network_evaluations:,}"),
         *((f"  {name}", f"{count:,}") for name, count in plan.network_evaluations.items() if count),
         ("Training cost", f"{most}{plan.training_cost:,}  (trained evaluations twice; evaluation and gate left out)"),
@@ -245,6 +247,8 @@ def render_plan(plan: Plan) -> str:
         if memory.passing:
             largest = max(memory.passing, key=lambda name: memory.passing[name])
             rows.append((f"  activations, most in {largest}", size_text(memory.passing[largest])))
+        if memory.resting:
+            rows.append(("Resting on the CPU", size_text(memory.resting)))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + list(plan.notes))
 

@@ -11,7 +11,7 @@ from diffrl.config import load_config
 from diffrl.config.checks import steps_at
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.footprint import header_shapes
+from diffrl.models.architecture import header_shapes
 from diffrl.plan import evaluated_iterations, even_parts, make_plan, render_plan
 
 ROOT = Path(__file__).parents[1]
@@ -122,9 +122,9 @@ def write_pipeline(folder):
         {k: v.half() for k, v in vae.state_dict().items()}, folder / "vae/diffusion_pytorch_model.fp16.safetensors"
     )
     network = {"in_channels": 3, "sample_size": 6, "patch_size": 2, "num_layers": 5, "num_attention_heads": 2,
-               "attention_head_dim": 7}  # fmt: skip
+               "attention_head_dim": 7, "joint_attention_dim": 19, "pooled_projection_dim": 23}  # fmt: skip
     (folder / "transformer/config.json").write_text(json.dumps(network))
-    (folder / "vae/config.json").write_text(json.dumps({"block_out_channels": [11, 13, 17]}))
+    (folder / "vae/config.json").write_text(json.dumps({"block_out_channels": [11, 13, 17], "sample_size": 16}))
     return transformer, vae
 
 
@@ -147,10 +147,12 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
         "reference": 2 * n,
         "frozen components": 2 * frozen,
         "samples and steps": stored,
+        "prompt encodings": (6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # an iteration's prompts, and the held-out
     }
-    tokens = 3 * 3 + 77 + 256
-    assert memory.passing["update"] == 11 * 2 * tokens * 14 * 5 * 21 * 2
-    assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 21 * 2
+    tokens, casts = 3 * 3 + 77 + 256, 2 * n  # autocast holds bfloat16 copies of float32 weights
+    assert memory.passing["update"] == 11 * 2 * tokens * 14 * 5 * 21 * 2 + casts
+    assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 12 * 2 + casts
+    assert memory.passing["decode"] == 3 * 6 * 11 * 24 * 24 * 2
     assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values())
 
 
@@ -190,9 +192,93 @@ def test_lora_parameters_are_what_peft_makes(tmp_path):
     assert plan.memory.passing == {} and "config files" in plan.notes[0]  # there is no VAE here
 
 
+FLUX = {"family": "flux", "path": "black-forest-labs/FLUX.1-dev", "dtype": "bfloat16", "height": 512, "width": 512}
+LORA = {"rank": 16, "alpha": 16}
+WAN = {"family": "wan", "path": "Wan-AI/Wan2.2-T2V-A14B-Diffusers", "dtype": "bfloat16", "lora": LORA}
+
+
+def memory_of(model, world_size=1, **changes):
+    return make_plan(config_of(model=model, objective={"kl": 0.0}, **changes), world_size).memory
+
+
+def test_a_published_model_is_planned_without_its_files():
+    memory = memory_of(FLUX | {"lora": LORA})
+    encoders = 123_060_480 + 4_762_310_656
+    assert memory.frozen_parameters["transformer"] == 11_901_408_320
+    assert memory.kept["frozen components"] == 2 * (encoders + 83_819_683)
+    # 19 blocks of 8 projections of 3072 x 3072 and 38 of 3, each with 16 x (3072 + 3072) numbers
+    assert memory.trained_parameters == (19 * 8 + 38 * 3) * 16 * 2 * 3072
+    assert memory.passing["update"] == 11 * (1024 + 512) * 3072 * 57 * 17 * 2  # guidance is embedded: one call a step
+
+
+def test_a_quantised_base_leaves_the_excluded_layers():
+    modulation = (19 * 2 * 6 + 38 * 3) * 3072 * 3072  # of 3072 x (6 or 3) 3072
+    base = 4 * memory_of(FLUX | {"lora": LORA}).trained_parameters
+    whole, quarter = (
+        memory_of(FLUX | {"lora": LORA, "base_precision": precision}).kept["policy weights"] - base
+        for precision in (None, "nf4")
+    )
+    rest = 11_901_408_320 - modulation
+    assert whole == 2 * 11_901_408_320
+    assert quarter == pytest.approx(2 * modulation + rest * (0.5 + 1 / 64), rel=0.02)  # embedders are small
+
+
+def test_offloaded_parts_come_one_after_another():
+    here, away = memory_of(FLUX | {"lora": LORA}), memory_of(FLUX | {"lora": LORA, "offload": ["text_encoders", "vae"]})
+    encoders, vae = 2 * (123_060_480 + 4_762_310_656), 2 * 83_819_683
+    assert here.resting == 0 and away.resting == encoders + vae == here.kept["frozen components"]
+    assert away.kept["frozen components"] == 0
+    assert away.passing["prompts"] == encoders and away.passing["decode"] == here.passing["decode"] + vae
+    assert "Resting on the CPU" in render_plan(make_plan(config_of(model=FLUX | {"offload": ["vae"]})))
+
+
+def test_slices_tiles_and_the_decoders_precision():
+    plain = memory_of(FLUX | {"lora": LORA, "height": 2048, "width": 2048})
+    assert plain.passing["decode"] == 3 * 6 * 128 * 2048**2 * 2
+    for choice, parts in (("vae_slicing", 3), ("vae_tiling", 4)):  # tiles of 1024
+        less = memory_of(FLUX | {"lora": LORA, "height": 2048, "width": 2048, choice: True})
+        assert less.passing["decode"] * parts == plain.passing["decode"]
+    fine = memory_of(FLUX | {"lora": LORA, "vae_dtype": "float32"}).kept["frozen components"]
+    assert fine - memory_of(FLUX | {"lora": LORA}).kept["frozen components"] == 2 * 83_819_683
+
+
+def test_two_networks_train_and_a_video_is_counted_in_frames():
+    memory = memory_of(WAN | {"height": 240, "width": 416, "frames": 33})
+    networks = 2 * 14_288_491_584
+    assert memory.kept["policy weights"] == 4 * memory.trained_parameters + 2 * networks
+    assert memory.trained_parameters == 2 * 40 * 2 * 4 * 16 * 2 * 5120  # blocks, attentions, projections
+    assert set(memory.frozen_parameters) == {"transformer", "transformer_2", "vae", "text_encoder"}
+    assert memory.kept["frozen components"] == 2 * 5_680_910_336 + 4 * 126_892_531  # the decoder stays float32
+    latents, pixels = 16 * 9 * 30 * 52, 33 * 240 * 416
+    assert memory.kept["samples and steps"] == 90 * 8 * latents + 30 * 3 * pixels
+    assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * 5120 * 18 * 2
+
+
+def test_ranks_share_the_weights_if_they_are_sharded():
+    whole = memory_of(FLUX, world_size=2)
+    shared = memory_of(FLUX, world_size=2, train={"sharding": "fsdp"})
+    assert memory_of(FLUX, train={"sharding": "fsdp"}).kept == memory_of(FLUX).kept
+    for name in ("policy weights", "gradients", "optimiser"):
+        assert shared.kept[name] * 2 == whole.kept[name]
+    assert shared.kept["frozen components"] == whole.kept["frozen components"]
+    assert shared.passing["update"] - whole.passing["update"] == 2 * 4 * 11_901_408_320 // 57  # two gathered blocks
+
+
+@pytest.mark.parametrize(("precision", "size"), [("bfloat16", 2), ("fp8", 1), ("int8", 1), ("nvfp4", 0.5625)])
+def test_the_exploring_copy_has_its_precisions_bytes(precision, size):
+    def copy(**changes):
+        explore = {"precision": precision, "candidates": 10, "keep": 5} | changes
+        return memory_of(FLUX | {"lora": LORA}, rollout={"explore": explore}).kept["exploring copy"]
+
+    modulation = (19 * 2 * 6 + 38 * 3) * 3072 * 3072
+    assert copy() == pytest.approx(2 * modulation + size * (11_901_408_320 - modulation), rel=0.02)
+    if precision != "bfloat16":
+        assert copy(engine="emulated") == 4 * 11_901_408_320
+
+
 def test_no_memory_estimate_is_said_so():
     plan = make_plan(config_of("some/hub-name"))
-    assert plan.memory is None and "No memory estimate: some/hub-name" in render_plan(plan)
+    assert plan.memory is None and "No memory estimate: some/hub-name is neither" in render_plan(plan)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05", (2**40).to_bytes(8, "little") + b"{}", b"\x03" + bytes(7) + b"{x}"])

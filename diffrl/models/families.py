@@ -30,6 +30,7 @@ class Family:
         lora_targets: linear layers that get a LoRA if the configuration names none.
         exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
+        idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
         fps: frames per second of the videos that it was trained on; None for pictures.
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
     """
@@ -43,6 +44,7 @@ class Family:
     lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     exclude: tuple[str, ...] = ("proj_out",)
     max_sequence_length: int = 512
+    idle_weights: bool = False
     fps: float | None = None
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
 
@@ -115,6 +117,7 @@ FAMILIES: Mapping[str, Family] = {
             adapter="diffrl.models.qwen_image:QwenImageAdapter",
             pipelines=("QwenImagePipeline",),
             lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+            idle_weights=True,  # of the last block's text half
             exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
         ),
     )

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from diffrl.config import Config
+from diffrl.config.schema import BUILT_IN_PROMPTS
+from diffrl.data.prompts import load_prompts
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
@@ -78,7 +80,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         result="image" if config.model.facts.fps is None else "frame",
         base=base,
         folder=str(out),
-        prompt="a red circle above a blue square" if config.prompts.train.startswith("shapes:") else "a prompt",
+        prompt=load_prompts(config.prompts.eval)[0].text if config.prompts.eval in BUILT_IN_PROMPTS else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale,
         dtype="" if config.model.dtype == "float32" else f", dtype={config.model.dtype!r}",

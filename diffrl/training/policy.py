@@ -69,8 +69,12 @@ class Policy:
 
     @property
     def alternates(self) -> bool:
-        """Whether the transformer is several networks of which a call may leave some out, as Wan 2.2's are."""
-        return len(roots(self.inner)) > 1
+        """Whether a backward pass may leave weights out.
+
+        Those of one of two networks (Wan 2.2), or weights that feed nothing (a full fine-tune of Qwen-Image).
+        """
+        family = getattr(self.adapter, "family", None)
+        return len(roots(self.inner)) > 1 or (self.lora is None and family is not None and family.idle_weights)
 
     def shard(self, mesh: Any) -> list[nn.Module]:
         """Split all weights, frozen ones too, over the ranks of a mesh; before anything else asks for `parameters`.

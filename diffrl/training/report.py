@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,8 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> Non
     figure.savefig(destination)
 
 
-def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path) -> None:
-    """The end of a run: held-out rewards, where the time went, where everything lies, what to try next."""
+def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: str) -> None:
+    """The end of a run: held-out rewards, where the time went, where everything lies, what to try next with `prompt`."""
     held_out = summary["held_out"]
     table = Table(title="Held-out reward", title_justify="left")
     for column in ("", "before", "after", "change"):
@@ -145,7 +146,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path) -
             console.print(f"  {name:<17} {what}", highlight=False)
     console.print("\nNext:")
     for command in (
-        f'diffrl generate --run {run_dir} --prompt "a red circle above a blue square" --out samples',
+        f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt)} --out samples",
         f"diffrl export {run_dir} --out exported",
         f"diffrl train {run_dir / 'config.yaml'} run.name=longer run.iterations={2 * summary['iterations']}",
     ):

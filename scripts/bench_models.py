@@ -1,0 +1,98 @@
+"""The models that `bench_gpu.py` measures: published architectures with random weights, or tiny pipelines."""
+
+import inspect
+from dataclasses import dataclass, field
+
+import torch
+
+from diffrl.models.families import FAMILIES
+from diffrl.models.pipeline import Placement
+from diffrl.models.published import PUBLISHED
+from diffrl.models.tiny import SETTINGS, build_pipeline
+from diffrl.registry import resolve
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is drawn from.
+
+    Args:
+        family: of the model.
+        path: its name on the hub.
+        size: options of the adapter.
+        steps: of a sample.
+        guidance_scale: of a sample.
+        samples: in one network call.
+        edges: trained steps in one backward pass.
+    """
+
+    family: str
+    path: str
+    size: dict = field(default_factory=dict)
+    steps: int = 10
+    guidance_scale: float = 4.5
+    samples: int = 16
+    edges: int = 4
+
+
+SQUARE = {"height": 512, "width": 512}
+CASES = {
+    "flux": Case("flux", "black-forest-labs/FLUX.1-dev", SQUARE, guidance_scale=3.5, samples=8, edges=2),
+    "sd3": Case("sd3", "stabilityai/stable-diffusion-3.5-large", SQUARE, samples=8, edges=2),
+    "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
+    "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
+}
+
+
+def full_adapter(case: Case, device: torch.device):
+    """A published model with random bfloat16 weights, without its text encoders."""
+    import diffusers
+
+    published, dtype = PUBLISHED[case.path], torch.bfloat16
+    pipeline_class = getattr(diffusers, published.pipeline)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            parts = {name: published.components[name].build() for name in ("transformer", "vae")}
+    finally:
+        torch.set_default_dtype(torch.float32)
+    names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]
+    given = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
+    switches = {"boundary_ratio", "expand_timesteps", "force_zeros_for_empty_prompt"}
+    pipeline = pipeline_class(
+        **{name: given[name] for name in names if name not in switches or given[name] is not None}
+    )
+    return adapter_of(case.family, pipeline, dtype, device, case.size)
+
+
+def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, size: dict):
+    """A pipeline behind its family's adapter, frozen."""
+    adapter = resolve("model.family", {}, FAMILIES[family].adapter)(pipeline, dtype=dtype, **size)
+    for part in (pipeline.transformer, pipeline.vae):
+        part.requires_grad_(False).eval()
+    pipeline.set_progress_bar_config(disable=True)
+    adapter.place(Placement(device=device))
+    return adapter
+
+
+def random_encodings(adapter, family: str, device: torch.device) -> dict:
+    """What the family's text encoders would give for one prompt, in shape; the numbers are noise."""
+    config, length = adapter.transformer.config, adapter.max_sequence_length
+    widths = {"sana": "caption_channels", "wan": "text_dim"}
+    width = config[widths.get(family, "joint_attention_dim")]
+    shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
+    if family in ("sd3", "flux"):
+        shapes["pooled"] = (1, config["pooled_projection_dim"])
+    generator = torch.Generator(device).manual_seed(0)
+    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+    if family == "sana":
+        own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64)
+    return own if family == "flux" else own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
+
+
+def tiny_adapter(case: Case, words: list[str]):
+    """The family's tiny pipeline in float32 on the CPU, and its case."""
+    pipeline = build_pipeline(case.family, words, seed=0)
+    options = SETTINGS[type(pipeline).__name__]
+    small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
+    return adapter_of(case.family, pipeline, torch.float32, torch.device("cpu"), options), small

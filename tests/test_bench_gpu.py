@@ -1,0 +1,129 @@
+"""The benchmark runs on tiny pipelines, and builds full architectures the way it would on a GPU, only smaller."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+SMALLER = {
+    "flux": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
+    "sd3": {"num_layers": 2, "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64},
+    "sana": {
+        "num_layers": 1, "num_attention_heads": 4, "num_cross_attention_heads": 2, "cross_attention_head_dim": 64,
+        "cross_attention_dim": 128, "caption_channels": 64,
+    },
+    "wan": {"num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64},
+}  # fmt: skip
+SIZES = {"flux": (64, 64), "sd3": (64, 64), "sana": (64, 64), "wan": (32, 32)}
+
+
+@pytest.fixture
+def bench_gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import bench_gpu
+
+    return bench_gpu
+
+
+@pytest.fixture
+def bench_models(bench_gpu):
+    return sys.modules["bench_models"]
+
+
+def test_tiny_prints_a_table_and_writes_json(bench_gpu, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    arguments = [
+        "bench_gpu.py",
+        "--tiny",
+        "--models",
+        "flux",
+        "sana",
+        "--precisions",
+        "int8",
+        "nvfp4",
+        "--out",
+        str(out),
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    bench_gpu.main()
+    result = json.loads(out.read_text())
+    assert result["tiny"] and result["machine"]["torch"] == torch.__version__
+    rows = {(row["model"], row["what"], row["precision"]): row for row in result["rows"]}
+    assert len(rows) == 2 * 6 and not any("note" in row for row in rows.values())
+    for model in ("flux", "sana"):
+        for key in (("explore", "float32"), ("regenerate", "float32"), ("explore", "int8"), ("explore", "nvfp4")):
+            row = rows[(model, *key)]
+            assert row["samples_per_second"] > 0 and row["tflops"] > 0 and row["decode_seconds"] > 0
+        assert rows[model, "explore", "nvfp4"]["engine"] == "emulated" != rows[model, "explore", "int8"]["engine"]
+        assert rows[model, "explore", "int8"]["push_seconds"] > 0
+        assert rows[model, "update", "float32"]["seconds_per_edge"] > 0
+        assert rows[model, "tree against chains", "float32"]["leaves"] == 16
+    shown = capsys.readouterr().out
+    assert "tree against chains" in shown and "nvfp4" in shown
+
+
+def test_nothing_is_started_without_time(bench_gpu, bench_models):
+    adapter, case = bench_models.tiny_adapter(bench_models.CASES["flux"], ["a"])
+    bench = bench_gpu.Bench(
+        "flux",
+        case,
+        adapter,
+        bench_models.random_encodings(adapter, "flux", adapter.placement.device),
+        torch.device("cpu"),
+    )
+    start = time.monotonic()
+    rows = bench_gpu.measure(bench, ["int8"], True, sys.modules["bench_machine"].Budget(0.0))
+    assert [row["note"] for row in rows] == ["no time left"] * 6 and time.monotonic() - start < 1
+
+
+def test_operations_are_counted_as_by_hand(bench_gpu, bench_models):
+    """FLUX has linear layers and attention alone: 2 M K N each, and 4 T^2 d a block."""
+    adapter, case = bench_models.tiny_adapter(bench_models.CASES["flux"], ["a"])
+    cpu = torch.device("cpu")
+    encodings = bench_models.random_encodings(adapter, "flux", cpu)
+    bench = bench_gpu.Bench("flux", case, adapter, encodings, cpu)
+    products = []
+
+    def note(layer, args, output):
+        products.append(2 * output.numel() * layer.in_features)
+
+    for layer in adapter.transformer.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(note)
+    bench.draw(bench_gpu.denoise, 1, {}, levels=(0, case.steps))
+    config = adapter.transformer.config
+    tokens = adapter.max_sequence_length + 8 * 8 // 4
+    width = config.num_attention_heads * config.attention_head_dim
+    attention = (config.num_layers + config.num_single_layers) * 4 * tokens**2 * width
+    assert sum(products) < bench.flops == sum(products) + attention
+
+
+@pytest.mark.parametrize("family", SMALLER)
+def test_published_models_are_built_without_text_encoders(family, bench_gpu, bench_models, monkeypatch):
+    case = bench_models.CASES[family]
+    published = bench_models.PUBLISHED[case.path]
+    network = published.components["transformer"]
+    small = replace(network, config={**network.config, **SMALLER[family]})
+    components = {**published.components, "transformer": small}
+    monkeypatch.setattr(bench_models, "PUBLISHED", {case.path: replace(published, components=components)})
+    height, width = SIZES[family]
+    size = {"height": height, "width": width} | ({"frames": 5} if family == "wan" else {})
+    case, cpu = replace(case, size=size, steps=5, samples=2, edges=1), torch.device("cpu")
+    adapter = bench_models.full_adapter(case, cpu)
+    assert adapter.transformer.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    bench = bench_gpu.Bench(family, case, adapter, bench_models.random_encodings(adapter, family, cpu), cpu)
+    found = bench.rate(bench_gpu.explore, sys.modules["bench_machine"].Budget(60.0))
+    assert found["samples"] == 2 and found["samples_per_second"] > 0
+    assert bench.update()["seconds_per_edge"] > 0
+
+
+def test_peaks_are_those_of_the_card(bench_gpu):
+    peak = sys.modules["bench_machine"].peak_tflops
+    assert peak("NVIDIA H100 80GB HBM3", "bfloat16") == 989 and peak("NVIDIA H100 PCIe", "fp8") == 1513
+    assert peak("NVIDIA H100 80GB HBM3", "nvfp4") is None and peak("CPU (x86_64)", "bfloat16") is None
