@@ -174,8 +174,8 @@ def fidelity(
     precision: Annotated[
         list[str] | None,
         typer.Option(
-            help="training, bfloat16, int8, fp8 or nvfp4, or with its engine nvfp4:emulated; may be given several "
-            "times. Default: the configuration's, else bfloat16."
+            help="training, bfloat16, int8, fp8, mxfp8 or nvfp4, or with its engine nvfp4:emulated; may be given "
+            "several times. Default: the configuration's, else bfloat16."
         ),
     ] = None,
     steps: Annotated[
@@ -276,7 +276,7 @@ def _quiet_libraries() -> None:
     """Keep other libraries' progress bars and advice out of ours; errors still come through."""
     import logging
 
-    for name in ("bitsandbytes", "torch.utils._pytree"):  # advice to their own developers, at every start
+    for name in ("bitsandbytes.backends.cpu.ops", "torch.utils._pytree"):  # advice to developers, at every start
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -82,5 +82,6 @@ def test_a_configuration_begins_with_its_command_and_its_schema(path):
     text = path.read_text(encoding="utf-8")
     schema = re.search(r"^# yaml-language-server: \$schema=(\S+)", text)
     assert schema and (path.parent / schema[1]).resolve() == ROOT / "configs" / "schema.json"
-    assert f"diffrl train {path.relative_to(ROOT)}" in text.split("\nrun:")[0]
+    commands = (f"{start} {path.relative_to(ROOT)}" for start in ("diffrl train", "scripts/train.py"))
+    assert any(command in text.split("\nrun:")[0] for command in commands)
     assert yaml.safe_load(text)["run"]["name"]

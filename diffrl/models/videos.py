@@ -13,6 +13,8 @@ from diffrl.models.images import from_pil, save_webp_lossless, to_pil
 
 SHOWN = 4
 """Frames of a clip in a grid of stills, two by two."""
+GAP, PAPER = 2, 250
+"""Pixels between them, and their grey."""
 
 
 def save_media(media: Tensor, path: Path, fps: float) -> None:
@@ -64,6 +66,9 @@ def still(media: Tensor) -> Tensor:
     """A picture as it is; of a clip, four frames from the first to the last, two by two, in reading order."""
     if media.ndim == 3:
         return media
-    chosen = media[torch.linspace(0, len(media) - 1, SHOWN).round().long()]
-    rows = [torch.cat(tuple(chosen[i : i + 2]), dim=2) for i in (0, 2)]
-    return torch.cat(rows, dim=1)
+    first, second, third, last = media[torch.linspace(0, len(media) - 1, SHOWN).round().long()]
+    height, width = media.shape[-2:]
+    shown = media.new_full((3, 2 * height + GAP, 2 * width + GAP), PAPER)
+    shown[:, :height, :width], shown[:, :height, width + GAP :] = first, second
+    shown[:, height + GAP :, :width], shown[:, height + GAP :, width + GAP :] = third, last
+    return shown

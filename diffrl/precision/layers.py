@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from diffrl.errors import ConfigError
-from diffrl.models.families import FAMILIES
 from diffrl.precision.pointwise import as_linear
-
-DEFAULT_EXCLUDE: Mapping[str, tuple[str, ...]] = {name: family.exclude for name, family in FAMILIES.items()}
-"""Layers that stay in high precision, by model family: the first, the last and the modulation."""
 
 
 def matches(pattern: str, name: str) -> bool:

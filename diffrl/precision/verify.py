@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffrl.precision.backends.base import Backend
+from diffrl.precision.observe import Observation, Shape, dtype_name, watching
+
+__all__ = ["dtype_name", "numerical_problem", "observe_products", "probe", "shape_problems"]
 
 PROBE_ROWS = 19
+GEMM_ERRORS = (RuntimeError, ValueError, NotImplementedError, AssertionError)
+"""What libraries raise for a matrix product that they do not have."""
 NOT_MULTIPLIED = "nothing"
 SUMMATION = 1e-5
 """Relative difference, at most, of two float32 products that differ in the order of their sums."""
 CLOSENESS = 0.25
 """A layer's distance to the emulation, at most, as a share of its distance to the unquantised layer."""
-FIRST_OPERAND = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_int_mm": 0, "_scaled_mm": 0}
-"""Matrix products that a linear layer may dispatch to, and where their two operands begin."""
-
-
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operand dtypes of the matrix products run inside the layers at hand."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.layers: list[str] = []
-        self.seen: dict[str, set[str]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        start = FIRST_OPERAND.get(func.overloadpacket.__name__)
-        if start is not None and self.layers:
-            dtypes = {dtype_name(operand.dtype) for operand in args[start : start + 2]}
-            self.seen.setdefault(self.layers[-1], set()).update(dtypes)
-        return func(*args, **(kwargs or {}))
 
 
 def observe_products(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> dict[str, str]:
@@ -48,25 +33,61 @@ def observe_products(layers: Mapping[str, nn.Module], forward: Callable[[], obje
     Returns:
         For each layer "int8", "bfloat16", ...; several joined by " x "; "nothing" where it multiplied nothing.
     """
-    products = _Products()
-    handles = []
-    for name, layer in layers.items():
-        handles.append(layer.register_forward_pre_hook(lambda *_, name=name: products.layers.append(name)))
-        handles.append(layer.register_forward_hook(lambda *_: products.layers.pop() and None, always_call=True))
-    try:
-        with torch.no_grad(), products:
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: " x ".join(sorted(products.seen.get(name, {NOT_MULTIPLIED}))) for name in layers}
+    with watching(layers) as seen:
+        forward()
+    return product_names(layers, seen)
 
 
-def probe(layer: nn.Module, columns: int, backend: Backend, device: torch.device) -> tuple[Tensor, Tensor]:
+def product_names(layers: Iterable[str], seen: Observation) -> dict[str, str]:
+    """An observation's products in words, for each layer."""
+    return {name: " x ".join(sorted(seen.products.get(name) or {NOT_MULTIPLIED})) for name in layers}
+
+
+def expected_product(backend: Backend) -> str:
+    """What `product_names` says of a layer that multiplies as its backend promises."""
+    names = {dtype_name(backend.compute_dtype)}
+    if backend.scale_dtype is not None:
+        names.add(f"{dtype_name(backend.scale_dtype)} scales")
+    return " x ".join(sorted(names))
+
+
+def probe(
+    layer: nn.Module, columns: int, backend: Backend, device: torch.device, rows: int = PROBE_ROWS
+) -> tuple[Tensor, Tensor]:
     """A layer's input (rows, K) and output (rows, N) on unit normal data, as the rest of the network would give it."""
-    x = torch.randn(PROBE_ROWS, columns, generator=torch.Generator().manual_seed(0)).to(device, backend.outside_dtype)
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device, backend.outside_dtype)
     with torch.no_grad():
         return x.float(), layer(x).float()
+
+
+def shape_problems(
+    layers: Mapping[str, nn.Module], shapes: Mapping[str, Iterable[Shape]], backend: Backend, device: torch.device
+) -> tuple[list[Shape], list[str]]:
+    """Run the matrix product of every shape once, in one of the layers that have it.
+
+    Args:
+        layers: by name.
+        shapes: of each layer, the products that the rollout will ask of it.
+        backend: what made them.
+        device: theirs.
+
+    Returns:
+        The shapes that were run, and what went wrong, in words.
+    """
+    where = {shape: name for name, own in shapes.items() for shape in own}
+    problems = []
+    for (rows, columns, outputs), name in where.items():
+        x = torch.randn(1, columns, device=device, dtype=backend.outside_dtype).expand(rows, -1)
+        product = f"{name}: the product of {rows} x {columns} with {columns} x {outputs}"
+        try:
+            with torch.no_grad():
+                y = layers[name](x.contiguous())
+        except GEMM_ERRORS as error:
+            problems.append(f"{product} failed: {str(error).splitlines()[0]}")
+            continue
+        if y.shape != (rows, outputs) or not bool(torch.isfinite(y).all()):
+            problems.append(f"{product} is not finite or has shape {tuple(y.shape)}")
+    return sorted(where), problems
 
 
 def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, backend: Backend) -> str | None:
@@ -83,7 +104,7 @@ def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     """
     if not torch.isfinite(y).all():
         return "its output is not finite"
-    weight, bias = weight.float(), torch.zeros(1, device=x.device) if bias is None else bias.float()
+    weight, bias = weight.float(), torch.zeros(1, device=x.device) if bias is None else bias.to(x.device).float()
     exact = F.linear(x, weight)
     error = _distance(y - bias, exact)
     if not bool(weight.any()):
@@ -93,14 +114,13 @@ def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     if error > backend.largest_error:
         return f"its relative error is {error:.3g}, above {backend.largest_error:g}"
     emulated = backend.emulate(x, weight)
-    if emulated is not None and (off := _distance(y - bias, emulated)) > CLOSENESS * error:
+    if emulated is None:
+        return None
+    rounded = (emulated + bias).to(backend.outside_dtype).float() - bias
+    slack = torch.finfo(backend.outside_dtype).eps / 4  # the rest of the layer rounds to this, product and bias apart
+    if (off := _distance(y - bias, rounded)) > CLOSENESS * error + slack:
         return f"it is {off:.3g} from its emulation, where the rounding itself is {error:.3g}"
     return None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """As `torch.int8` but without the torch."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _distance(y: Tensor, exact: Tensor) -> float:

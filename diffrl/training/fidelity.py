@@ -23,7 +23,7 @@ from diffrl.functional.ranking import ranking_fidelity
 from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
-from diffrl.precision.copies import PolicyCopy, make_copy
+from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Forest, Prompt, PromptBatch
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.counts import coarse_levels
@@ -32,6 +32,7 @@ from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
 from diffrl.training.aligned import load_aligned, require_empty
 from diffrl.training.clock import CostMeter, PhaseClock, network_evaluations
+from diffrl.training.explorer import make_explorer
 from diffrl.training.fidelity_request import (
     CANDIDATES,
     TRAINING,
@@ -240,7 +241,8 @@ def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy
     if wanted.precision == TRAINING:
         return None
     exclude = explore_exclude(setting.config)
-    copy = make_copy(setting.policy.inner, wanted.precision, wanted.engine, exclude, device)
+    guidance = setting.config.rollout.guidance_scale
+    copy = make_explorer(setting.policy, wanted.precision, wanted.engine, exclude, device, guidance, (1,))
     setting.meter.watch([copy.module], copy.report.precision)
     return copy
 

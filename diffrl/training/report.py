@@ -27,6 +27,8 @@ PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", 
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
 GRID_SAMPLES = 16
+PICTURE_SIZE, STILL_SIZE = 96, 140
+"""Sides of a picture and of a video's four frames in the grid."""
 
 
 def short_name(reward: str) -> str:
@@ -77,13 +79,14 @@ def write_before_after(run_dir: Path, reward: str, last_iteration: int, destinat
         pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after]
         if not pairs:
             return False
+        moving = store.picture(pairs[0][0]).ndim > 3
         cells = [
             Cell(
                 pair[0].prompt, [still(store.picture(s)) for s in pair], [_passed(s.rewards.get(reward)) for s in pair]
             )
             for pair in pairs
         ]
-    comparison_grid(cells, picture_size=96).save(destination)
+    comparison_grid(cells, picture_size=STILL_SIZE if moving else PICTURE_SIZE).save(destination)
     return True
 
 
@@ -116,7 +119,7 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> Non
 
 
 def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: str) -> None:
-    """The end of a run: held-out rewards, where the time went, where everything lies, what to try next with `prompt`."""
+    """The end of a run: held-out rewards, where the time went, where everything lies, what to do next."""
     held_out = summary["held_out"]
     table = Table(title="Held-out reward", title_justify="left")
     for column in ("", "before", "after", "change"):

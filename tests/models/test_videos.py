@@ -39,9 +39,10 @@ def test_a_picture_comes_back_as_a_picture(tmp_path):
 def test_a_still_shows_the_first_and_the_last_frame():
     clip = noise(9, 3, 5, 7)
     shown = still(clip)
-    assert shown.shape == (3, 10, 14)
-    assert torch.equal(shown[:, :5, :7], clip[0]) and torch.equal(shown[:, 5:, 7:], clip[8])
-    assert torch.equal(shown[:, :5, 7:], clip[3]) and torch.equal(shown[:, 5:, :7], clip[5])
+    assert shown.shape == (3, 12, 16)
+    assert torch.equal(shown[:, :5, :7], clip[0]) and torch.equal(shown[:, 7:, 9:], clip[8])
+    assert torch.equal(shown[:, :5, 9:], clip[3]) and torch.equal(shown[:, 7:, :7], clip[5])
+    assert (shown[:, 5:7] == 250).all() and (shown[:, :, 7:9] == 250).all()
     assert torch.equal(still(clip[2]), clip[2])
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.precision.copies import make_copy
-from diffrl.precision.layers import DEFAULT_EXCLUDE
 
 PROMPTS = ("a red circle", "two blue squares", "three green triangles")
 
@@ -38,5 +38,5 @@ def velocity():
 def sd3_copy():
     """(transformer, precision, engine) -> copy with the default exclusions, on the CPU."""
     return lambda transformer, precision, engine: make_copy(
-        transformer, precision, engine, DEFAULT_EXCLUDE["sd3"], "cpu"
+        transformer, precision, engine, FAMILIES["sd3"].exclude, "cpu"
     )

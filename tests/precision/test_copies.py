@@ -9,12 +9,20 @@ import torch
 from torch import nn
 
 from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES
 from diffrl.models.lora import add_lora, lora_disabled
 from diffrl.precision.copies import make_copy
-from diffrl.precision.layers import DEFAULT_EXCLUDE
 from diffrl.precision.report import PrecisionError
 
-KINDS = [("bfloat16", "auto"), ("int8", "auto"), ("int8", "emulated"), ("fp8", "emulated"), ("nvfp4", "emulated")]
+KINDS = [
+    ("bfloat16", "auto"),
+    ("int8", "auto"),
+    ("int8", "emulated"),
+    ("fp8", "auto"),
+    ("fp8", "emulated"),
+    ("mxfp8", "emulated"),
+    ("nvfp4", "emulated"),
+]
 every_kind = pytest.mark.parametrize(("precision", "engine"), KINDS, ids=[f"{p}-{e}" for p, e in KINDS])
 
 
@@ -112,6 +120,8 @@ def test_each_precision_errs_as_much_as_its_bits(adapter, velocity, sd3_copy):
     assert max(errors["fp8", "emulated"], errors["bfloat16", "auto"]) * 2 < errors["nvfp4", "emulated"]
     assert 0.02 < errors["nvfp4", "emulated"] < 0.3
     assert errors["int8", "auto"] == pytest.approx(errors["int8", "emulated"], rel=0.05)
+    assert errors["fp8", "auto"] == pytest.approx(errors["fp8", "emulated"], rel=0.05)
+    assert errors["int8", "auto"] < errors["fp8", "auto"] < errors["nvfp4", "emulated"]
 
 
 def test_bfloat16_is_the_stock_cast_and_spares_the_timestep(adapter, velocity, sd3_copy):
@@ -161,7 +171,8 @@ def test_the_report_is_complete(adapter, sd3_copy, precision, engine):
     kept = {name for name, _ in report.kept}
     assert set(report.quantised) | kept == set(linears)
     assert not set(report.quantised) & kept and len(report.kept) == len(kept)
-    expected = {"bfloat16": "bfloat16", "int8": "int8" if engine == "auto" else "float32"}.get(precision, "float32")
+    real = {"bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+    expected = real[precision] if engine == "auto" else "float32"
     assert (report.precision, report.compute_dtype) == (precision, expected)
     assert report.engine == ("torch" if engine == "auto" else "emulated")
     total = sum(p.numel() for p in adapter.transformer.parameters())
@@ -208,7 +219,7 @@ def test_a_lora_that_cannot_be_merged_is_refused(adapter, sd3_copy):
 
 
 def test_a_pattern_that_matches_nothing_is_named(adapter):
-    exclude = (*DEFAULT_EXCLUDE["sd3"], "norm_outer", "to_x")
+    exclude = (*FAMILIES["sd3"].exclude, "norm_outer", "to_x")
     with pytest.raises(
         ConfigError, match=r"rollout.explore.exclude must .* Got norm_outer, to_x, which match none.*proj"
     ):

@@ -35,7 +35,7 @@ def test_matching(pattern, name, expected):
 
 def network():
     return nn.ModuleDict(
-        {"first": nn.Conv2d(1, 1, 1), "body": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7))}
+        {"first": nn.Conv2d(1, 1, 3), "body": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7))}
     )
 
 
@@ -47,3 +47,19 @@ def test_layers_are_split_with_a_reason():
 def test_something_must_be_left():
     with pytest.raises(ConfigError, match="must leave a linear layer to quantise. Got body: all 2"):
         choose_layers(network(), ["body"], lambda _: None)
+
+
+def test_pointwise_convolutions_are_linear_layers():
+    module = nn.ModuleDict(
+        {
+            "pointwise": nn.Conv2d(3, 5, 1),
+            "neighbours": nn.Conv2d(3, 5, 3, padding=1),
+            "strided": nn.Conv2d(3, 5, 1, stride=2),
+            "depthwise": nn.Conv2d(3, 3, 1, groups=3),
+            "padded": nn.Conv2d(3, 5, 1, padding=1),
+            "linear": nn.Linear(7, 2),
+        }
+    )
+    chosen, kept = choose_layers(module, [], lambda layer: None if layer.in_features == 3 else "odd")
+    assert {name: (m.in_features, m.out_features) for name, m in chosen.items()} == {"pointwise": (3, 5)}
+    assert kept == {"linear": "odd"}

@@ -219,7 +219,7 @@ def test_without_one_it_is_bfloat16_with_all_steps(random_sd3, tmp_path):
         ({"prompts": 100_000}, "Got 100000 of"),
         ({"precisions": ("nvfp4",)}, "compute capability 10.0"),
         ({"precisions": ("nvfp4",)}, "Here: --precision nvfp4:emulated."),
-        ({"precisions": ("float32",)}, "--precision must be one of training, bfloat16, int8, fp8, nvfp4"),
+        ({"precisions": ("float32",)}, "--precision must be one of training, bfloat16, int8, fp8, mxfp8, nvfp4"),
         ({"precisions": ("training:emulated",)}, "takes no engine"),
         ({"precisions": ("int8:quick",)}, "--precision int8:quick: rollout.explore.engine must be a known name"),
     ],

@@ -12,10 +12,8 @@ from diffrl.precision.backends.base import PRECISION_BACKENDS
 from diffrl.registry import resolve
 
 AUTO = "auto"
-CAPABILITY = {"fp8": (8, 9), "nvfp4": (10, 0)}
+CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """NVIDIA compute capability that a precision's matrix product needs."""
-PLANNED = {"fp8": ("torchao",), "nvfp4": ("torchao",)}
-"""Engines that are known but not in this version."""
 
 
 def find_backend(precision: str, engine: str, device: torch.device) -> Any:
@@ -27,7 +25,7 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
         device: where it shall run.
 
     Returns:
-        A `Backend`.
+        A `Backend`, as it runs on this device.
 
     Raises:
         ConfigError: unknown names, or nothing that runs it here; the message names what does.
@@ -38,17 +36,13 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
             + (" The policy itself runs in float32: set rollout.explore: null." if precision == "float32" else "")
         )
     if engine == AUTO:
-        return _real_backend(precision, device)
-    engines = PRECISION_BACKENDS[precision]
-    if engine not in engines and engine in PLANNED.get(precision, ()):
-        raise ConfigError(
-            f"rollout.explore.engine {engine} is not available in this version for {precision}. "
-            + _ways_out(precision, device)
-        )
-    backend = resolve("rollout.explore.engine", engines, engine)()
+        return _real_backend(precision, device).on(device)
+    backend = resolve("rollout.explore.engine", PRECISION_BACKENDS[precision], engine)()
     if reason := backend.available(device):
-        raise ConfigError(f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_advice(device)}")
-    return backend
+        raise ConfigError(
+            f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, device)}"
+        )
+    return backend.on(device)
 
 
 def _real_backend(precision: str, device: torch.device) -> Any:
@@ -65,7 +59,8 @@ def _real_backend(precision: str, device: torch.device) -> Any:
             f"rollout.explore.precision {precision} needs an NVIDIA GPU of compute capability "
             f"{needed[0]}.{needed[1]} or more. Got {got}. {_ways_out(precision, device)}"
         )
-    why = "; ".join(reason for reason in reasons if reason) or "no engine of this version runs it for real"
+    found_reasons = [f"{b.name}: {reason}" for b, reason in zip(candidates, reasons, strict=True) if reason]
+    why = "; ".join(found_reasons) or "no engine of this version runs it for real"
     raise ConfigError(f"rollout.explore.precision {precision} cannot run here: {why}. {_ways_out(precision, device)}")
 
 
@@ -81,12 +76,8 @@ def _capability(device: torch.device) -> tuple[int, int] | None:
 
 def _ways_out(precision: str, device: torch.device) -> str:
     if "emulated" not in PRECISION_BACKENDS[precision]:
-        return _advice(device)
+        return f"Set rollout.explore.engine: auto with precision: {_runnable(device)}."
     return f"Set rollout.explore.engine: emulated (same numbers, no speed), or precision: {_runnable(device)}."
-
-
-def _advice(device: torch.device) -> str:
-    return f"Set rollout.explore.engine: auto with precision: {_runnable(device)}."
 
 
 def _runnable(device: torch.device) -> str:

@@ -23,6 +23,10 @@ class LowPrecisionLinear(Protocol):
         """Take over weight (N, K) and bias (N,) in place; every storage stays where it is."""
         ...
 
+    def dequantised(self) -> Tensor:
+        """The weight that its codes and scales stand for: (N, K) float32."""
+        ...
+
 
 class Backend(Protocol):
     """One way to run one precision. Its registered maker takes no arguments; it holds no state."""
@@ -48,13 +52,37 @@ class Backend(Protocol):
         ...
 
     @property
+    def scale_dtype(self) -> torch.dtype | None:
+        """Of the block scales that the product itself takes, where it takes any but float32."""
+        ...
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether the product passes PyTorch's dispatcher, where it can be watched."""
+        ...
+
+    @property
     def outside_dtype(self) -> torch.dtype:
         """What the rest of the network computes in, and a layer's input and output."""
         ...
 
     @property
     def largest_error(self) -> float:
-        """The relative error of a healthy layer on normal data stays well below this."""
+        """The relative error of a healthy layer on normal data, and of its weight, stays well below this."""
+        ...
+
+    @property
+    def scaling(self) -> str:
+        """What shares a scale, in words."""
+        ...
+
+    @property
+    def batch_dependent(self) -> bool:
+        """Whether a sample's numbers depend on the others of its batch."""
+        ...
+
+    def on(self, device: torch.device) -> Backend:
+        """The backend as it runs on this device."""
         ...
 
     def available(self, device: torch.device) -> str | None:
@@ -62,11 +90,15 @@ class Backend(Protocol):
         ...
 
     def unfit(self, linear: nn.Linear) -> str | None:
-        """Why this layer cannot be converted, or None."""
+        """Why this layer cannot be converted, or None; reads its sizes only."""
         ...
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """A `LowPrecisionLinear` of the layer, on its device."""
+        ...
+
+    def inspect(self, layer: nn.Module) -> str | None:
+        """What a converted layer holds that it should not, or None: class and dtype of its weight, its settings."""
         ...
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
@@ -74,13 +106,48 @@ class Backend(Protocol):
         ...
 
 
+class Defaults:
+    """What most backends answer."""
+
+    real = True
+    whole = False
+    dispatched = True
+    batch_dependent = False
+    scale_dtype: torch.dtype | None = None
+    scaling = "a scale per token and per output channel"
+
+    def unfit(self, linear: nn.Linear) -> str | None:
+        """None: any size will do."""
+        return None
+
+
+def wrong_dtype(tensor: Tensor, expected: torch.dtype) -> str | None:
+    """That a weight is held in another dtype than expected, in words, or None."""
+    return None if tensor.dtype == expected else f"its weight is {tensor.dtype}, not {expected}"
+
+
 PRECISION_BACKENDS: Mapping[str, Mapping[str, str]] = {
     "bfloat16": {"torch": "diffrl.precision.backends.cast:BFloat16"},
     "int8": {
         "torch": "diffrl.precision.backends.int8:Int8",
+        "torchao": "diffrl.precision.backends.torchao_backends:int8",
+        "modelopt": "diffrl.precision.backends.modelopt:int8",
         "emulated": "diffrl.precision.backends.emulated:int8",
     },
-    "fp8": {"emulated": "diffrl.precision.backends.emulated:fp8"},
-    "nvfp4": {"emulated": "diffrl.precision.backends.emulated:nvfp4"},
+    "fp8": {
+        "torchao": "diffrl.precision.backends.torchao_backends:fp8",
+        "torch": "diffrl.precision.backends.fp8:Fp8",
+        "modelopt": "diffrl.precision.backends.modelopt:fp8",
+        "emulated": "diffrl.precision.backends.emulated:fp8",
+    },
+    "mxfp8": {
+        "torchao": "diffrl.precision.backends.torchao_backends:mxfp8",
+        "emulated": "diffrl.precision.backends.emulated:mxfp8",
+    },
+    "nvfp4": {
+        "torchao": "diffrl.precision.backends.torchao_backends:nvfp4",
+        "te": "diffrl.precision.backends.te:Nvfp4",
+        "emulated": "diffrl.precision.backends.emulated:nvfp4",
+    },
 }
-"""Precision, then engine. A new backend is one file and one line here."""
+"""Precision, then engine, the one that `auto` prefers first. A new backend is one file and one line here."""

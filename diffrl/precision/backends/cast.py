@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+
+from diffrl.precision.backends.base import Defaults, wrong_dtype
 
 
 class CastLinear(nn.Linear):
@@ -16,23 +20,27 @@ class CastLinear(nn.Linear):
         if bias is not None:
             self.bias.copy_(bias)
 
+    def dequantised(self) -> Tensor:
+        """The weight (N, K) float32."""
+        return self.weight.float()
 
-class BFloat16:
+
+class BFloat16(Defaults):
     """Real on any device that multiplies bfloat16; slower than float32 on CPUs without instructions for it."""
 
     name = "torch"
-    real = True
     whole = True
     compute_dtype = torch.bfloat16
     outside_dtype = torch.bfloat16
     largest_error = 0.02
+    scaling = "no scales"
+
+    def on(self, device: torch.device) -> BFloat16:
+        """The same everywhere."""
+        return self
 
     def available(self, device: torch.device) -> str | None:
         """None: PyTorch multiplies bfloat16 everywhere."""
-        return None
-
-    def unfit(self, linear: nn.Linear) -> str | None:
-        """None: every layer can be cast."""
         return None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
@@ -46,6 +54,10 @@ class BFloat16:
         )
         layer.refresh(linear.weight, linear.bias)
         return layer.requires_grad_(False)
+
+    def inspect(self, layer: nn.Module) -> str | None:
+        """That the weight is not bfloat16."""
+        return wrong_dtype(cast(CastLinear, layer).weight, torch.bfloat16)
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """None: the output is rounded after the bias is added, which is as large an error as the operands'."""

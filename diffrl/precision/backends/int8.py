@@ -1,14 +1,20 @@
 """int8 with one scale per token and per output channel: symmetric, activations dynamic, products exact in int32.
 
-Own layer instead of torchao's: torchao 0.18 leaves the int8 product for an int32 or float32 one on the CPU, on sizes
-that are no multiple of 8 and on any exception, without a word (PRECISION.md, section 2).
+Preferred to torchao's by `auto`: torchao 0.18 leaves the int8 product for an int32 or float32 one on sizes that are no
+multiple of 8 and on any exception, without a word (torchao/kernel/intmm.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from diffrl.precision.backends.base import Defaults, wrong_dtype
+from diffrl.precision.backends.machine import machine_of, missing
 
 INT8_MAX = 127.0
 CUDA_MULTIPLE = 8
@@ -37,8 +43,9 @@ class Int8Linear(nn.Module):
     scale: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
+        self.dtype = dtype
         self.in_features, self.out_features = linear.in_features, linear.out_features
         device = linear.weight.device
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.int8), requires_grad=False)
@@ -50,48 +57,60 @@ class Int8Linear(nn.Module):
     @torch.no_grad()
     def refresh(self, weight: Tensor, bias: Tensor | None) -> None:
         """Quantise weight (N, K) and take over bias (N,), in place."""
-        codes, scale = quantize_int8(weight.float())
+        codes, scale = quantize_int8(weight.to(self.weight.device, torch.float32))
         self.weight.copy_(codes)
         self.scale.copy_(scale.squeeze(-1))
         if bias is not None and self.bias is not None:
             self.bias.copy_(bias)
 
+    def dequantised(self) -> Tensor:
+        """The weight (N, K) float32."""
+        return self.weight.float() * self.scale[:, None]
+
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., K) float32 to (..., N) float32."""
-        codes, scale = quantize_int8(x.reshape(-1, self.in_features))
+        """X (..., K) to (..., N) in the layer's dtype."""
+        codes, scale = quantize_int8(x.reshape(-1, self.in_features).float())
         rows = codes.shape[0]
         if codes.is_cuda and rows < CUDA_MIN_ROWS:
             codes = F.pad(codes, (0, 0, 0, CUDA_MIN_ROWS - rows))
         y = torch._int_mm(codes, self.weight.T)[:rows].float().mul_(scale).mul_(self.scale)
         if self.bias is not None:
             y = y.add_(self.bias)
-        return y.view(*x.shape[:-1], self.out_features)
+        return y.to(self.dtype).view(*x.shape[:-1], self.out_features)
 
 
-class Int8:
-    """Real on CPUs and CUDA GPUs."""
+@dataclass(frozen=True)
+class Int8(Defaults):
+    """Real on CPUs and CUDA GPUs; on CUDA the rest of the network is bfloat16."""
 
-    name = "torch"
-    real = True
-    whole = False
-    compute_dtype = torch.int8
-    outside_dtype = torch.float32
-    largest_error = 0.05
+    outside_dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    name: str = "torch"
+    compute_dtype: torch.dtype = torch.int8
+    largest_error: float = 0.05
+
+    def on(self, device: torch.device) -> Int8:
+        """On CUDA with bfloat16 around it."""
+        return replace(self, outside_dtype=torch.bfloat16, device="cuda") if device.type == "cuda" else self
 
     def available(self, device: torch.device) -> str | None:
         """CPU and CUDA."""
-        return None if device.type in ("cpu", "cuda") else f"int8 needs a CPU or a CUDA GPU, not {device}"
+        return missing("int8", self.name, machine_of(device))
 
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 8."""
         sizes = (linear.in_features, linear.out_features)
-        if linear.weight.is_cuda and any(size % CUDA_MULTIPLE for size in sizes):
+        if self.device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
             return f"{sizes[0]} x {sizes[1]} is no multiple of {CUDA_MULTIPLE}"
         return None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in int8."""
-        return Int8Linear(linear)
+        return Int8Linear(linear, self.outside_dtype)
+
+    def inspect(self, layer: nn.Module) -> str | None:
+        """That the weight is not int8."""
+        return wrong_dtype(cast(Int8Linear, layer).weight, torch.int8)
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """The same rounding, multiplied in float32."""

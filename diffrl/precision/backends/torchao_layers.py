@@ -1,0 +1,182 @@
+"""A linear layer whose weight is a torchao tensor, and how each precision's weight is made and refreshed in place.
+
+The weights are built by the tensor classes themselves with what torchao's configuration objects say, not by
+`quantize_`: that one leaves a layer in bfloat16 without a word where the sizes do not fit, asks for the GPU even to
+convert, and gives NaN for a weight of zeros. torchao 0.18; imported only where one of its layers is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffrl.precision.backends.machine import Scaling
+from diffrl.precision.layout import row_major
+
+LEAST_AMAX = 1e-12
+"""Scales never derive from less, so that rows of zeros give zeros."""
+
+
+class TorchaoLinear(nn.Module):
+    """A linear layer whose product is torchao's.
+
+    Args:
+        linear: the layer.
+        quantise: a weight (N, K) in `dtype` as a torchao tensor.
+        dtype: of input and output.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: nn.Linear, quantise: Callable[[Tensor], Tensor], dtype: torch.dtype):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.quantise, self.dtype = quantise, dtype
+        self.weight = nn.Parameter(quantise(linear.weight.detach().to(dtype)), requires_grad=False)
+        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype, copy=True), False)
+        self.register_parameter("bias", bias)
+
+    @torch.no_grad()
+    def refresh(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Quantise weight (N, K) to a temporary and copy it over; take over bias (N,)."""
+        self.weight.copy_(self.quantise(weight.detach().to(self.weight.device, self.dtype)))
+        if bias is not None and self.bias is not None:
+            self.bias.copy_(bias)
+
+    def dequantised(self) -> Tensor:
+        """The weight (N, K) float32."""
+        weight: Any = self.weight
+        dequantised: Tensor = weight.dequantize(torch.float32)
+        return dequantised
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (..., K) to (..., N)."""
+        return F.linear(row_major(x), self.weight, self.bias)
+
+
+def rounded(x: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
+    """What torchao makes of (..., K): float32. In bfloat16 its int8 and fp8 scales are rounded, so its codes differ.
+
+    Against exact scales a code in a few differs by a step: fp8 products by 1.5 %, nearly half of their rounding.
+    """
+    tensor: Any = quantise(x.bfloat16())
+    result: Tensor = tensor.dequantize(torch.float32)
+    return result
+
+
+def int8_config() -> Any:
+    """Symmetric, one scale per token and per channel."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, PerRow
+
+    return Int8DynamicActivationInt8WeightConfig(granularity=PerRow(), set_inductor_config=False)
+
+
+def int8_weight(weight: Tensor) -> Tensor:
+    """As `quantize_` with `int8_config` does."""
+    from torchao.quantization import Int8Tensor
+    from torchao.quantization.quantize_.workflows.int8.int8_tensor import QuantizeTensorToInt8Kwargs
+
+    config = int8_config()
+    inputs = QuantizeTensorToInt8Kwargs(config.granularity, config.act_mapping_type, config.reduce_range)
+    made: Tensor = Int8Tensor.from_hp(
+        weight, granularity=config.granularity, act_quant_kwargs=inputs, reduce_range=config.reduce_range
+    )
+    return made
+
+
+def fp8_config(per: Scaling) -> Any:
+    """E4M3 with scales per row or per tensor, by `aten._scaled_mm`: torchao would else choose mslk where installed."""
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    return Float8DynamicActivationFloat8WeightConfig(
+        granularity=PerRow() if per == "row" else PerTensor(),
+        kernel_preference=KernelPreference.TORCH,
+        activation_value_lb=LEAST_AMAX,
+        set_inductor_config=False,
+    )
+
+
+def fp8_weight(weight: Tensor, per: Scaling) -> Tensor:
+    """As `quantize_` with `fp8_config` does, zero rows aside."""
+    from torchao.quantization import Float8Tensor
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import QuantizeTensorToFloat8Kwargs
+
+    config = fp8_config(per)
+    activation, own = config.granularity
+    inputs = QuantizeTensorToFloat8Kwargs(
+        config.activation_dtype,
+        activation,
+        hp_value_lb=config.activation_value_lb,
+        hp_value_ub=config.activation_value_ub,
+        kernel_preference=config.kernel_preference,
+    )
+    made: Tensor = Float8Tensor.from_hp(
+        weight,
+        float8_dtype=config.weight_dtype,
+        granularity=own,
+        mm_config=config.mm_config,
+        hp_value_lb=LEAST_AMAX,
+        kernel_preference=config.kernel_preference,
+        act_quant_kwargs=inputs,
+    )
+    return made
+
+
+def mxfp8_config() -> Any:
+    """E4M3 with a power of two per block of 32, rounded up."""
+    from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig
+
+    return MXDynamicActivationMXWeightConfig()
+
+
+def mxfp8_weight(weight: Tensor) -> Tensor:
+    """As `quantize_` with `mxfp8_config` does."""
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
+
+    config = mxfp8_config()
+    shared = {
+        "block_size": config.block_size,
+        "kernel_preference": config.kernel_preference,
+        "is_swizzled_scales": True,
+        "scaling_mode": config.scaling_mode,
+    }
+    inputs = QuantizeTensorToMXKwargs(elem_dtype=config.activation_dtype, **shared)
+    made: Tensor = MXTensor.to_mx(weight.contiguous(), config.weight_dtype, act_quant_kwargs=inputs, **shared)
+    return made
+
+
+def nvfp4_config(triton: bool) -> Any:
+    """E2M1 with E4M3 scales per block of 16 and one outer scale, that of the activations at each call."""
+    from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
+
+    return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=triton)
+
+
+def nvfp4_weight(weight: Tensor, triton: bool) -> Tensor:
+    """As `quantize_` with `nvfp4_config` does, a weight of zeros aside."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import (
+        NVFP4Tensor,
+        QuantizeTensorToNVFP4Kwargs,
+        per_tensor_amax_to_scale,
+    )
+
+    config = nvfp4_config(triton)
+    inputs = QuantizeTensorToNVFP4Kwargs(
+        use_dynamic_per_tensor_scale=config.use_dynamic_per_tensor_scale,
+        use_triton_kernel=config.use_triton_kernel,
+        is_swizzled_scales=True,
+    )
+    scale = per_tensor_amax_to_scale(weight.abs().amax())
+    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
+    made: Any = NVFP4Tensor.to_nvfp4(
+        weight, per_tensor_scale=scale, is_swizzled_scales=True, use_triton_kernel=False, act_quant_kwargs=inputs
+    )
+    made.use_triton_kernel = config.use_triton_kernel
+    result: Tensor = made
+    return result

@@ -1,0 +1,169 @@
+"""What a network multiplies: operand dtypes layer by layer, shapes, floating-point operations. Seen, not assumed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils.flop_counter import flop_registry
+
+Shape = tuple[int, int, int]
+"""M rows, K inputs, N outputs of a matrix product."""
+
+FIRST_OPERAND = {
+    "linear": 0,
+    "mm": 0,
+    "bmm": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "_int_mm": 0,
+    "_scaled_mm": 0,
+    "_scaled_mm_v2": 0,
+}
+"""Matrix products that a linear layer may dispatch to, and where their two operands begin."""
+BATCHED = ("bmm", "baddbmm")
+QUANTISED, LINEAR, CONVOLUTION, ATTENTION = "quantised", "linear", "convolution", "attention"
+
+
+@dataclass
+class Observation:
+    """What was seen during a forward.
+
+    Args:
+        products: of each layer, the dtypes of its operands, and of their scales where the product takes such.
+        shapes: of each layer, the products' shapes.
+        flops: floating-point operations of the quantised layers, and of what is not quantised: linear layers,
+            convolutions, attention with other batched products. Attention kernels that torch cannot count are missing.
+    """
+
+    products: dict[str, set[str]] = field(default_factory=dict)
+    shapes: dict[str, set[Shape]] = field(default_factory=dict)
+    flops: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def flops_quantised(self) -> float | None:
+        """The quantised layers' share, in [0, 1]; None where nothing was counted."""
+        total = self.flops.total()
+        return self.flops[QUANTISED] / total if total else None
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the products inside the layers at hand, and counts those outside."""
+
+    supports_higher_order_operators = True  # torchao multiplies int8 on CUDA by one, and hides its refusal
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers: list[str] = []
+        self.seen = Observation()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(arg, Tensor) and is_traceable_wrapper_subclass(arg) for arg in args):
+            return NotImplemented  # the subclass answers; what it calls in turn comes by here
+        out = func(*args, **(kwargs or {}))
+        packet = getattr(func, "overloadpacket", func)
+        if self.layers:
+            self._note(packet.__name__, args)
+        else:
+            self._count(packet, packet.__name__, args, kwargs or {}, out)
+        return out
+
+    def _note(self, name: str, args: Sequence[Any]) -> None:
+        if name == "out_dtype":
+            self.seen.products.setdefault(self.layers[-1], set()).add(_mixed(*args))
+        start = FIRST_OPERAND.get(name)
+        if start is not None:
+            seen = self.seen.products.setdefault(self.layers[-1], set())
+            seen.update(_dtype(operand, name) for operand in args[start : start + 2])
+            if name.startswith("_scaled_mm"):
+                seen.update(f"{scale} scales" for scale in _scale_dtypes(args[2:4]))
+
+    def _count(self, packet: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        if name == "linear":
+            self.seen.flops[LINEAR] += 2 * out.numel() * args[0].shape[-1]
+        elif packet in flop_registry:
+            kind = LINEAR if name in FIRST_OPERAND and not _batched(name, args) else ATTENTION
+            kind = CONVOLUTION if "conv" in name else kind
+            self.seen.flops[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+
+
+@contextmanager
+def watching(layers: Mapping[str, nn.Module]) -> Iterator[Observation]:
+    """Inside, what these layers multiply is noted, and what is multiplied outside of them is counted.
+
+    Args:
+        layers: linear layers by name, x (..., K) to (..., N).
+    """
+    watch = _Watch()
+
+    def entered(name: str, args: tuple[Any, ...]) -> None:
+        watch.layers.append(name)
+        watch.seen.products.setdefault(name, set())
+
+    def left(name: str, args: tuple[Any, ...], output: Tensor | None) -> None:
+        watch.layers.pop()
+        if output is not None:
+            rows, columns = args[0].numel() // args[0].shape[-1], args[0].shape[-1]
+            watch.seen.shapes.setdefault(name, set()).add((rows, columns, output.shape[-1]))
+            watch.seen.flops[QUANTISED] += 2 * rows * columns * output.shape[-1]
+
+    handles = []
+    for name, layer in layers.items():
+        handles.append(layer.register_forward_pre_hook(lambda _, args, name=name: entered(name, args)))
+        handles.append(
+            layer.register_forward_hook(lambda _, args, out, name=name: left(name, args, out), always_call=True)
+        )
+    try:
+        with torch.no_grad(), watch:
+            yield watch.seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> Mapping[str, int]:
+    """Floating-point operations of a forward, by what does them; see `Observation.flops`.
+
+    A layer counts 2 M K N with the M rows that it sees: one a sample for modulation, one a token elsewhere.
+
+    Args:
+        layers: the quantised layers by name.
+        forward: runs the network once.
+    """
+    with watching(layers) as seen:
+        forward()
+    return dict(seen.flops)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As `torch.int8` but without the torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _batched(product: str, args: Sequence[Any]) -> bool:
+    """Whether each of a batch has its own second operand; a linear layer of a strided input repeats its one weight."""
+    return product in BATCHED and args[FIRST_OPERAND[product] + 1].stride(0) != 0
+
+
+def _mixed(op: Any, output: torch.dtype, *operands: Any) -> str:
+    """What torch's `out_dtype` operator multiplies: int8 by `_int_mm` on CUDA, else both widened to the output."""
+    integers = all(isinstance(x, Tensor) and x.dtype == torch.int8 and x.is_cuda for x in operands)
+    return "int8" if integers and output == torch.int32 else dtype_name(output)
+
+
+def _dtype(operand: Tensor, product: str) -> str:
+    """Unsigned operands of an integer product are the signed ones, shifted for the sake of the CPU's instructions."""
+    name = dtype_name(operand.dtype)
+    return "int8" if product == "_int_mm" and name == "uint8" else name
+
+
+def _scale_dtypes(scales: Sequence[Any]) -> set[str]:
+    """Other than float32."""
+    flat = [one for scale in scales for one in (scale if isinstance(scale, list | tuple) else [scale])]
+    return {dtype_name(one.dtype) for one in flat if isinstance(one, Tensor) and one.dtype != torch.float32}

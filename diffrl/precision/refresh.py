@@ -1,0 +1,58 @@
+"""Checks of a push: the weights arrived, within the rounding's bound, and every storage stayed where it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from diffrl.precision.backends.base import Backend
+
+SAMPLED = 3
+"""Layers that are looked at after every push; which ones goes round."""
+
+
+def pointers(module: nn.Module) -> dict[str, int]:
+    """Addresses of all storages of parameters and buffers; those inside tensor subclasses one by one."""
+    found: dict[str, int] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        _note(name, tensor.detach(), found)
+    return found
+
+
+def moved(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """That storages moved, in words; what was compiled reads the old ones."""
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return [f"{names[0]} moved to another storage"] if names else []
+
+
+def sampled(names: list[str], push: int) -> set[str]:
+    """The layers to look at after the push of this number: each has its turn."""
+    return {names[(push * SAMPLED + i) % len(names)] for i in range(min(SAMPLED, len(names)))}
+
+
+@torch.no_grad()
+def weight_problem(held: Tensor, weight: Tensor, backend: Backend) -> str | None:
+    """What is wrong with a layer's weight after a push, or None.
+
+    Args:
+        held: (N, K) float32, what its codes and scales stand for.
+        weight: (N, K) what was pushed.
+        backend: what made the layer.
+    """
+    weight = weight.to(held.device, torch.float32)
+    error, size = float((held - weight).norm()), float(weight.norm())
+    if not error < float("inf"):  # NaN too
+        return "its weight is not finite"
+    if error > backend.largest_error * size:
+        relative = error / size if size else float("inf")
+        return f"its weight is {relative:.3g} from the pushed one, above {backend.largest_error:g}"
+    return None
+
+
+def _note(name: str, tensor: Tensor, found: dict[str, int]) -> None:
+    if not is_traceable_wrapper_subclass(tensor):
+        found[name] = tensor.data_ptr()
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        _note(f"{name}.{part}", getattr(tensor, part), found)

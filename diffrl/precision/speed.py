@@ -1,0 +1,84 @@
+"""What a GPU ran for a copy, and whether that is faster than bfloat16: recorded, and said if it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+from diffrl.precision.observe import Shape
+
+REPEATS = 5
+
+
+def kernel_names(forward: Callable[[], object], device: torch.device) -> tuple[str, ...]:
+    """Names of the kernels that a forward starts on a GPU, those with the most time first; empty elsewhere."""
+    if device.type != "cuda":
+        return ()
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        forward()
+        torch.cuda.synchronize(device)
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    return tuple(event.key for event in events if event.self_device_time_total > 0)
+
+
+def speed_up(
+    layers: Mapping[str, nn.Module], shapes: Mapping[str, Iterable[Shape]], dtype: torch.dtype, device: torch.device
+) -> float | None:
+    """How many times faster the layers are than bfloat16 ones of their size, all together.
+
+    Args:
+        layers: by name.
+        shapes: of each layer, the products that it does; each shape is timed once for all layers that have it.
+        dtype: of the layers' input.
+        device: theirs.
+
+    Returns:
+        Time of the bfloat16 layers over that of the layers; None without shapes.
+    """
+    calls: dict[Shape, list[str]] = {}
+    for name, own in shapes.items():
+        for shape in own:
+            calls.setdefault(shape, []).append(name)
+    plain = low = 0.0
+    for (rows, columns, outputs), names in calls.items():
+        x = torch.randn(rows, columns, device=device, dtype=dtype)
+        reference = nn.Linear(columns, outputs, bias=False, device=device, dtype=torch.bfloat16)
+        low += len(names) * _seconds(partial(layers[names[0]], x), device)
+        plain += len(names) * _seconds(partial(reference, x.bfloat16()), device)
+    return plain / low if low else None
+
+
+def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None:
+    """What to say of a copy that is no faster than bfloat16."""
+    if ratio is None or ratio > 1:
+        return None
+    way_out = "" if compiled else " Set rollout.explore.compile: true, which fuses the rounding into its neighbours;"
+    return (
+        f"The {precision} layers run at {ratio:.2f} of the speed of bfloat16 ones on this GPU and these sizes."
+        f"{way_out} or explore in bfloat16."
+    )
+
+
+@torch.no_grad()
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The shortest of a few runs, after one that does not count."""
+    run()
+    times = []
+    for _ in range(REPEATS):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

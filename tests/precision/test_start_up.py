@@ -1,0 +1,182 @@
+"""The start-up checks on real networks: coverage, shapes, layers and weights; each must be able to fail."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from diffrl.precision.backends.fp8 import Fp8Linear
+from diffrl.precision.backends.int8 import Int8Linear
+from diffrl.precision.copies import make_copy
+from diffrl.precision.observe import flops_coverage
+from diffrl.precision.refresh import sampled
+from diffrl.precision.report import PrecisionError
+from diffrl.precision.speed import kernel_names, slow_note, speed_up
+from diffrl.precision.verify import observe_products
+
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    """Modulation that sees one row a sample, tokens, attention, convolutions with and without neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.modulation = nn.Linear(11, 24)
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+        self.point, self.depth = nn.Conv2d(24, 17, 1), nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.kept = nn.Linear(17, 5)
+
+    def forward(self, x, condition):
+        x = x + self.modulation(condition)[:, None]
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+        x = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = self.depth(x.transpose(1, 2).unflatten(-1, (7, 5)))
+        return self.kept(self.point(x).flatten(2).transpose(1, 2))
+
+
+def block():
+    torch.manual_seed(0)
+    return Block().requires_grad_(False).eval()
+
+
+def inputs(batch=3):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 35, 24, generator=generator), torch.randn(batch, 11, generator=generator)
+
+
+def expected_flops(batch=3):
+    """By hand: two operations a multiplication."""
+    tokens = 35
+    return {
+        "quantised": 2 * batch * (11 * 24 + tokens * (24 * 72 + 24 * 24 + 24 * 17)),
+        "linear": 2 * batch * tokens * 17 * 5,
+        "convolution": 2 * batch * tokens * 24 * 9,
+        "attention": 2 * batch * 2 * tokens * tokens * 12 * 2,
+    }
+
+
+@pytest.mark.parametrize(("precision", "engine"), [("int8", "auto"), ("fp8", "auto"), ("nvfp4", "emulated")])
+def test_coverage_is_counted_by_rows(precision, engine):
+    made = make_copy(block(), precision, engine, ["kept"], CPU)
+    made.check(block(), lambda: made.module(*inputs()), batches=(1, 4))
+    assert made.report.flops == expected_flops()
+    assert made.report.flops_quantised == expected_flops()["quantised"] / sum(expected_flops().values())
+    parameters = sum(p.numel() for p in block().parameters())
+    converted = 11 * 24 + 24 * 72 + 24 * 24 + 24 * 17
+    assert made.report.parameters_quantised == pytest.approx(converted / parameters)
+    assert made.report.weights_quantised == pytest.approx(converted / (converted + 17 * 5))
+    sizes = {(3, 11, 24), (105, 24, 72), (105, 24, 24), (105, 24, 17)}
+    assert set(made.report.shapes) == sizes | {(4 * m, k, n) for m, k, n in sizes}
+
+
+def test_operators_of_higher_order_are_seen():
+    """torchao's int8 product on CUDA is one; on the CPU it widens its operands, and that is what must be said."""
+    from torch._higher_order_ops.out_dtype import out_dtype
+
+    class Widened(nn.Module):
+        def forward(self, x):
+            return out_dtype(torch.ops.aten.mm.default, torch.int32, x, x.T)
+
+    layer = Widened()
+    assert observe_products({"it": layer}, lambda: layer(torch.ones(32, 16, dtype=torch.int8))) == {"it": "int32"}
+
+
+def test_coverage_without_a_copy():
+    network = block()
+    found = flops_coverage({"qkv": network.qkv}, lambda: network(*inputs()))
+    own = 2 * 105 * 24 * 72
+    assert Counter(found) == Counter(expected_flops()) + Counter(
+        {"linear": expected_flops()["quantised"] - own - 2 * 105 * 24 * 17, "convolution": 2 * 105 * 24 * 17}
+    ) - Counter({"quantised": expected_flops()["quantised"] - own})
+
+
+class TestFailures:
+    def made(self, precision="int8"):
+        return make_copy(block(), precision, "auto", ["kept"], CPU)
+
+    def test_a_shape_that_the_hardware_refuses(self, monkeypatch):
+        made, forward = self.made("fp8"), Fp8Linear.forward
+
+        def picky(self, x):
+            if x.numel() // x.shape[-1] > 200:
+                raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED\nmore")
+            return forward(self, x)
+
+        monkeypatch.setattr(Fp8Linear, "forward", picky)
+        made.check(block(), lambda: made.module(*inputs()))
+        with pytest.raises(PrecisionError, match=r"the product of 210 x 24 .* failed: CUBLAS_STATUS_NOT_SUPPORTED;"):
+            made.check(block(), lambda: made.module(*inputs()), batches=(2,))
+
+    def test_a_shape_that_overflows(self, monkeypatch):
+        made, forward = self.made(), Int8Linear.forward
+        monkeypatch.setattr(Int8Linear, "forward", lambda self, x: forward(self, x) / (x.numel() // x.shape[-1] != 12))
+        with pytest.raises(PrecisionError, match=r"1 deviations: modulation: the product of 12 x 11 .* is not finite"):
+            made.check(block(), lambda: made.module(*inputs()), batches=(4,))
+
+    @pytest.mark.parametrize("precision", ["int8", "fp8"])
+    def test_a_layer_of_another_kind(self, precision):
+        made = self.made(precision)
+        made.module.inner.qkv.weight = nn.Parameter(torch.randn(72, 24), requires_grad=False)
+        with pytest.raises(PrecisionError, match=r"qkv.weight moved.*qkv: its weight is torch.float32, not torch."):
+            made.check(block())
+
+    def test_a_push_that_moves_storage(self, monkeypatch):
+        made = self.made()
+
+        def careless(self, weight, bias):
+            self.weight = nn.Parameter(self.weight.data.clone(), requires_grad=False)
+
+        monkeypatch.setattr(Int8Linear, "refresh", careless)
+        with pytest.raises(PrecisionError, match="modulation.weight moved to another storage"):
+            made.push(block())
+
+    def test_a_push_that_does_not_arrive_is_found_within_a_round(self, monkeypatch):
+        made, source = self.made(), block()
+        assert len(made.report.quantised) == 4
+        source.point.weight.mul_(2)
+        monkeypatch.setattr(Int8Linear, "refresh", lambda self, weight, bias: None)
+        with pytest.raises(PrecisionError, match="point: its weight is 0.5 from the pushed one, above 0.05"):
+            for _ in range(2):
+                made.push(source)
+
+    def test_weights_that_are_not_finite(self):
+        source = block()
+        source.modulation.weight[3, 5] = math.nan
+        with pytest.raises(PrecisionError, match="modulation: its weight is not finite"):
+            self.made().push(source)
+
+
+def test_every_layer_has_its_turn():
+    names = [str(i) for i in range(7)]
+    assert set.union(*(sampled(names, push) for push in range(3))) == set(names)
+    assert all(len(sampled(names, push)) == 3 for push in range(20))
+    assert sampled(["a"], 5) == {"a"}
+
+
+class TestSpeed:
+    def test_slow_layers_are_told(self):
+        class Slow(nn.Linear):
+            def forward(self, x):
+                return sum(F.linear(x.float(), self.weight) for _ in range(300))
+
+        class Nothing(nn.Linear):
+            def forward(self, x):
+                return x
+
+        shapes = {"a": [(31, 64, 48)], "b": [(31, 64, 48), (7, 64, 48)]}
+        ratio = {
+            kind: speed_up({"a": kind(64, 48), "b": kind(64, 48)}, shapes, torch.bfloat16, CPU)
+            for kind in (Slow, Nothing)
+        }
+        assert ratio[Slow] < 1 < ratio[Nothing]
+        assert "at 0.50 of the speed of bfloat16" in slow_note("fp8", 0.5, compiled=False)
+        assert "compile: true" in slow_note("fp8", 0.5, False) and "compile" not in slow_note("fp8", 0.5, True)
+        assert slow_note("fp8", 1.2, False) is None and slow_note("fp8", None, False) is None
+        assert speed_up({}, {}, torch.bfloat16, CPU) is None
+
+    def test_cpus_have_no_kernels(self):
+        assert kernel_names(lambda: None, CPU) == ()
