@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from reward_models.base import Scorer
 
 SCORERS: Mapping[str, str] = {
+    "moving_shapes": "reward_models.moving_shapes:MovingShapesScorer",
+    "moving_shapes_strict": "reward_models.moving_shapes:StrictMovingShapesScorer",
     "shapes": "reward_models.shapes:ShapesScorer",
     "shapes_strict": "reward_models.shapes:StrictShapesScorer",
 }

@@ -1,6 +1,6 @@
-"""Run the quickstart with several seeds and print what it gains: the numbers that the README quotes.
+"""Run a quickstart with several seeds and print what it gains: the numbers that the README quotes.
 
-    python scripts/reproduce_quickstart.py [--seeds 3] [--out runs/reproduce] [a.b=c ...]
+    python scripts/reproduce_quickstart.py [--config CONFIG] [--seeds 3] [--out runs/reproduce] [a.b=c ...]
 
 Each seed is a `diffrl train` of its own, one after the other; a seed whose summary is there already is not run again.
 """
@@ -16,15 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CONFIG = Path("configs/quickstart.yaml")
 
-
-def run_seed(seed: int, out: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def run_seed(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Train one seed, unless it is there, and return its summary."""
     summary = out / f"seed-{seed}" / "summary.json"
     if not summary.is_file():
         settings = [f"run.seed={seed}", f"run.name=seed-{seed}", f"run.dir={out}", *overrides]
-        subprocess.run([sys.executable, "-m", "diffrl.cli", "train", str(CONFIG), *settings], check=True)
+        subprocess.run([sys.executable, "-m", "diffrl.cli", "train", str(config), *settings], check=True)
     return dict(json.loads(summary.read_text(encoding="utf-8")))
 
 
@@ -51,11 +49,12 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     options = parser.parse_args()
-    summaries = [run_seed(seed, options.out, options.overrides) for seed in range(options.seeds)]
+    summaries = [run_seed(options.config, seed, options.out, options.overrides) for seed in range(options.seeds)]
     print(table(summaries))
     return 0
 

@@ -14,14 +14,16 @@ def load_prompts(source: str) -> list[Prompt]:
     """Read prompts in their order.
 
     Args:
-        source: `shapes:train`, `shapes:held_out`, a path ending in .txt (one prompt a line) or .jsonl (objects with
-            "prompt" and whatever scorers need beside it), or `hub:<dataset>[:<split>]` (column "prompt" or "text").
+        source: `shapes:train`, `shapes:held_out`, the same of `moving:` for clips, a path ending in .txt (one prompt a
+            line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or `hub:<dataset>[:<split>]`
+            (column "prompt" or "text").
 
     Raises:
         ConfigError: no such source, an unreadable line, or no prompt in it.
     """
-    if source.startswith("shapes:"):
-        prompts = _embedded(source.removeprefix("shapes:"))
+    world, _, split = source.partition(":")
+    if world in ("shapes", "moving"):
+        prompts = _embedded(world, split)
     elif source.startswith("hub:"):
         prompts = _from_hub(source.removeprefix("hub:"))
     else:
@@ -31,18 +33,19 @@ def load_prompts(source: str) -> list[Prompt]:
     return prompts
 
 
-def _embedded(split: str) -> list[Prompt]:
-    from diffrl.data import shapes
+def _embedded(world: str, split: str) -> list[Prompt]:
+    from diffrl.data import moving, shapes
 
     if split not in ("train", "held_out"):
-        raise ConfigError(f"shapes has the splits train and held_out. Got {split!r}. Use shapes:train.")
-    return list(shapes.prompts(split))
+        raise ConfigError(f"{world} has the splits train and held_out. Got {split!r}. Use {world}:train.")
+    return list((moving if world == "moving" else shapes).prompts(split))
 
 
 def _from_file(path: Path) -> list[Prompt]:
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(
-            f"Prompts come from shapes:<split>, hub:<dataset> or a .txt or .jsonl file. Got {str(path)!r}."
+            "Prompts come from shapes:<split>, moving:<split>, hub:<dataset> or a .txt or .jsonl file. "
+            f"Got {str(path)!r}."
         )
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")

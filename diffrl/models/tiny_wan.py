@@ -22,6 +22,9 @@ TEXT_TOKENS = 8
 FLOW_SHIFT = 3.0
 """Shift of the noise schedule, as in Wan 2.1 for small videos."""
 
+SETTINGS = {"max_sequence_length": TEXT_TOKENS, "height": 32, "width": 32, "frames": 9}
+"""What the trained pipeline was trained with, for diffrl to use where the configuration leaves it open."""
+
 _TEXT_DIM = 64
 _LATENT_CHANNELS = 8
 
@@ -57,7 +60,7 @@ def build_wan_pipeline(words: Sequence[str], seed: int, boundary_ratio: float | 
 def save_wan_pipeline(pipeline: Any, directory: Path) -> None:
     """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
     pipeline.save_pretrained(directory)
-    (directory / SETTINGS_FILE).write_text(json.dumps({"max_sequence_length": TEXT_TOKENS}) + "\n", encoding="utf-8")
+    (directory / SETTINGS_FILE).write_text(json.dumps(SETTINGS) + "\n", encoding="utf-8")
 
 
 def build_umt5(tokenizer: Any) -> nn.Module:

@@ -1,0 +1,210 @@
+"""The trained tiny video pipeline in assets/tiny-wan and the scripts that build it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+
+from diffrl.data.moving import prompts, render, scene_of
+from diffrl.models.tiny_wan import build_wan_pipeline, build_wan_vae
+from reward_models import RewardBatch, load_reward
+
+ROOT = Path(__file__).parents[1]
+ASSET = ROOT / "assets" / "tiny-wan"
+
+
+def load(folder):
+    """As any user would, without arguments."""
+    pipeline = WanPipeline.from_pretrained(str(folder))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def media(clips):
+    """A pipeline's or renderer's clips (N, F, H, W, 3), uint8 or in [0, 1], as a scorer takes them."""
+    clips = np.asarray(clips)
+    clips = clips if clips.dtype == np.uint8 else np.rint(clips * 255).astype(np.uint8)
+    return torch.from_numpy(clips).permute(0, 1, 4, 2, 3)
+
+
+def strict(clips, texts):
+    return float(load_reward("moving_shapes_strict")(RewardBatch(media(clips), texts)).raw.mean())
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return load(ASSET)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    threads = torch.get_num_threads()
+    yield importlib.import_module
+    torch.set_num_threads(threads)
+
+
+def test_the_asset_is_small_and_a_stock_pipeline(pipeline):
+    assert sum(file.stat().st_size for file in ASSET.rglob("*") if file.is_file()) <= 15_000_000
+    for part in (pipeline.transformer, pipeline.text_encoder, pipeline.vae):
+        assert {p.dtype for p in part.parameters()} == {torch.float32}
+    scheduler = pipeline.scheduler.config
+    assert (scheduler.prediction_type, scheduler.use_flow_sigmas, scheduler.flow_shift) == ("flow_prediction", True, 3)
+    assert (pipeline.vae_scale_factor_temporal, pipeline.vae_scale_factor_spatial) == (4, 8)
+    settings = json.loads((ASSET / "diffrl.json").read_text())
+    assert settings == {"max_sequence_length": 8, "height": 32, "width": 32, "frames": 9}
+
+
+def test_words_are_single_tokens_and_the_encoder_knows_the_special_ones(pipeline):
+    tokenizer, config = pipeline.tokenizer, pipeline.text_encoder.config
+    for prompt in prompts("train") + prompts("held_out"):
+        ids = tokenizer(prompt.text).input_ids
+        assert len(ids) == len(prompt.text.split()) + 1 == 6
+        assert ids[-1] == config.eos_token_id and tokenizer.unk_token_id not in ids
+    assert tokenizer("a pink cat").input_ids[1:3] == [tokenizer.unk_token_id] * 2
+    assert config.pad_token_id == tokenizer.pad_token_id and config.vocab_size == len(tokenizer)
+
+
+def test_reconstructions_pass_strictly_and_latents_are_normalised(pipeline):
+    rng = np.random.default_rng(0)
+    texts = [p.text for p in prompts("held_out") + prompts("train")[::2]]
+    truths = media(np.stack([render(scene_of(text), rng) for text in texts]))
+    vae = pipeline.vae
+    with torch.no_grad():
+        latents = vae.encode(truths.transpose(1, 2) / 127.5 - 1).latent_dist.mean
+        clips = pipeline.video_processor.postprocess_video(vae.decode(latents).sample, output_type="np")
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    normal = (latents - mean) / std
+    assert normal.mean((0, 2, 3, 4)).abs().max() < 0.1
+    assert (normal.std((0, 2, 3, 4)) - 1).abs().max() < 0.1
+    assert strict(clips, texts) >= 0.95
+
+
+def test_the_stock_call_works_at_both_lengths(pipeline):
+    texts = [p.text for p in prompts("held_out")] * 4
+
+    def generate(count, **options):
+        generator = torch.Generator().manual_seed(0)
+        size = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": 10}
+        return strict(pipeline(texts[:count], generator=generator, **size, **options).frames, texts[:count])
+
+    assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=8) < 0.6
+    assert generate(60, guidance_scale=1.0) > 0.05
+    assert generate(60, guidance_scale=3.0, max_sequence_length=8) > 0.15
+
+
+def test_the_plain_call_gives_a_clip(pipeline):
+    frames = pipeline("A blue square moving up.", height=32, width=32, num_frames=9).frames
+    assert frames.shape == (1, 9, 32, 32, 3) and frames.std() > 0.01
+
+
+def test_the_card_says_what_was_measured():
+    record = json.loads((ASSET / "build.json").read_text())
+    card = (ASSET / "README.md").read_text()
+    scores = record["scores"]
+    assert 0.15 <= scores["Euler, guidance_scale=1, max_sequence_length=8"]["strict"] <= 0.5
+    assert scores["rendered truth"]["strict"] == 1
+    assert scores["VAE reconstruction"]["strict"] >= 0.95
+    assert scores["rendered truth, captions of other clips"]["strict"] <= 0.02
+    for name, score in scores.items():
+        assert f"| {name} | {score['strict']:.3f} | {score['partial']:.3f} |" in card
+
+
+@pytest.mark.parametrize("length", [8, 512])
+def test_one_biased_zero_token_stands_for_many(script, pipeline, length):
+    builder = script("build_tiny_video_pipeline")
+    generator = torch.Generator().manual_seed(1)
+    latents, tokens = (torch.randn(shape, generator=generator) for shape in ((3, 8, 3, 4, 4), (3, 6, 64)))
+    tokens[1, 1:] = 0  # an empty prompt
+    sigma = torch.tensor([0.1, 0.5, 0.9])
+    transformer = pipeline.transformer
+    with torch.no_grad():
+        padded = torch.cat([tokens, torch.zeros(3, length - 6, 64)], dim=1)
+        stock = transformer(hidden_states=latents, timestep=sigma * 1000, encoder_hidden_states=padded).sample
+        processor = builder.with_repeated_tokens(transformer)
+        try:
+            lengths = torch.full((3,), length)
+            fast = builder.predict_velocity(transformer, processor, latents, sigma, tokens, lengths)
+        finally:
+            for block in transformer.blocks:
+                block.attn2.set_processor(WanAttnProcessor())
+    torch.testing.assert_close(fast, stock, rtol=1e-4, atol=1e-4)
+
+
+def test_captions_are_encoded_as_the_stock_pipeline_does(script, pipeline):
+    builder = script("build_tiny_video_pipeline")
+    texts = ["a red circle moving left", ""]
+    read = pipeline.tokenizer(texts, padding="max_length", max_length=6, return_tensors="pt")
+    with torch.no_grad():
+        ours = builder.encode_captions(pipeline.text_encoder, read.input_ids, read.attention_mask)
+        stock, _ = pipeline.encode_prompt(texts, do_classifier_free_guidance=False, max_sequence_length=8)
+    torch.testing.assert_close(torch.nn.functional.pad(ours, (0, 0, 0, 2)), stock, rtol=1e-4, atol=1e-5)
+
+
+def test_pictures_are_convolved_as_single_frames_and_then_repeated(script):
+    training = script("tiny_video_vae")
+    torch.manual_seed(0)
+    vae = build_wan_vae()
+    convolutions = [module for module in vae.modules() if isinstance(module, training.WanCausalConv3d)]
+    pictures = torch.rand(2, 3, 1, 32, 32) * 2 - 1
+    with torch.no_grad():
+        latents = vae.encode(pictures).latent_dist.mean
+        stock = vae.decode(latents).sample
+        for module in convolutions:
+            module.forward = training.partial(training._convolve_picture, module)
+        torch.testing.assert_close(vae.encode(pictures).latent_dist.mean, latents, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(vae.decode(latents).sample, stock, rtol=1e-4, atol=1e-5)
+        for module in convolutions:
+            del module.forward
+        training.repeat_through_time(vae)
+        clip = vae.decode(torch.cat([latents, latents, latents], dim=2)).sample
+    assert clip.shape == (2, 3, 9, 32, 32)
+    torch.testing.assert_close(clip, stock.expand_as(clip), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 31), (31, 7), (5, 3, 3, 3, 3)])
+def test_steps_of_muon_are_nearly_orthogonal(script, shape):
+    training = script("tiny_video_vae")
+    torch.manual_seed(0)
+    weight, gradient = torch.nn.Parameter(torch.zeros(shape)), torch.randn(shape)
+    weight.grad = gradient.clone()
+    training.Muon([weight], lr=0.5).step()
+    rows, columns = gradient.flatten(1).shape
+    step = -weight.detach().flatten(1) / (0.5 * max(1.0, rows / columns) ** 0.5)
+    u, _, v = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
+    values = torch.linalg.svdvals(step)
+    assert values.min() > 0.6 and values.max() < 1.3
+    assert ((u.T @ step @ v.T) - torch.diag(torch.diag(u.T @ step @ v.T))).abs().max() < 1e-3
+
+
+def test_the_build_is_loadable_the_same_for_the_same_seed_and_takes_up_its_autoencoder(script, tmp_path):
+    builder = script("build_tiny_video_pipeline")
+
+    def build(name, *options):
+        builder.main(["--tiny", "--threads", "1", "--seed", "3", "--out", str(tmp_path / name), *options])
+        files = sorted((tmp_path / name).rglob("*.safetensors"))
+        return {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files}
+
+    keep = ["--vae", str(tmp_path / "vae")]
+    first, again, resumed = build("first"), build("again", *keep), build("resumed", *keep)
+    assert len(first) == 3
+    assert first == again == resumed
+    options = {"height": 32, "width": 32, "num_frames": 5, "num_inference_steps": 2, "guidance_scale": 1.0}
+    assert load(tmp_path / "first")("a red circle", **options).frames.shape == (1, 5, 32, 32, 3)
+
+
+def test_a_second_network_makes_it_a_wan_2_2():
+    pipeline = build_wan_pipeline(["a", "red", "circle"], seed=0, boundary_ratio=0.875)
+    pipeline.set_progress_bar_config(disable=True)
+    options = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length": 8, "num_inference_steps": 4}
+    used = []
+    for name in ("transformer", "transformer_2"):
+        network = getattr(pipeline, name)
+        network.register_forward_hook(lambda *_, name=name: used.append(name))
+    pipeline("a red circle", guidance_scale=1.0, output_type="latent", **options)
+    assert set(used) == {"transformer", "transformer_2"} and used == sorted(used)
