@@ -6,6 +6,7 @@ that could not be scored is NaN with `ok = False`, never a number; a scorer that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,6 +64,21 @@ class RewardOutput:
     ok: Tensor
     errors: Sequence[str | None]
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def output_of_rows(rows: Sequence[tuple[float, Mapping[str, float], str | None]], parts: Sequence[str]) -> RewardOutput:
+    """The output of scorers that look at one sample after the other.
+
+    Args:
+        rows: of each sample its score, its parts and why it could not be scored, or None.
+        parts: names of the parts; NaN where a row lacks one.
+    """
+    return RewardOutput(
+        raw=torch.tensor([row[0] for row in rows], dtype=torch.float32),
+        ok=torch.tensor([row[2] is None for row in rows], dtype=torch.bool),
+        errors=[row[2] for row in rows],
+        parts={name: torch.tensor([row[1].get(name, math.nan) for row in rows], dtype=torch.float32) for name in parts},
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.shapes import COLORS, SHAPES, SceneSpec, Thing, Tolerances, judge
 from reward_models.shapes_vision import FoundObject, Perception, perceive
@@ -193,14 +193,7 @@ class MovingShapesScorer:
             )
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)
         rows = [self._score(video, text) for video, text in zip(videos, batch.prompts, strict=True)]
-        return RewardOutput(
-            raw=torch.tensor([row[0] for row in rows], dtype=torch.float32),
-            ok=torch.tensor([row[2] is None for row in rows], dtype=torch.bool),
-            errors=[row[2] for row in rows],
-            parts={
-                name: torch.tensor([row[1].get(name, math.nan) for row in rows], dtype=torch.float32) for name in PARTS
-            },
-        )
+        return output_of_rows(rows, PARTS)
 
     def to(self, device: str | torch.device) -> MovingShapesScorer:
         """Nothing to move: perception runs on the CPU."""

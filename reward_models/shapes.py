@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.shapes_vision import BACKGROUND, PALETTE, SHAPES, FoundObject, Perception, coverage, perceive
 
@@ -242,14 +242,7 @@ class ShapesScorer:
             )
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
         rows = [self._score(picture, text) for picture, text in zip(pictures, batch.prompts, strict=True)]
-        return RewardOutput(
-            raw=torch.tensor([row[0] for row in rows], dtype=torch.float32),
-            ok=torch.tensor([row[2] is None for row in rows], dtype=torch.bool),
-            errors=[row[2] for row in rows],
-            parts={
-                name: torch.tensor([row[1].get(name, math.nan) for row in rows], dtype=torch.float32) for name in PARTS
-            },
-        )
+        return output_of_rows(rows, PARTS)
 
     def to(self, device: str | torch.device) -> ShapesScorer:
         """Nothing to move: perception runs on the CPU."""

@@ -33,7 +33,8 @@ from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, train_vae
 from torch import Tensor, nn
 
 from diffrl.data.moving import prompts, render, scene_of
-from diffrl.models.tiny_wan import TEXT_TOKENS, build_wan_pipeline, save_wan_pipeline
+from diffrl.models.tiny import save_pipeline
+from diffrl.models.tiny_wan import TEXT_TOKENS, build_wan_pipeline
 
 STOCK_TEXT_TOKENS = 512
 """Length of the prompt when the stock pipeline is called without `max_sequence_length`."""
@@ -232,7 +233,7 @@ def build(recipe: Recipe) -> dict[str, object]:
     generator = torch.Generator().manual_seed(recipe.seed + 1)
     average = train_flow(model, latents, captions, tokens, recipe.steps, generator, Log("flow"), watch)
     use(pipeline, average)
-    save_wan_pipeline(pipeline.to("cpu"), recipe.out)
+    save_pipeline(pipeline.to("cpu"), recipe.out)
     seconds = vae_seconds + time.perf_counter() - start
     print(f"saved {recipe.out} after {seconds:.0f} s; measuring", flush=True)
     record = {

@@ -148,6 +148,8 @@ def test_another_pipeline_class_is_refused(config_file, random_sd3, tmp_path, ca
 def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
     monkeypatch.setattr("diffrl.training.memory.available_bytes", lambda device: 1000)
     assert "Not enough memory" in expect_refusal(capsys, "train", config_file)
+    assert run("train", config_file, "guards.memory=warn", "run.iterations=1", "run.eval_every=null") == 0
+    assert "Not enough memory" in capsys.readouterr().out
 
 
 def test_running_out_of_memory_is_one_message(config_file, monkeypatch, capsys):

@@ -171,6 +171,19 @@ def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
     )
 
 
+def _sharding_fits(model: Any, train: TrainSettings) -> str | None:
+    if train.sharding == "none":
+        return None
+    idle = {"model.base_precision": model.base_precision, "model.compile": model.compile or None}
+    for key, value in idle.items():
+        if value is not None:
+            return (
+                f"train.sharding must be none with {key}: FSDP2 splits plain weights and wraps the blocks itself. Got "
+                f"sharding=fsdp, {key}={show(value)}. Change either."
+            )
+    return None
+
+
 def _warmup_ends(run: Any, train: TrainSettings) -> str | None:
     updates = run.iterations * train.updates_per_iteration
     if train.warmup_updates < updates:
@@ -201,6 +214,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("objective",), _edges_are_on_policy),
     (("credit", "rewards"), _gdpo_has_several),
     (("rollout",), _coarse_grid_holds_the_noise),
+    (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
     (("run", "train"), _warmup_ends),
     (("model", "train"), _optimizer_has_its_device),

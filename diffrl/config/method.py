@@ -156,6 +156,11 @@ class GuardSettings(Section):
     )
     nonfinite_loss: Literal["skip", "stop"] = Field("stop", description="skip = leave this update out.")
     nonfinite_gradient: Literal["skip", "stop"] = Field("stop", description="skip = leave this update out.")
+    memory: Literal["stop", "warn"] = Field(
+        "stop",
+        description="When the estimate is more than what is free: stop = do not start; warn = say so and try. The "
+        "estimate is within a factor of two at best.",
+    )
     collapsed_spread: CollapsedSpreadGuard = CollapsedSpreadGuard()
     ratio: RatioGuard = RatioGuard()
     kl: KlGuard = KlGuard()

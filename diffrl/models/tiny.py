@@ -33,7 +33,7 @@ SETTINGS = {
     "StableDiffusion3Pipeline": {"max_sequence_length": T5_TOKENS},
     "FluxPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
     "SanaPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
-    "WanPipeline": {"max_sequence_length": 12, "height": 32, "width": 32, "frames": 9},
+    "WanPipeline": {"max_sequence_length": 8, "height": 32, "width": 32, "frames": 9},
     "QwenImagePipeline": {"max_sequence_length": 20, "height": 32, "width": 32},
 }
 """What diffrl uses the tiny pipelines with; stock calls have other defaults."""

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from diffrl.models.shipped import SETTINGS_FILE
 from diffrl.models.tiny_text import build_word_tokenizer
 
 TEXT_TOKENS = 8
@@ -55,12 +52,6 @@ def build_wan_pipeline(words: Sequence[str], seed: int, boundary_ratio: float | 
             transformer_2=None if boundary_ratio is None else build_wan_transformer(),
             boundary_ratio=boundary_ratio,
         )
-
-
-def save_wan_pipeline(pipeline: Any, directory: Path) -> None:
-    """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
-    pipeline.save_pretrained(directory)
-    (directory / SETTINGS_FILE).write_text(json.dumps(SETTINGS) + "\n", encoding="utf-8")
 
 
 def build_umt5(tokenizer: Any) -> nn.Module:

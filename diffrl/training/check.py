@@ -56,7 +56,8 @@ def check_config(config: Config) -> list[str]:
         plan, device = make_plan(config), choose_device(config.model.device)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
-        check_memory(plan.memory.peak, device)
+        if config.guards.memory == "stop":
+            check_memory(plan.memory.peak, device)
         return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
 
     attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")

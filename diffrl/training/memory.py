@@ -49,7 +49,7 @@ def check_memory(estimate: int | None, device: torch.device) -> None:
         raise ConfigError(
             f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB are free "
             f"on {device.type}. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or "
-            "train a LoRA (model.lora.rank=16)."
+            "train a LoRA (model.lora.rank=16). The estimate is rough: guards.memory=warn tries all the same."
         )
 
 

@@ -103,6 +103,8 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
             progress.message(describe(session.copy.report))
         journal = Journal(run_dir, session.config, session.accelerator)
         trainer = Trainer(session, journal, progress)
+        for note in session.notes:
+            trainer.report(note)
         seed_rng(session.config.run.seed)
         journal.rewind(-1 if checkpoint is None else checkpoint.step)
         if checkpoint is not None:

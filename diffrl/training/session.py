@@ -59,6 +59,7 @@ class Session:
         prompts: training prompts.
         eval_prompts: held-out prompts that are evaluated.
         sigmas: (T + 1,) the rollout's grid.
+        notes: what the user should know before the run begins.
     """
 
     config: Config
@@ -76,6 +77,7 @@ class Session:
     prompts: Sequence[Prompt]
     eval_prompts: Sequence[Prompt]
     sigmas: Tensor
+    notes: Sequence[str] = ()
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +103,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
-    check_memory(plan.memory.peak if plan.memory else None, accelerator.device)
+    notes = memory_notes(config, plan, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
     sharded = config.train.sharding == "fsdp" and world > 1
     policy = Policy(
@@ -142,7 +144,23 @@ def open_session(config: Config, run_dir: Path) -> Session:
         prompts,
         eval_prompts,
         sigmas,
+        notes,
     )
+
+
+def memory_notes(config: Config, plan: Plan, device: torch.device) -> tuple[str, ...]:
+    """What to tell about memory that may not suffice.
+
+    Raises:
+        ConfigError: it does not suffice, and guards.memory is stop.
+    """
+    try:
+        check_memory(plan.memory.peak if plan.memory else None, device)
+    except ConfigError as error:
+        if config.guards.memory == "stop":
+            raise
+        return (str(error),)
+    return ()
 
 
 def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCopy | None:

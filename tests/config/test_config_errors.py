@@ -114,6 +114,7 @@ def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
     [
         ("rollout.dynamics.kind=ode", "A deterministic step has no density, so grpo cannot train it."),
         ("model.frames=9", "model.frames must be null for model.family: sd3, which draws pictures"),
+        ("model.fps=24", "model.fps must be null for model.family: sd3"),
         ("model={family: sd3, path: x, base_precision: nf4}", "model.base_precision must be null without model.lora"),
         ("objective={kind: grpo, kl_form: mean}", "objective.kl_form must be left at velocity while objective.kl is 0"),
         ("train.final_learning_rate=0.2", "train.final_learning_rate must be left at 0.1"),
@@ -263,3 +264,25 @@ def test_a_value_that_contains_itself_is_no_crash(tmp_path):
     path.write_text("run: &a [*a]\n")
     with pytest.raises(ConfigError, match="run must be a section"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("train.sharding=fsdp", "model.compile=true"), "train.sharding must be none with model.compile"),
+        (
+            ("train.sharding=fsdp", "model.lora={rank: 4}", "model.base_precision=int8"),
+            "train.sharding must be none with model.base_precision",
+        ),
+        (
+            (
+                "model.lora={rank: 4}",
+                "model.base_precision=nf4",
+                "rollout.explore={precision: int8, candidates: 32, keep: 16}",
+            ),
+            "rollout.explore.precision must be training with model.base_precision",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together(load, overrides, message):
+    assert any(message in problem for problem in problems_of(load, *overrides))
