@@ -278,7 +278,7 @@ def test_a_value_that_contains_itself_is_no_crash(tmp_path):
             (
                 "model.lora={rank: 4}",
                 "model.base_precision=nf4",
-                "rollout.explore={precision: int8, candidates: 32, keep: 16}",
+                "rollout.explore={precision: int8, candidates: 20, keep: 5}",
             ),
             "rollout.explore.precision must be training with model.base_precision",
         ),
