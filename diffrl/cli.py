@@ -54,7 +54,11 @@ def train(
 
 
 @app.command()
-def check(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+def check(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    processes: Annotated[int, typer.Option(min=1, help="Ranks that will share the work.")] = 1,
+) -> None:
     """Check a configuration and everything it names, without loading the model."""
     from diffrl.config import load_config
 
@@ -62,7 +66,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
     _quiet_libraries()
     from diffrl.training.check import check_config
 
-    for line in check_config(resolved):
+    for line in check_config(resolved, processes):
         typer.echo(line)
 
 
@@ -275,8 +279,16 @@ def _console() -> Any:
 def _quiet_libraries() -> None:
     """Keep other libraries' progress bars and advice out of ours; errors still come through."""
     import logging
+    import warnings
 
-    for name in ("bitsandbytes.backends.cpu.ops", "torch.utils._pytree"):  # advice to developers, at every start
+    warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks.*")
+    # Advice to developers at every start, and the hub's retries: what came of them is said in one sentence.
+    for name in (
+        "bitsandbytes.backends.cpu.ops",
+        "bitsandbytes.autograd._functions",
+        "torch.utils._pytree",
+        "huggingface_hub.utils._http",
+    ):
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

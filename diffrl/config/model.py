@@ -48,7 +48,7 @@ class ModelSettings(Section):
     base_precision: Literal["int8", "nf4"] | None = Field(
         None,
         description="Of the frozen weights under a LoRA: int8 or nf4 by bitsandbytes, a half or a quarter of "
-        "bfloat16's memory, for rollout and update alike. null = dtype.",
+        "bfloat16's memory, for rollout and update alike; int8 takes its inputs in float16. null = dtype.",
     )
     allow_distilled: bool = Field(
         False, description="Train a checkpoint that was distilled to few steps all the same; see docs/models.md."
@@ -67,7 +67,7 @@ class ModelSettings(Section):
     max_sequence_length: int | None = Field(
         None,
         ge=1,
-        le=512,
+        le=1024,
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
         "pipeline (sd3: 256 of T5, flux, wan and qwen_image: 512, sana: 300). An SD3 without T5 gets zeros instead.",
     )
@@ -80,13 +80,15 @@ class ModelSettings(Section):
             "_native_math",
             "flash",
             "flash_hub",
-            "_flash_3",
             "_flash_3_hub",
             "xformers",
-            "sage",
         ]
         | None
-    ) = Field(None, description="Attention backend, as diffusers names them; must be installed. null = native.")
+    ) = Field(
+        None,
+        description="Attention backend, as diffusers names them; tried forward and backward at the start. "
+        "null = native.",
+    )
     compile: bool = Field(False, description="torch.compile the transformer's blocks, for rollout and update alike.")
     offload: ListOf[Literal["text_encoders", "vae"]] = Field(
         (), description="Parts that rest on the CPU and come to the device for each use."

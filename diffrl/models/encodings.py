@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
 from diffrl.models.adapter import Conditioning, ModelAdapter, device_of
+from diffrl.models.pipeline import PipelineAdapter
 
 
 class PromptEncodings:
@@ -28,8 +30,14 @@ class PromptEncodings:
 
     def __call__(self, texts: Sequence[str]) -> Conditioning:
         """The conditioning of B prompts on the transformer's device, one row each, in their order."""
-        rows, device = [self._row(text) for text in texts], device_of(self._adapter.transformer)
+        encoders = self._adapter.on_device("text_encoder") if self._fetches(texts) else nullcontext()
+        with encoders:  # offloaded ones travel once for all new prompts
+            rows = [self._row(text) for text in texts]
+        device = device_of(self._adapter.transformer)
         return {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+
+    def _fetches(self, texts: Sequence[str]) -> bool:
+        return isinstance(self._adapter, PipelineAdapter) and any(text not in self._known for text in texts)
 
     def _row(self, text: str) -> Conditioning:
         if text not in self._known:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from diffrl.errors import ConfigError
 from diffrl.registry import resolve
@@ -30,6 +30,8 @@ class Family:
         lora_targets: linear layers that get a LoRA if the configuration names none.
         exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
+        stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
+        guidance_argument: what a call of the stock pipeline calls the guidance scale.
         idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
         fps: frames per second of the videos that it was trained on; None for pictures.
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
@@ -44,6 +46,8 @@ class Family:
     lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     exclude: tuple[str, ...] = ("proj_out",)
     max_sequence_length: int = 512
+    stock_options: tuple[tuple[str, Any], ...] = ()
+    guidance_argument: str = "guidance_scale"
     idle_weights: bool = False
     fps: float | None = None
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
@@ -99,6 +103,7 @@ FAMILIES: Mapping[str, Family] = {
             pipelines=("SanaPipeline",),
             exclude=("patch_embed", "time_embed", "caption_projection", "proj_out"),
             max_sequence_length=300,
+            stock_options=(("use_resolution_binning", False),),
             distilled=(*Family.distilled, "sprint"),
         ),
         Family(
@@ -117,6 +122,8 @@ FAMILIES: Mapping[str, Family] = {
             adapter="diffrl.models.qwen_image:QwenImageAdapter",
             pipelines=("QwenImagePipeline",),
             lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+            stock_options=(("negative_prompt", " "),),
+            guidance_argument="true_cfg_scale",
             idle_weights=True,  # of the last block's text half
             exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,13 @@ def loading_problem(path: str, error: Exception) -> str:
     if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names:
         return (
             f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
-            "Download it where there is a network, `hf download`, or give a folder."
+            f"Fetch it with `hf download {path}` where there is a network, or give a folder."
+        )
+    if shapes := re.search(r"because (\S+) expected shape \S*?\((.*?)\)+, but got \S*?\((.*?)\)", text):
+        name, expected, got = shapes.groups()
+        return (
+            f"model.path {path!r} could not be loaded: {name} must have shape ({expected.strip('[]')}) by its "
+            f"config.json. Got ({got.strip('[]')}). Save or download it again."
         )
     reason = text.splitlines()[0] if text else type(error).__name__
     return f"model.path {path!r} could not be loaded: {reason.rstrip('.')}. Check it, or save it again."

@@ -66,6 +66,7 @@ class PipelineAdapter(ABC):
         self.dtype = dtype
         self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
         self.placement = Placement(device=device_of(self.transformer))
+        self._present: set[str] = set()
 
     @classmethod
     def from_pretrained(
@@ -114,6 +115,7 @@ class PipelineAdapter(ABC):
             vae.enable_tiling()
         if placement.attention is not None:
             set_attention(self.transformer, placement.attention)
+            try_attention(placement.attention, placement.device, self.dtype)
         if placement.compile:
             compile_blocks(self.transformer)
 
@@ -123,17 +125,25 @@ class PipelineAdapter(ABC):
 
     @contextmanager
     def on_device(self, prefix: str) -> Iterator[torch.device]:
-        """Inside, components whose names begin so are on the device; offloaded ones go back to the CPU afterwards."""
+        """Inside, components whose names begin so are on the device; offloaded ones go back to the CPU afterwards.
+
+        Within another such block for the same names nothing moves.
+        """
+        if prefix in self._present:
+            yield self.placement.device
+            return
         resting = [
             component
             for name, component in self.pipeline.components.items()
             if name.startswith(prefix) and isinstance(component, nn.Module) and self._offloaded(name)
         ]
+        self._present.add(prefix)
         for component in resting:
             component.to(self.placement.device)
         try:
             yield self.placement.device
         finally:
+            self._present.discard(prefix)
             for component in resting:
                 component.to("cpu")
 
@@ -191,7 +201,11 @@ def require_multiple(height: int, width: int, multiple: int) -> None:
         ConfigError: names the multiple.
     """
     if height % multiple or width % multiple:
-        raise ConfigError(f"model.height and model.width must be multiples of {multiple}. Got {height} x {width}.")
+        near = [max(multiple, round(side / multiple) * multiple) for side in (height, width)]
+        raise ConfigError(
+            f"model.height and model.width must be multiples of {multiple}. Got {height} x {width}. Take {near[0]} x "
+            f"{near[1]}."
+        )
 
 
 def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
@@ -219,6 +233,29 @@ def set_attention(transformer: Any, name: str) -> None:
         raise ConfigError(
             f"model.attention {name!r} cannot be used: the attention of a {type(transformer).__name__} always goes "
             "through PyTorch, which chooses the fastest kernel that it has. Set model.attention: native."
+        )
+
+
+def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Run a backend once, forward and backward: some only infer, some take no float32 or not this device.
+
+    Raises:
+        ConfigError: it fails or gives no gradient.
+    """
+    from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+
+    problem = None
+    x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
+    try:
+        dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name)).float().sum().backward()
+        if x.grad is None or not bool(torch.isfinite(x.grad).all()):
+            problem = "it gives no gradient"
+    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError) as error:
+        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if problem is not None:
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used on {device.type} in {str(dtype).removeprefix('torch.')}: "
+            f"{problem.rstrip('.')}. Set model.attention: native."
         )
 
 

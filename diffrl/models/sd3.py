@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
@@ -43,6 +44,12 @@ class SD3Adapter(PipelineAdapter):
         default = self._config.sample_size * scale
         self.height, self.width = height or default, width or default
         require_multiple(self.height, self.width, scale * self._config.patch_size)
+        most = self._config.pos_embed_max_size * self._config.patch_size * scale
+        if max(self.height, self.width) > most:
+            raise ConfigError(
+                f"model.height and model.width must be at most {most}, the size of this model's position table. Got "
+                f"{self.height} x {self.width}. Choose a smaller size."
+            )
         self._latent_shape = (self._config.in_channels, self.height // scale, self.width // scale)
 
     @torch.no_grad()

@@ -77,6 +77,10 @@ def build_pipeline(family: str, words: Sequence[str], seed: int) -> Any:
 def save_pipeline(pipeline: Any, directory: Path) -> None:
     """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
     pipeline.save_pretrained(directory)
+    for file in directory.glob("*/config.json"):  # where a part was made is nobody's business
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.pop("_name_or_path", None) is not None:
+            file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     settings = SETTINGS[type(pipeline).__name__]
     (directory / SETTINGS_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 

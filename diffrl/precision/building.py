@@ -64,7 +64,7 @@ def build(source: nn.Module, backend: Backend, exclude: Sequence[str], device: t
     quantised = {}
     for name in chosen:
         weight = merged(f"{name}.weight", tensors[f"{name}.weight"], lora).flatten(1)
-        quantised[name] = backend.convert(_linear(weight, tensors.get(f"{name}.bias"), device))
+        quantised[name] = backend.convert(plain_linear(weight, tensors.get(f"{name}.bias"), device))
         place = network.get_submodule(name)
         network.set_submodule(name, quantised[name] if isinstance(place, nn.Linear) else Pointwise(quantised[name]))
     sizes = {name: m.in_features * m.out_features for name, m in linear_layers(skeleton).items()}
@@ -79,7 +79,7 @@ def build(source: nn.Module, backend: Backend, exclude: Sequence[str], device: t
     )
 
 
-def _linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> nn.Linear:
+def plain_linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> nn.Linear:
     """A linear layer around a weight (N, K), without a copy where the device is the same."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach().to(device), requires_grad=False)

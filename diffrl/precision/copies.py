@@ -14,7 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.precision.backends import find_backend
 from diffrl.precision.backends.base import Backend
 from diffrl.precision.backends.machine import machine_of, uncompilable
-from diffrl.precision.building import Built, build
+from diffrl.precision.building import Built, build, plain_linear
 from diffrl.precision.layers import linear_layers
 from diffrl.precision.network import COMPILER, LowPrecisionNetwork
 from diffrl.precision.observe import Observation, Shape, dtype_name, watching
@@ -30,7 +30,7 @@ from diffrl.precision.verify import (
     product_names,
     shape_problems,
 )
-from diffrl.precision.weights import lora_layers, merged, plain_tensors
+from diffrl.precision.weights import lora_layers, merged, plain_tensors, refuse_quantised
 
 __all__ = ["HasTransformer", "LowPrecisionNetwork", "PolicyCopy", "make_copy"]
 
@@ -88,9 +88,9 @@ class PolicyCopy:
             weight, bias = _weights(name, tensors, lora)
             layer.refresh(weight, bias)  # type: ignore[operator]
             if name in looked_at:
-                problems += self._weight_problems(name, layer, weight)
+                problems += self._weight_problems(name, layer, weight, bias)
         self._pushes += 1
-        self._refuse([*problems, *moved(self._pointers, pointers(self._inner)), *self._recompiled()])
+        self._refuse([*moved(self._pointers, pointers(self._inner)), *problems, *self._recompiled()])
 
     def check(
         self, source: nn.Module, forward: Callable[[], object] | None = None, batches: Sequence[int] = (1,)
@@ -123,7 +123,7 @@ class PolicyCopy:
                     numbers.append(f"{name} cannot be multiplied: {str(error).splitlines()[0]}")
                     continue
                 wrong = numerical_problem(x, y, weight.to(device), bias, self._backend)
-                numbers += [f"{name}: {wrong}"] if wrong else self._weight_problems(name, layer, weight)
+                numbers += [f"{name}: {wrong}"] if wrong else self._weight_problems(name, layer, weight, bias)
         problems += self._product_problems(seen)
         if forward is not None:
             problems += self._whole_problems(forward, batches, device)
@@ -176,8 +176,10 @@ class PolicyCopy:
         expected, found = expected_product(self._backend), product_names(self._quantised, seen)
         return [f"{name} multiplied {what}, not {expected}" for name, what in found.items() if what != expected]
 
-    def _weight_problems(self, name: str, layer: Any, weight: Tensor) -> list[str]:
-        problem = weight_problem(layer.dequantised(), weight, self._backend)
+    def _weight_problems(self, name: str, layer: Any, weight: Tensor, bias: Tensor | None) -> list[str]:
+        held = layer.dequantised()
+        fresh: Any = self._backend.convert(plain_linear(weight, bias, held.device))
+        problem = weight_problem(held, fresh.dequantised())
         return [f"{name}: {problem}"] if problem else []
 
     def _misplaced(self) -> list[str]:
@@ -230,6 +232,7 @@ def make_copy(
     """
     device = torch.device(device)
     backend: Backend = find_backend(precision, engine, device)
+    refuse_quantised(source)
     if compile and (reason := uncompilable(precision, backend.name, machine_of(device))):
         raise ConfigError(f"rollout.explore.compile must be false with {precision} ({backend.name}) here: {reason}.")
     built = build(source, backend, exclude, device)

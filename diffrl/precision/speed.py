@@ -58,10 +58,11 @@ def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None
     """What to say of a copy that is no faster than bfloat16."""
     if ratio is None or ratio > 1:
         return None
-    way_out = "" if compiled else " Set rollout.explore.compile: true, which fuses the rounding into its neighbours;"
+    if compiled:  # which fuses the rounding into its neighbours: layers on their own say little
+        return None
     return (
-        f"The {precision} layers run at {ratio:.2f} of the speed of bfloat16 ones on this GPU and these sizes."
-        f"{way_out} or explore in bfloat16."
+        f"The {precision} layers run at {ratio:.2f} of the speed of bfloat16 ones on this GPU and these sizes. Set "
+        "rollout.explore.compile: true, which fuses the rounding into its neighbours, or explore in bfloat16."
     )
 
 

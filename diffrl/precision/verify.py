@@ -14,6 +14,7 @@ from diffrl.precision.observe import Observation, Shape, dtype_name, watching
 __all__ = ["dtype_name", "numerical_problem", "observe_products", "probe", "shape_problems"]
 
 PROBE_ROWS = 19
+TINY = torch.finfo(torch.float32).tiny
 GEMM_ERRORS = (RuntimeError, ValueError, NotImplementedError, AssertionError)
 """What libraries raise for a matrix product that they do not have."""
 NOT_MULTIPLIED = "nothing"
@@ -93,7 +94,8 @@ def shape_problems(
 def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, backend: Backend) -> str | None:
     """What is wrong with a layer's output, or None.
 
-    It must be finite, near the unquantised layer's but not equal to it, and nearer to the emulation's.
+    It must be finite, near the unquantised layer's but not equal to it, and nearer to the emulation's. Where the bias
+    outweighs the product, rounding their sum counts too.
 
     Args:
         x: (M, K) float32 input.
@@ -107,21 +109,22 @@ def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     weight, bias = weight.float(), torch.zeros(1, device=x.device) if bias is None else bias.to(x.device).float()
     exact = F.linear(x, weight)
     error = _distance(y - bias, exact)
+    rounding = torch.finfo(backend.outside_dtype).eps * float(y.norm() / exact.norm().clamp_min(TINY))
     if not bool(weight.any()):
         return None
     if error < SUMMATION:
         return "its output is that of the unquantised layer"
-    if error > backend.largest_error:
+    if error > backend.largest_error + rounding:
         return f"its relative error is {error:.3g}, above {backend.largest_error:g}"
     emulated = backend.emulate(x, weight)
     if emulated is None:
         return None
     rounded = (emulated + bias).to(backend.outside_dtype).float() - bias
-    slack = torch.finfo(backend.outside_dtype).eps / 4  # the rest of the layer rounds to this, product and bias apart
+    slack = max(rounding, torch.finfo(backend.outside_dtype).eps / 4)  # product and bias are rounded apart
     if (off := _distance(y - bias, rounded)) > CLOSENESS * error + slack:
         return f"it is {off:.3g} from its emulation, where the rounding itself is {error:.3g}"
     return None
 
 
 def _distance(y: Tensor, exact: Tensor) -> float:
-    return float((y - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    return float((y - exact).norm() / exact.norm().clamp_min(TINY))

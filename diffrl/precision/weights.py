@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.errors import ConfigError
 from diffrl.gathered import Gathered, whole
 from diffrl.precision.report import PrecisionError
 
@@ -123,3 +124,16 @@ def _moved(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "meta":
         return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device=device)
     return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def refuse_quantised(source: nn.Module) -> None:
+    """Refuse to copy a network whose frozen weights are quantised: a LoRA cannot be merged into them.
+
+    Raises:
+        ConfigError: it is one of `model.base_precision`.
+    """
+    if any(getattr(source, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
+        raise ConfigError(
+            "A copy in low precision needs a network whose weights are not quantised. Got one of model.base_precision. "
+            "Set model.base_precision: null."
+        )

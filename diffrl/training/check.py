@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
+
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.models.architecture import describe_pipeline
-from diffrl.models.loading import check_pipeline_directory, choose_device, refuse_distilled
+from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device, refuse_distilled
+from diffrl.models.pipeline import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.plan import make_plan
+from diffrl.precision.backends import find_backend
 from diffrl.training.memory import GIB, available_bytes, check_memory
+from diffrl.training.optim import make_optimizer
 from diffrl.training.run_dir import new_run_dir
-from diffrl.training.session import check_trackers, make_scorers
+from diffrl.training.session import check_trackers, make_scorers, require_media
+
+NOT_HERE = "not here yet: fetched from the hub at the first start"
 
 
-def check_config(config: Config) -> list[str]:
-    """Look at everything that a configuration names.
+def check_config(config: Config, processes: int = 1) -> list[str]:
+    """Look at everything that a configuration names, for a run of so many processes.
 
     Returns:
         Lines that say what was found.
@@ -38,7 +47,7 @@ def check_config(config: Config) -> list[str]:
         family = config.model.facts
         check_pipeline_directory(family, config.model.path)
         refuse_distilled(family, config.model.path, config.model.allow_distilled)
-        return f"{config.model.path} ({' or '.join(family.pipelines)})"
+        return f"{config.model.path} ({' or '.join(family.pipelines)}), {whereabouts(config.model.path)}"
 
     def lora() -> str:
         if config.model.lora is None:
@@ -53,23 +62,50 @@ def check_config(config: Config) -> list[str]:
         return f"rank {config.model.lora.rank} on {', '.join(targets)}"
 
     def memory() -> str:
-        plan, device = make_plan(config), choose_device(config.model.device)
+        plan, device = make_plan(config, processes), choose_device(config.model.device)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
         if config.guards.memory == "stop":
             check_memory(plan.memory.peak, device)
         return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
 
+    def rewards() -> str:
+        scorers = make_scorers(config.rewards, "rewards")
+        held_out = make_scorers(config.eval.rewards, "eval.rewards")
+        require_media(config.model.facts, [*scorers, *held_out])
+        return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
+
+    def runs_here() -> str:
+        device, e, t = choose_device(config.model.device), config.rollout.explore, config.train
+        make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
+        if config.model.attention is not None:
+            try_attention(config.model.attention, device, DTYPES[config.model.dtype])
+        if e is None or e.precision == "training":
+            return str(device)
+        return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+
     attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
     attempt("", lambda: f"{len(load_prompts(config.prompts.eval)):,} held out")
-    attempt("rewards", lambda: ", ".join(s.name for s in make_scorers(config.rewards, "rewards")))
-    attempt("", lambda: ", ".join(s.name for s in make_scorers(config.eval.rewards, "eval.rewards")) + " (held out)")
+    attempt("rewards", rewards)
     attempt("model", model)
     attempt("lora", lora)
-    attempt("device", lambda: str(choose_device(config.model.device)))
+    attempt("device", runs_here)
     attempt("memory", memory)
     attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
     attempt("run", lambda: f"{new_run_dir(config)} is free")
     if problems:
         raise ConfigError(problems)
-    return [*found, "The configuration is fine."]
+    there = whereabouts(config.model.path) != NOT_HERE
+    return [
+        *found,
+        "The configuration is fine." if there else "The configuration is fine but for what is not here yet.",
+    ]
+
+
+def whereabouts(path: str) -> str:
+    """Where a pipeline is, without asking the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(path).exists():
+        return "here"
+    return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -107,8 +106,8 @@ def _together(final: Path, exchange: Exchange, work: Callable[[], T]) -> list[T]
     problem = None
     try:
         result = work()
-    except (OSError, SafetensorError, CheckpointError) as error:
-        problem = str(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the others must not wait for this rank
+        problem = str(error) or type(error).__name__
     outcomes = exchange((result, problem))
     failed = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(outcomes) if problem is not None]
     if failed:

@@ -18,17 +18,17 @@ from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.training.aligned import AlignedModel, load_aligned, require_empty
 
 LORA_USE = """```python
-from diffusers import {pipeline_class}
+{imports}from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
 pipeline.load_lora_weights({folder!r}){more}
-{result} = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).{result}s[0]
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
 ```"""
 FULL_USE = """```python
-from diffusers import {pipeline_class}
+{imports}from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
-{result} = pipeline({prompt!r}, num_inference_steps={steps}, guidance_scale={guidance}{extra}).{result}s[0]
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
 ```"""
 SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 """Of the second transformer, where a pipeline has two (Wan 2.2)."""
@@ -74,16 +74,19 @@ def model_card(model: AlignedModel, out: Path) -> str:
     """The card: what was trained on what, what it gained, how to use it."""
     config = model.config
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
-    base = config.model.path
+    base, plain = config.model.path, config.model.dtype == "float32"
     use = (LORA_USE if config.model.lora else FULL_USE).format(
         pipeline_class=type(pipeline).__name__,
-        result="image" if config.model.facts.fps is None else "frame",
+        result="image" if config.model.facts.fps is None else "video",
+        field="images" if config.model.facts.fps is None else "frames",
         base=base,
         folder=str(out),
         prompt=load_prompts(config.prompts.eval)[0].text if config.prompts.eval in BUILT_IN_PROMPTS else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale,
-        dtype="" if config.model.dtype == "float32" else f", dtype={config.model.dtype!r}",
+        imports="" if plain else "import torch\n",
+        dtype="" if plain else f", dtype=torch.{config.model.dtype}",
+        guidance_argument=config.model.facts.guidance_argument,
         extra=_call_options(config),
         **({"more": _second_lora(model, out)} if config.model.lora else {}),
     )
@@ -121,7 +124,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
 def _call_options(config: Config) -> str:
     """Arguments of a stock call that draws what the run drew."""
     given = {name: value for name, value in config.model.options.items() if value is not None}
-    options = {**shipped_settings(Path(config.model.path)), **given}
+    options = {**shipped_settings(Path(config.model.path)), **given, **dict(config.model.facts.stock_options)}
     names = {"frames": "num_frames"}
     return "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
 

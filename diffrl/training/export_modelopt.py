@@ -22,7 +22,7 @@ from diffrl.models.loading import DTYPES, choose_device
 from diffrl.precision.backends.machine import MODELOPT, installed
 from diffrl.precision.backends.modelopt import quantise_quietly
 from diffrl.precision.layers import choose_layers
-from diffrl.precision.weights import merged_copy
+from diffrl.precision.weights import merged_copy, refuse_quantised
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
@@ -87,6 +87,7 @@ def export_quantised(run: Path, out: Path, form: str, prompts: int = CALIBRATION
     require_empty(out, "--out")
     model = load_aligned(run, choose_device("auto"))
     adapter: Any = model.adapter
+    refuse_quantised(model.policy.inner)
     if len(networks := adapter.trainable_modules()) > 1:
         raise ConfigError(f"--format {form} takes pipelines of one network. Got {', '.join(networks)}. Use diffusers.")
     device = next(model.policy.inner.parameters()).device

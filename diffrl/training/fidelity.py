@@ -217,8 +217,7 @@ def _prepare(
     if request.run is not None:
         policy = load_aligned(request.run, device).policy
     else:
-        lora = config.model.lora.model_dump() if config.model.lora else None
-        policy = Policy(open_adapter(config, device), lora, config.run.seed)
+        policy = Policy(open_adapter(config, device), config.model.adapters, config.run.seed)
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
     batch = prompt_batch(prompts, request.prompts, seed, 0)

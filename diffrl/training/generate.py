@@ -119,6 +119,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
     comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown)).save(request.out / "grid.png")
     what = "pictures" if fps is None else "videos"
+    lines.append(f"{len(sampler.sigmas) - 1} steps, guidance {guidance:g}.")
     return [*lines, f"{len(jobs)} {what} in {request.out}, side by side in {request.out / 'grid.png'}"]
 
 

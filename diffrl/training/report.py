@@ -112,6 +112,8 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> Non
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=color, label=f"held-out {short_name(reward)}")
     axes.set_xlabel("iteration")
+    axes.set_ylabel("reward")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
@@ -148,10 +150,11 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         if (run_dir / name).exists():
             console.print(f"  {name:<17} {what}", highlight=False)
     console.print("\nNext:")
+    again = f"run.name={summary['run']}-longer run.iterations={2 * summary['iterations']}"
     for command in (
         f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt)} --out samples",
         f"diffrl export {run_dir} --out exported",
-        f"diffrl train {run_dir / 'config.yaml'} run.name=longer run.iterations={2 * summary['iterations']}",
+        f"diffrl train {run_dir / 'config.yaml'} {again}",
     ):
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 

@@ -135,7 +135,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("run.keep_checkpoints=1", "run.keep_checkpoints must be >= 2. Got 1."),
         ("run.eval_every=0", "run.eval_every must be >= 1. Got 0."),
         ("run.name=17", "run.name must be text. Got 17. Put it in quotes."),
-        ("model.max_sequence_length=513", "model.max_sequence_length must be <= 512"),
+        ("model.max_sequence_length=1025", "model.max_sequence_length must be <= 1024"),
         ("model.lora.targets=[]", "model.lora.targets must have at least 1 entry"),
         ("prompts.train=shapes:heldout", "prompts.train must be shapes:train or shapes:held_out"),
         ("prompts.train=prompts.csv", "a .txt or .jsonl file"),

@@ -49,7 +49,35 @@ def test_attention_that_no_backend_can_reach(random_pipelines, family):
     load(random_pipelines(family), family, attention="native")
 
 
-@pytest.mark.parametrize("name", ["flash", "xformers", "flash_hub", "sage"])
+@pytest.mark.parametrize("name", ["_native_cudnn", "_native_efficient"])
+def test_a_backend_that_does_not_run_on_this_device(random_pipelines, name):
+    with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used on cpu in float32: .*native"):
+        load(random_pipelines("flux"), "flux", attention=name)
+
+
+def test_a_backend_without_a_backward_pass(random_pipelines, monkeypatch):
+    from diffusers.models import attention_dispatch
+
+    monkeypatch.setattr(attention_dispatch, "dispatch_attention_fn", lambda q, k, v, **kw: (q + k + v).detach())
+    with pytest.raises(
+        ConfigError, match="cannot be used on cpu in float32: element 0 of tensors does not require grad"
+    ):
+        load(random_pipelines("flux"), "flux", attention="_native_math")
+
+
+def test_offloaded_encoders_travel_once_for_all_new_prompts(random_pipelines):
+    adapter = load(random_pipelines("flux"), "flux", offload=("text_encoders",))
+    encoder, moves = adapter.pipeline.text_encoder_2, []
+    move = encoder.to
+    encoder.to = lambda device: moves.append(str(device)) or move(device)
+    encode = PromptEncodings(adapter)
+    encode(["a", "b", "c"])
+    assert moves == ["cpu", "cpu"]  # there and back
+    encode(["c", "a"])
+    assert len(moves) == 2
+
+
+@pytest.mark.parametrize("name", ["flash", "xformers", "flash_hub"])
 def test_a_backend_whose_package_is_missing(random_sd3, name):
     with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used: .* Set model.attention: native."):
         load(random_sd3, attention=name)

@@ -265,3 +265,32 @@ class TestChecks:
             assert observe_products({"it": layer}, lambda x=x: layer(x)) == {"it": "float32"}
         assert observe_products({"it": layer}, lambda: None) == {"it": "nothing"}
         assert not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def outliers(name):
+    """As trained networks have them: a channel of large weights, heavy tails, a bias that outweighs the product."""
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(256, 256)
+    with torch.no_grad():
+        layer.weight.normal_(std=0.02, generator=generator)
+        if name == "channel":
+            layer.weight[:, 3] *= 40
+        elif name == "tails":
+            layer.weight.div_(torch.rand(256, 256, generator=generator).clamp_min(1e-3).sqrt())
+        else:
+            layer.weight.mul_(0.05)
+            layer.bias.normal_(generator=generator)
+    return torch.nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("kind", ["channel", "tails", "bias"])
+@pytest.mark.parametrize(
+    ("precision", "engine"),
+    [("bfloat16", "auto"), ("int8", "auto"), ("int8", "torchao"), ("fp8", "auto"), ("nvfp4", "emulated")],
+)
+def test_healthy_layers_with_outliers_are_not_refused(precision, engine, kind):
+    from diffrl.precision.copies import make_copy
+
+    source = outliers(kind)
+    copy = make_copy(source, precision, engine, (), "cpu")
+    copy.push(source)

@@ -137,9 +137,10 @@ class TestFailures:
     def test_a_push_that_does_not_arrive_is_found_within_a_round(self, monkeypatch):
         made, source = self.made(), block()
         assert len(made.report.quantised) == 4
-        source.point.weight.mul_(2)
-        monkeypatch.setattr(Int8Linear, "refresh", lambda self, weight, bias: None)
-        with pytest.raises(PrecisionError, match="point: its weight is 0.5 from the pushed one, above 0.05"):
+        source.point.weight.mul_(1.01)
+        for layer in made._quantised.values():  # a fresh layer is still filled
+            monkeypatch.setattr(layer, "refresh", lambda weight, bias: None)
+        with pytest.raises(PrecisionError, match="point: its weight is .* from a fresh conversion of the pushed one"):
             for _ in range(2):
                 made.push(source)
 
@@ -174,7 +175,7 @@ class TestSpeed:
         }
         assert ratio[Slow] < 1 < ratio[Nothing]
         assert "at 0.50 of the speed of bfloat16" in slow_note("fp8", 0.5, compiled=False)
-        assert "compile: true" in slow_note("fp8", 0.5, False) and "compile" not in slow_note("fp8", 0.5, True)
+        assert "compile: true" in slow_note("fp8", 0.5, False) and slow_note("fp8", 0.5, True) is None
         assert slow_note("fp8", 1.2, False) is None and slow_note("fp8", None, False) is None
         assert speed_up({}, {}, torch.bfloat16, CPU) is None
 

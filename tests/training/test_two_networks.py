@@ -60,7 +60,7 @@ def test_both_loras_are_exported_and_load_in_plain_diffusers(wan22, tmp_path):
     assert names == ["pytorch_lora_weights.safetensors", "pytorch_lora_weights_2.safetensors"]
     card = (tmp_path / "exported/README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
-    loading = code.split("frame = ")[0]
+    loading = code.split("video = ")[0]
     assert "load_into_transformer_2=True" in loading and "num_frames=9" in code and ".frames[0]" in code
     scope = {}
     exec(loading, scope)  # noqa: S102

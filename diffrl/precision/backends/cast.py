@@ -1,4 +1,4 @@
-"""bfloat16: the whole network is cast, as in a stock half-precision pipeline."""
+"""bfloat16: the whole network is cast, also the few modules that a stock pipeline of Wan keeps in float32."""
 
 from __future__ import annotations
 

@@ -118,4 +118,4 @@ def fp8() -> Emulated:
 
 def int8() -> Emulated:
     """W8A8 in int8: one scale per output channel, one per token; checks the real one."""
-    return Emulated(fake_quantize_int8, fake_quantize_int8, largest_error=0.05)
+    return Emulated(fake_quantize_int8, fake_quantize_int8, largest_error=0.3)

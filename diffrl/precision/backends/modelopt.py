@@ -136,7 +136,7 @@ def unreal(layer: Any) -> str | None:
 
 def int8() -> Modelopt:
     """W8A8, per token and channel."""
-    return Modelopt("int8", 8, fake_quantize_int8, 0.05)
+    return Modelopt("int8", 8, fake_quantize_int8, 0.3)
 
 
 def fp8() -> Modelopt:

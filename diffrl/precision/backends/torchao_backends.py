@@ -111,7 +111,7 @@ def int8() -> Torchao:
         "Int8Tensor",
         torch.int8,
         torch.int8,
-        0.05,
+        0.3,
         multiples=(8, 8),
     )
 
