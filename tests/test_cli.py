@@ -282,6 +282,27 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
     assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("family", "argument"), [("flux", "guidance_scale"), ("qwen_image", "true_cfg_scale")])
+def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family, argument):
+    from tests.training.harness import settings, start
+
+    data = settings(
+        random_pipelines(family),
+        tmp_path,
+        model={"family": family, "dtype": "bfloat16", "lora": {"rank": 2, "alpha": 4}},
+        guards={"on_policy_tolerance": 1.0e-2},
+        run={"name": "run", "dir": str(tmp_path), "iterations": 1, "checkpoint_every": 1},
+    )
+    made, _ = start(data)
+    assert run("export", made, "--out", tmp_path / "out") == 0
+    snippet = (tmp_path / "out/README.md").read_text().split("```python")[1].split("```")[0]
+    assert f"{argument}=" in snippet
+    scope: dict[str, object] = {}
+    exec(snippet, scope)
+    assert scope["pipeline"].transformer.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
+
+
 def pictures(pipeline) -> torch.Tensor:
     pipeline.set_progress_bar_config(disable=True)
     latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -242,11 +242,16 @@ def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
     Raises:
         ConfigError: it fails or gives no gradient.
     """
-    from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+    from diffusers.models.attention_dispatch import (
+        AttentionBackendName,
+        _check_attention_backend_requirements,
+        dispatch_attention_fn,
+    )
 
     problem = None
     x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
     try:
+        _check_attention_backend_requirements(AttentionBackendName(name))
         dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name)).float().sum().backward()
         if x.grad is None or not bool(torch.isfinite(x.grad).all()):
             problem = "it gives no gradient"

@@ -48,8 +48,9 @@ def check_memory(estimate: int | None, device: torch.device) -> None:
     if estimate > available:
         raise ConfigError(
             f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB are free "
-            f"on {device.type}. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or "
-            "train a LoRA (model.lora.rank=16). The estimate is rough: guards.memory=warn tries all the same."
+            f"on {device.type}. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
+            "train.gradient_checkpointing or model.offload, or train a LoRA (model.lora). The estimate is "
+            "rough: guards.memory=warn tries all the same."
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -151,7 +152,11 @@ def test_weights_of_another_shape(copy, component):
     tensors = load_file(file)
     name = max(tensors, key=lambda name: tensors[name].numel())
     save_file({**tensors, name: tensors[name][:-1].contiguous()}, file, metadata={"format": "pt"})
-    refused(copy, "could not be loaded: ")
+    shape = tuple(tensors[name].shape)
+    wanted = (
+        "" if component == "text_encoder" else re.escape(f"{name} must have shape {shape} by its config.json. Got ")
+    )
+    refused(copy, f"could not be loaded: {wanted}")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +217,10 @@ def test_cuda_without_cuda(monkeypatch):
 
 def test_sizes_that_do_not_fit_the_patches(random_sd3):
     refused(random_sd3, "must be multiples of 8. Got 36 x 32", height=36)
+
+
+def test_a_size_beyond_the_position_table(random_sd3):
+    refused(random_sd3, "must be at most 32, the size of this model's position table. Got 40 x 32", height=40)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,12 @@ def test_the_exploring_stage_is_what_is_measured_by_default(random_sd3, tmp_path
     assert [len(row) for row in found.truth.rewards] == [9, 9, 9]
 
 
+def test_a_lora_with_the_familys_layers_and_the_checks_of_training(random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, model={"lora": {"rank": 2, "alpha": 4}})
+    found = measure(data, tmp_path / "out", precisions=("int8",), candidates=4, prompts=1, k=1)
+    assert [p.precision for p in found.variants if p.precision == "int8"]
+
+
 def test_without_one_it_is_bfloat16_with_all_steps(random_sd3, tmp_path):
     found = measure(settings(random_sd3, tmp_path), tmp_path / "out", candidates=None, prompts=1)
     assert [(p.precision, p.engine, p.steps) for p in found.variants] == [("bfloat16", "torch", 5)]
