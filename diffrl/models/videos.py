@@ -15,6 +15,8 @@ SHOWN = 4
 """Frames of a clip in a grid of stills, two by two."""
 GAP, PAPER = 2, 250
 """Pixels between them, and their grey."""
+STILL_SIZE = 140
+"""Side of such a still in a grid, in pixels."""
 
 
 def save_media(media: Tensor, path: Path, fps: float) -> None:

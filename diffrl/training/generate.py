@@ -15,7 +15,7 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.images import Cell, comparison_grid, to_pil
 from diffrl.models.loading import DTYPES, choose_device, infer_family, load_adapter
-from diffrl.models.videos import save_media, still
+from diffrl.models.videos import STILL_SIZE, save_media, still
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
@@ -24,7 +24,7 @@ from diffrl.rollout.tree import chains
 from diffrl.training.aligned import load_aligned, require_empty
 
 DEFAULT_STEPS = 28
-GRID_PROMPTS, GRID_PICTURES = 24, 4
+GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
                 if j < shown and i < GRID_PROMPTS:
                     first.setdefault(i, []).append(still(picture))
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
-    comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown)).save(request.out / "grid.png")
+    size = GRID_SIZE if fps is None else STILL_SIZE
+    grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
+    grid.save(request.out / "grid.png")
     what = "pictures" if fps is None else "videos"
     lines.append(f"{len(sampler.sigmas) - 1} steps, guidance {guidance:g}.")
     return [*lines, f"{len(jobs)} {what} in {request.out}, side by side in {request.out / 'grid.png'}"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffrl.models.images import Cell, comparison_grid
-from diffrl.models.videos import still
+from diffrl.models.videos import STILL_SIZE, still
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 
@@ -27,8 +27,7 @@ PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", 
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
 GRID_SAMPLES = 16
-PICTURE_SIZE, STILL_SIZE = 96, 140
-"""Sides of a picture and of a video's four frames in the grid."""
+PICTURE_SIZE = 96
 
 
 def short_name(reward: str) -> str:
