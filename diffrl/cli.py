@@ -37,6 +37,11 @@ def train(
     """Align a model, or go on with a run that was interrupted."""
     from diffrl.errors import ConfigError
 
+    if resume is not None and config is not None and "=" in str(config):
+        raise ConfigError(
+            f"A resumed run keeps its own configuration. Got {config} beside --resume. Leave it out, or start a new "
+            f"run from {resume / 'config.yaml'}."
+        )
     if (config is None) == (resume is None):
         raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
     _quiet_libraries()

@@ -145,6 +145,11 @@ def test_another_pipeline_class_is_refused(config_file, random_sd3, tmp_path, ca
     assert "FluxPipeline" in message and "StableDiffusion3Pipeline" in message
 
 
+def test_overrides_are_not_taken_when_resuming(runs, capsys):
+    message = expect_refusal(capsys, "train", "--resume", runs["lora"], "run.iterations=5")
+    assert "A resumed run keeps its own configuration. Got run.iterations=5 beside --resume." in message
+
+
 def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
     monkeypatch.setattr("diffrl.training.memory.available_bytes", lambda device: 1000)
     assert "Not enough memory" in expect_refusal(capsys, "train", config_file)

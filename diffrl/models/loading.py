@@ -47,7 +47,8 @@ def check_pipeline_directory(family: Family, path: str) -> None:
         if looks_like_hub_id and not (directory.parent.is_dir() and directory.parent != Path()):
             return
         raise ConfigError(
-            f"model.path must be a diffusers directory or a hub id. Got {path!r}, which does not exist here."
+            f"model.path must be a diffusers directory or a hub id. Got {path!r}, which does not exist here. Check "
+            "the spelling."
         )
     index = directory / "model_index.json"
     if not index.is_file():

@@ -81,7 +81,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         family = request.family or infer_family(str(request.model))
         sizes = {"height": request.height, "width": request.width, "frames": request.frames}
         if request.frames is not None and find_family(family).fps is None:
-            raise ConfigError(f"--frames needs a family that draws videos. Got one of {family}.")
+            raise ConfigError(f"--frames needs a family that draws videos. Got one of {family}. Remove --frames.")
         adapter = load_adapter(family, str(request.model), dtype=request.dtype, device=device, **sizes)
     encode = PromptEncodings(adapter)
     fps = find_family(family).fps

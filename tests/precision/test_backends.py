@@ -117,7 +117,7 @@ class TestChoice:
                 "emulate",
                 r"rollout.explore.engine must be .* Got 'emulate'. Did you mean 'emulated'\? Known: em",
             ),
-            ("bfloat16", "emulated", r"rollout.explore.engine must be .* Known: torch"),
+            ("bfloat16", "emulated", r"rollout.explore.engine must be one that runs bfloat16: auto, torch"),
         ],
     )
     def test_unknown_names(self, precision, engine, message):
@@ -294,3 +294,11 @@ def test_healthy_layers_with_outliers_are_not_refused(precision, engine, kind):
     source = outliers(kind)
     copy = make_copy(source, precision, engine, (), "cpu")
     copy.push(source)
+
+
+def test_an_engine_of_another_precision_is_told_apart_from_an_unknown_one():
+    from diffrl.errors import ConfigError
+    from diffrl.precision.backends import find_backend
+
+    with pytest.raises(ConfigError, match="must be one that runs mxfp8: auto, .*emulated.* Got 'torch'."):
+        find_backend("mxfp8", "torch", torch.device("cpu"))

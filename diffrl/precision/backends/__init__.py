@@ -37,6 +37,12 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
         )
     if engine == AUTO:
         return _real_backend(precision, device).on(device)
+    engines = PRECISION_BACKENDS[precision]
+    if engine not in engines and any(engine in others for others in PRECISION_BACKENDS.values()):
+        raise ConfigError(
+            f"rollout.explore.engine must be one that runs {precision}: {AUTO}, {', '.join(engines)}. Got {engine!r}. "
+            "Choose one of these."
+        )
     backend = resolve("rollout.explore.engine", PRECISION_BACKENDS[precision], engine)()
     if reason := backend.available(device):
         raise ConfigError(
