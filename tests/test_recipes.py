@@ -99,7 +99,8 @@ def shrunk(path, pipeline, directory):
     else:
         tree["roots"] = 3
     if "explore" in rollout:
-        rollout["explore"] |= {"engine": "emulated", "steps": 4, "candidates": 5, "keep": 3}
+        # compiling on a CPU takes a minute; tests/precision/test_compiled.py has it
+        rollout["explore"] |= {"engine": "emulated", "compile": False, "steps": 4, "candidates": 5, "keep": 3}
     data["rewards"] = [{"name": BRIGHTNESS}]
     data["eval"] |= {"samples": 1, "steps": 1, "rewards": data["rewards"]}
     data["guards"] = {}  # float32: the ratio before the first update is held to 1e-5
