@@ -11,7 +11,7 @@ from torch import Tensor
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.schedulers import shifted_sigmas
 
 
@@ -38,9 +38,7 @@ class FluxAdapter(PipelineAdapter):
     ):
         super().__init__(pipeline, dtype, max_sequence_length)
         scale = pipeline.vae_scale_factor
-        default = pipeline.default_sample_size * scale
-        self.height, self.width = height or default, width or default
-        require_multiple(self.height, self.width, 2 * scale)
+        self.take_size(height, width, pipeline.default_sample_size * scale, 2 * scale)
         self._channels = pipeline.transformer.config.in_channels // 4
         self._rows, self._columns = self.height // scale, self.width // scale
 
@@ -84,9 +82,7 @@ class FluxAdapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of packed latents at sigma = 0."""
-        vae = self.pipeline.vae
+        config = self.pipeline.vae.config
         unpacked = self.pipeline._unpack_latents(latents, self.height, self.width, self.pipeline.vae_scale_factor)
-        unscaled = unpacked / vae.config.scaling_factor + vae.config.shift_factor
-        with self.on_device("vae") as device:
-            decoded = vae.decode(unscaled.to(device, vae.dtype), return_dict=False)[0]
-        return uint8_from_signed(decoded)
+        unscaled = unpacked / config.scaling_factor + config.shift_factor
+        return uint8_from_signed(self.vae_output(unscaled))

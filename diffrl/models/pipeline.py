@@ -147,6 +147,22 @@ class PipelineAdapter(ABC):
             for component in resting:
                 component.to("cpu")
 
+    def take_size(self, height: int | None, width: int | None, default: int, multiple: int) -> None:
+        """Set `height` and `width` in pixels, the pipeline's own where None is asked for.
+
+        Raises:
+            ConfigError: they do not come out in whole patches.
+        """
+        self.height, self.width = height or default, width or default
+        require_multiple(self.height, self.width, multiple)
+
+    def vae_output(self, unscaled: Tensor) -> Tensor:
+        """What the decoder makes of latents in its own units: in [-1, 1], on the device."""
+        vae = self.pipeline.vae
+        with self.on_device("vae") as device:
+            decoded: Tensor = vae.decode(unscaled.to(device, vae.dtype), return_dict=False)[0]
+        return decoded
+
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt."""
@@ -192,6 +208,15 @@ class PipelineAdapter(ABC):
     def options(cls) -> tuple[str, ...]:
         """What a pipeline's own settings file may hold."""
         return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
+
+
+def latent_statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of a video decoder's latents, (1, C, 1, 1, 1) each."""
+    mean, std = (
+        torch.tensor(values, device=device).view(1, -1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return mean, std
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:

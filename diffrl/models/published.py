@@ -20,19 +20,19 @@ class Component:
     """One part of a pipeline.
 
     Args:
-        library: diffusers or transformers.
+        package: diffusers or transformers.
         name: its class.
         config: as in its config.json; what is left out is the class's default.
     """
 
-    library: str
+    package: str
     name: str
     config: Values
 
     def build(self) -> Any:
         """The module or scheduler, weights random; on whatever device is the default, the meta device included."""
-        made = getattr(importlib.import_module(self.library), self.name)
-        if self.library == "transformers":
+        made = getattr(importlib.import_module(self.package), self.name)
+        if self.package == "transformers":
             return made(made.config_class(**self.config))
         return made(**self.config)
 

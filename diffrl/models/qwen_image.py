@@ -13,7 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import EMPTY, PipelineAdapter, Placement, require_multiple
+from diffrl.models.pipeline import EMPTY, PipelineAdapter, Placement, latent_statistics
 from diffrl.models.schedulers import shifted_sigmas
 
 NOTHING = " "
@@ -44,9 +44,7 @@ class QwenImageAdapter(PipelineAdapter):
     ):
         super().__init__(pipeline, dtype, max_sequence_length)
         scale = pipeline.vae_scale_factor
-        default = pipeline.default_sample_size * scale
-        self.height, self.width = height or default, width or default
-        require_multiple(self.height, self.width, 2 * scale)
+        self.take_size(height, width, pipeline.default_sample_size * scale, 2 * scale)
         self._channels = pipeline.transformer.config.in_channels // 4
         self._rows, self._columns = self.height // scale, self.width // scale
 
@@ -110,12 +108,6 @@ class QwenImageAdapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of packed latents at sigma = 0; the decoder sees videos of one frame."""
-        vae = self.pipeline.vae
         unpacked = self.pipeline._unpack_latents(latents, self.height, self.width, self.pipeline.vae_scale_factor)
-        mean, std = (
-            torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        with self.on_device("vae") as device:
-            decoded = vae.decode((unpacked * std + mean).to(device, vae.dtype), return_dict=False)[0]
-        return uint8_from_signed(decoded[:, :, 0])
+        mean, std = latent_statistics(self.pipeline.vae, latents.device)
+        return uint8_from_signed(self.vae_output(unpacked * std + mean)[:, :, 0])

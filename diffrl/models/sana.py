@@ -12,7 +12,7 @@ from torch import Tensor
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.schedulers import flow_sigmas
 
 
@@ -40,9 +40,7 @@ class SanaAdapter(PipelineAdapter):
     ):
         super().__init__(pipeline, dtype, max_sequence_length)
         config, scale = pipeline.transformer.config, pipeline.vae_scale_factor
-        default = config.sample_size * scale
-        self.height, self.width = height or default, width or default
-        require_multiple(self.height, self.width, scale * config.patch_size)
+        self.take_size(height, width, config.sample_size * scale, scale * config.patch_size)
         self._latent_shape = (config.in_channels, self.height // scale, self.width // scale)
         call = inspect.signature(type(pipeline).__call__).parameters
         self._instruction = call["complex_human_instruction"].default
@@ -88,8 +86,4 @@ class SanaAdapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of latents at sigma = 0."""
-        vae = self.pipeline.vae
-        with self.on_device("vae") as device:
-            unscaled = (latents / vae.config.scaling_factor).to(device, vae.dtype)
-            decoded = vae.decode(unscaled, return_dict=False)[0]
-        return uint8_from_signed(decoded)
+        return uint8_from_signed(self.vae_output(latents / self.pipeline.vae.config.scaling_factor))

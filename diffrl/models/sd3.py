@@ -13,7 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter
 
 
 class SD3Adapter(PipelineAdapter):
@@ -41,9 +41,7 @@ class SD3Adapter(PipelineAdapter):
         super().__init__(pipeline, dtype, max_sequence_length)
         self._config = pipeline.transformer.config
         scale = pipeline.vae_scale_factor
-        default = self._config.sample_size * scale
-        self.height, self.width = height or default, width or default
-        require_multiple(self.height, self.width, scale * self._config.patch_size)
+        self.take_size(height, width, self._config.sample_size * scale, scale * self._config.patch_size)
         most = self._config.pos_embed_max_size * self._config.patch_size * scale
         if max(self.height, self.width) > most:
             raise ConfigError(
@@ -104,8 +102,6 @@ class SD3Adapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of latents at sigma = 0."""
-        vae = self.pipeline.vae
-        unscaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        with self.on_device("vae") as device:
-            decoded = vae.decode(unscaled.to(device, vae.dtype), return_dict=False)[0]
-        return uint8_from_signed(decoded)
+        config = self.pipeline.vae.config
+        unscaled = latents / config.scaling_factor + config.shift_factor
+        return uint8_from_signed(self.vae_output(unscaled))

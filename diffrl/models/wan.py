@@ -12,7 +12,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.families import FAMILIES
 from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter, latent_statistics, require_multiple
 from diffrl.models.schedulers import flow_sigmas
 
 STOCK_HEIGHT, STOCK_WIDTH, STOCK_FRAMES = 480, 832, 81
@@ -158,14 +158,8 @@ class WanAdapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Videos (B, F, 3, H, W) uint8 of latents at sigma = 0."""
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        with self.on_device("vae") as device:
-            decoded = vae.decode((latents * std + mean).to(device, vae.dtype), return_dict=False)[0]
-        return uint8_from_signed(decoded.transpose(1, 2))
+        mean, std = latent_statistics(self.pipeline.vae, latents.device)
+        return uint8_from_signed(self.vae_output(latents * std + mean).transpose(1, 2))
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
         """The transformer, or both."""
