@@ -171,6 +171,10 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     }
     inner = sum(one.inner for one in drawn)
     pictures = groups * (iterations * redrawn + inner) + iterations * candidates
+    scored = sum(
+        (groups * (redrawn + one.inner) + candidates) * sum(reward.asked(i) for reward in config.rewards)
+        for i, one in enumerate(drawn)
+    )
     return Plan(
         iterations=iterations,
         world_size=world_size,
@@ -193,7 +197,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             * config.model.facts.calls_per_step(config.eval.guidance_scale),
         },
         decodes=pictures + evaluations * config.eval.samples,
-        reward_calls=pictures * len(config.rewards) + evaluations * config.eval.samples * len(config.eval.rewards),
+        reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
         exact=r.explore is None or not r.tree.splits,
         memory=memory,
         notes=notes,

@@ -10,14 +10,35 @@ from reward_models.registry import SCORERS, load_reward
 
 if TYPE_CHECKING:
     from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
+    from reward_models.contract import check_scorer
+    from reward_models.media import score_media
 
-__all__ = ["SCORERS", "RewardBatch", "RewardError", "RewardOutput", "Scorer", "ScorerSpec", "load_reward"]
+_ELSEWHERE = {
+    "RewardBatch": "base",
+    "RewardOutput": "base",
+    "Scorer": "base",
+    "ScorerSpec": "base",
+    "check_scorer": "contract",
+    "score_media": "media",
+}
+
+__all__ = [
+    "SCORERS",
+    "RewardBatch",
+    "RewardError",
+    "RewardOutput",
+    "Scorer",
+    "ScorerSpec",
+    "check_scorer",
+    "load_reward",
+    "score_media",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `base`, imported when they are first asked for."""
-    if name not in __all__:
+    """The names that need torch, imported when they are first asked for."""
+    if name not in _ELSEWHERE:
         raise AttributeError(f"module 'reward_models' has no attribute {name!r}")
-    from reward_models import base
+    import importlib
 
-    return getattr(base, name)
+    return getattr(importlib.import_module(f"reward_models.{_ELSEWHERE[name]}"), name)

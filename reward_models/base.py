@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from reward_models.errors import RewardError
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,47 @@ class RewardBatch:
         prompts: B prompts.
         metadata: B mappings with what a scorer may need beside the prompt; empty mappings if nothing.
         fps: frames per second of videos.
+        groups: B group ids, for scorers that compare a sample with its group; empty: equal prompts are a group.
     """
 
     media: Tensor
     prompts: Sequence[str]
     metadata: Sequence[Mapping[str, Any]] = ()
     fps: float | None = None
+    groups: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Refuse shapes and lengths that do not belong together."""
-        from reward_models.errors import RewardError
-
         media = self.media
         if media.dtype != torch.uint8 or media.ndim not in (4, 5) or media.shape[-3] != 3:
             raise RewardError(
                 "media must be uint8 RGB of shape (B, 3, H, W) or (B, F, 3, H, W). "
-                f"Got {media.dtype} of shape {tuple(media.shape)}. Convert first: (x * 255).round().to(torch.uint8)."
+                f"Got {media.dtype} of shape {tuple(media.shape)}. Convert first: (x * 255).round().to(torch.uint8), "
+                "or give pictures, arrays or paths to reward_models.score_media."
             )
-        for name, values in (("prompts", self.prompts), ("metadata", self.metadata or self.prompts)):
-            if len(values) != media.shape[0]:
-                raise RewardError(
-                    f"{name} must have one entry a sample. Got {len(values)} for {media.shape[0]} samples."
-                )
+        for name in ("prompts", "metadata", "groups"):
+            values = getattr(self, name)
+            if len(values) != len(self) and (values or name == "prompts"):
+                raise RewardError(f"{name} must have one entry a sample. Got {len(values)} for {len(self)} samples.")
+
+    def __len__(self) -> int:
+        return int(self.media.shape[0])
+
+    @property
+    def kind(self) -> str:
+        """What the media are: "image" or "video"."""
+        return "video" if self.media.ndim == 5 else "image"
+
+    def meta(self, row: int) -> Mapping[str, Any]:
+        """A sample's metadata; empty if none were given."""
+        return self.metadata[row] if self.metadata else {}
+
+    def group_rows(self) -> list[list[int]]:
+        """Rows of each group, in order of appearance."""
+        found: dict[Any, list[int]] = {}
+        for row, key in enumerate(self.groups or self.prompts):
+            found.setdefault(key, []).append(row)
+        return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,7 @@ class RewardOutput:
         raw: (B,) float32 in the scorer's native units; NaN where not ok.
         ok: (B,) bool, False where a sample could not be scored.
         errors: B messages, None where ok.
-        parts: named components of the score, (B,) float32 each (colour, count, ...).
+        parts: named components of the score, (B,) float32 each (colour, count, ...); NaN where unknown.
     """
 
     raw: Tensor
@@ -66,7 +87,9 @@ class RewardOutput:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def output_of_rows(rows: Sequence[tuple[float, Mapping[str, float], str | None]], parts: Sequence[str]) -> RewardOutput:
+def output_of_rows(
+    rows: Sequence[tuple[float, Mapping[str, float], str | None]], parts: Sequence[str] = ()
+) -> RewardOutput:
     """The output of scorers that look at one sample after the other.
 
     Args:
@@ -81,9 +104,43 @@ def output_of_rows(rows: Sequence[tuple[float, Mapping[str, float], str | None]]
     )
 
 
+def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> RewardOutput:
+    """The output of scorers that compute a batch at once; a score that is not finite is a failure of its sample.
+
+    Args:
+        raw: (B,) of any float dtype, on any device.
+        parts: (B,) each.
+    """
+    values = raw.detach().float().cpu()
+    ok = torch.isfinite(values)
+    errors = [None if good else f"the model returned {value}" for good, value in zip(ok, values.tolist(), strict=True)]
+    named = {name: part.detach().float().cpu() for name, part in (parts or {}).items()}
+    return RewardOutput(values.masked_fill(~ok, math.nan), ok, errors, named)
+
+
 @dataclass(frozen=True)
 class ScorerSpec:
-    """What a user should know of a scorer before using it."""
+    """What a user should know of a scorer before using it.
+
+    Args:
+        name: as registered.
+        description: what it measures, in one sentence.
+        range: of raw scores, inclusive; infinite where there is no bound.
+        higher_is_better: False for a score to be lowered.
+        media: "image", "video" or both.
+        requires: keys that every sample's metadata must have.
+        uses_prompt: False if only the media matter.
+        scope: "sample", or "group" if a score depends on the samples of the same group.
+        remote: it asks a server, so that its time is not this machine's.
+        scaling: the usual (shift, scale): (raw - shift) / scale is about [0, 1].
+        version: changes whenever the same sample may score differently.
+        memory: of the weights, in words ("3.9 GB float32, 2.0 GB in half precision").
+        extra: what to install: pip install 'diffrl[EXTRA]'.
+        weights: where the weights come from: a hub id, a file of a repository, an address.
+        code_license: of the code that the scorer runs.
+        weights_license: of the weights; None where there are none.
+        citation: paper or repository.
+    """
 
     name: str
     description: str
@@ -91,14 +148,46 @@ class ScorerSpec:
     higher_is_better: bool = True
     media: tuple[str, ...] = ("image",)
     requires: tuple[str, ...] = ()
+    uses_prompt: bool = True
+    scope: Literal["sample", "group"] = "sample"
+    remote: bool = False
+    scaling: tuple[float, float] = (0.0, 1.0)
     version: str = "1"
+    memory: str | None = None
+    extra: str | None = None
+    weights: str | None = None
     code_license: str = "Apache-2.0"
     weights_license: str | None = None
     citation: str | None = None
 
+    def require(self, batch: RewardBatch) -> None:
+        """Refuse a batch that this scorer cannot work on; every scorer calls it first.
+
+        Raises:
+            RewardError: media of the wrong kind, or a sample without required metadata.
+        """
+        if batch.kind not in self.media:
+            shape = "(B, F, 3, H, W)" if batch.kind == "image" else "(B, 3, H, W)"
+            raise RewardError(
+                f"The reward {self.name} scores {' and '.join(self.media)}s. Got {batch.kind}s, of shape "
+                f"{tuple(batch.media.shape)}. Give media of shape {shape}"
+                + (
+                    ", or wrap it: load_reward('video_mean', reward=...)."
+                    if batch.kind == "video"
+                    else ", or choose another reward."
+                )
+            )
+        for row, prompt in enumerate(batch.prompts):
+            missing = [key for key in self.requires if key not in batch.meta(row)]
+            if missing:
+                raise RewardError(
+                    f"The reward {self.name} needs {' and '.join(missing)} in the metadata of every sample. The sample "
+                    f"{prompt!r} has {sorted(batch.meta(row)) or 'none'}. Add it to the prompts' .jsonl file."
+                )
+
 
 class Scorer(Protocol):
-    """Anything that scores a `RewardBatch`. The result of a sample does not depend on its batch-mates."""
+    """Anything that scores a `RewardBatch`. Unless its scope is the group, a sample's score is its own alone."""
 
     spec: ScorerSpec
 

@@ -186,10 +186,11 @@ class MovingShapesScorer:
         Raises:
             RewardError: the media are pictures, or videos of fewer than three frames.
         """
-        if batch.media.ndim != 5 or batch.media.shape[1] < 3:
+        self.spec.require(batch)
+        if batch.media.shape[1] < 3:
             raise RewardError(
                 "The moving shapes scorers take videos (B, F, 3, H, W) of at least three frames. "
-                f"Got media of shape {tuple(batch.media.shape)}. For pictures use the shapes scorers."
+                f"Got media of shape {tuple(batch.media.shape)}."
             )
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)
         rows = [self._score(video, text) for video, text in zip(videos, batch.prompts, strict=True)]

@@ -13,10 +13,33 @@ if TYPE_CHECKING:
     from reward_models.base import Scorer
 
 SCORERS: Mapping[str, str] = {
+    "aesthetic": "reward_models.aesthetic:AestheticScorer",
+    "clip_score": "reward_models.clip_score:ClipScorer",
+    "colourfulness": "reward_models.picture_statistics:ColourfulnessScorer",
+    "contrast": "reward_models.picture_statistics:ContrastScorer",
+    "diversity": "reward_models.diversity:DiversityScorer",
+    "dynamic_degree_proxy": "reward_models.optical_flow:DynamicDegreeScorer",
+    "geneval": "reward_models.geneval:GenEvalScorer",
+    "geneval_strict": "reward_models.geneval:StrictGenEvalScorer",
+    "hpsv2": "reward_models.hpsv2:HPSv2Scorer",
+    "hpsv3": "reward_models.hpsv3:HPSv3Scorer",
+    "image_reward": "reward_models.image_reward:ImageRewardScorer",
+    "jpeg_compressibility": "reward_models.jpeg:CompressibilityScorer",
+    "jpeg_incompressibility": "reward_models.jpeg:IncompressibilityScorer",
+    "motion_smoothness_proxy": "reward_models.flicker:MotionSmoothnessScorer",
     "moving_shapes": "reward_models.moving_shapes:MovingShapesScorer",
     "moving_shapes_strict": "reward_models.moving_shapes:StrictMovingShapesScorer",
+    "ocr": "reward_models.ocr:OcrScorer",
+    "pickscore": "reward_models.pickscore:PickScorer",
+    "remote": "reward_models.remote:RemoteScorer",
     "shapes": "reward_models.shapes:ShapesScorer",
     "shapes_strict": "reward_models.shapes:StrictShapesScorer",
+    "sharpness": "reward_models.picture_statistics:SharpnessScorer",
+    "temporal_flicker": "reward_models.flicker:TemporalFlickerScorer",
+    "unified_reward": "reward_models.unified_reward:UnifiedRewardScorer",
+    "video_align": "reward_models.video_align:VideoAlignScorer",
+    "video_mean": "reward_models.video_mean:VideoMeanScorer",
+    "vlm_judge": "reward_models.vlm_judge:VlmJudgeScorer",
 }
 
 

@@ -235,11 +235,7 @@ class ShapesScorer:
         Raises:
             RewardError: the media are videos.
         """
-        if batch.media.ndim != 4:
-            raise RewardError(
-                "The shapes scorers take images (B, 3, H, W). "
-                f"Got media of shape {tuple(batch.media.shape)}. Score one frame of each video instead."
-            )
+        self.spec.require(batch)
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
         rows = [self._score(picture, text) for picture, text in zip(pictures, batch.prompts, strict=True)]
         return output_of_rows(rows, PARTS)

@@ -7,7 +7,8 @@ from typing import Any
 
 from diffrl.config.base import show
 from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings, Objective
-from diffrl.config.method import Rewards, TrainSettings
+from diffrl.config.method import TrainSettings
+from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import NoSteps, RolloutSettings, Window
 from diffrl.rollout.counts import least_steps, origins_per_tree
 from diffrl.rollout.stochastic import stochastic_steps
@@ -204,6 +205,16 @@ def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
     )
 
 
+def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
+    for iteration in range(run.iterations if any(reward.schedule for reward in rewards) else 0):
+        if all(reward.weight * reward.factor(iteration) == 0 for reward in rewards):
+            return (
+                "rewards must leave one with a weight other than 0 in every iteration. Got schedules that are all 0 in "
+                f"iteration {iteration}. Change one."
+            )
+    return None
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "objective"), _something_stochastic),
     (("rollout", "train", "objective"), _enough_to_train),
@@ -213,6 +224,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit"), _pruning_fits),
     (("objective",), _edges_are_on_policy),
     (("credit", "rewards"), _gdpo_has_several),
+    (("run", "rewards"), _some_reward_counts),
     (("rollout",), _coarse_grid_holds_the_noise),
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),

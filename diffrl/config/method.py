@@ -1,56 +1,12 @@
-"""The sections that say how samples are rewarded, and how the policy is trained and guarded."""
+"""The sections that say how the policy is trained and guarded."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from diffrl.config.base import ListOf, Section, problems, rule, show
-
-
-def _known_scorer(name: str) -> str:
-    from reward_models.errors import RewardError
-    from reward_models.registry import resolve_scorer
-
-    try:
-        resolve_scorer(name)
-    except RewardError as error:
-        raise rule(f"is not a known reward. {error}") from error
-    return name
-
-
-def _not_zero(scale: float) -> float:
-    if scale == 0:
-        raise rule("must not be 0: it divides. Got 0. To keep a reward out of the total set its weight to 0.")
-    return scale
-
-
-class RewardSettings(Section):
-    """One reward. Its share of the total is weight * (raw - shift) / scale."""
-
-    name: Annotated[str, AfterValidator(_known_scorer)] = Field(
-        description="A registered reward, or 'module:Object' of your own."
-    )
-    weight: float = Field(1.0, description="Factor in the total; negative for a score to be lowered, 0 to only watch.")
-    shift: float = Field(0.0, description="Subtracted from the raw score, in the scorer's units.")
-    scale: Annotated[float, AfterValidator(_not_zero)] = Field(
-        1.0, description="Divides the shifted score, in the scorer's units; not 0."
-    )
-    options: dict[str, Any] = Field({}, description="Keyword arguments of the scorer.")
-    batch_size: int = Field(256, ge=1, description="Samples given to the scorer at once; bounds memory.")
-
-
-def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
-    names = [reward.name for reward in rewards]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise rule(f"must name each reward once. Got {show(repeated)} more than once. Add their weights up in one.")
-    if rewards and all(reward.weight == 0 for reward in rewards):
-        raise rule(f"must have a weight other than 0 somewhere. Got {show(names)}, all 0. Set one weight.")
-    return rewards
-
-
-Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1), AfterValidator(_distinct_rewards)]
+from diffrl.config.base import Section, problems, show
 
 
 class EmaSettings(Section):
@@ -145,6 +101,27 @@ class FailedSamplesGuard(Section):
     limit: float = Field(0.5, gt=0, le=1, description="Share of an iteration's samples; more failures stop the run.")
 
 
+class RewardHackingGuard(Section):
+    """Watches what training does not reward while its reward rises; looks at every held-out evaluation."""
+
+    action: Literal["off", "warn", "stop"] = Field(
+        "warn", description="off = do not even measure; warn = say so and go on; stop = end the run."
+    )
+    held_out_drop: float = Field(
+        0.2,
+        gt=0,
+        description="Fall of a held-out reward below its best that is an alarm, in standard deviations of its samples; "
+        "at least three standard errors in any case.",
+    )
+    diversity: float = Field(
+        0.5, ge=0, lt=1, description="Alarm when the pictures of a prompt differ by less than this share of the first."
+    )
+    sharpness: float = Field(
+        3.0, gt=1, description="Alarm when pictures are this many times sharper, or less sharp, than the first ones."
+    )
+    patience: int = Field(1, ge=1, description="Evaluations in a row with an alarm before it acts.")
+
+
 class GuardSettings(Section):
     """What happens when something goes wrong. Every action is reported."""
 
@@ -165,3 +142,4 @@ class GuardSettings(Section):
     ratio: RatioGuard = RatioGuard()
     kl: KlGuard = KlGuard()
     failed_samples: FailedSamplesGuard = FailedSamplesGuard()
+    reward_hacking: RewardHackingGuard = RewardHackingGuard()

@@ -199,6 +199,12 @@ class RolloutSettings(Section):
     explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")
     micro_batch: int = Field(128, ge=1, description="Samples in one network call of the rollout; bounds memory.")
     decode_batch: int = Field(128, ge=1, description="Samples in one call of the picture decoder; bounds memory.")
+    prompts_at_once: int | None = Field(
+        None,
+        ge=1,
+        description="Prompts whose samples are drawn together, and scored while the next ones' are drawn. null = "
+        "all of the iteration's: fewest network calls, and pictures are scored while others are decoded.",
+    )
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from diffrl.config.base import Section, problems, rule, show
 from diffrl.config.checks import cross_section_problems
 from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings
-from diffrl.config.method import GuardSettings, Rewards, TrainSettings
+from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
+from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 
 BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out", "moving:train", "moving:held_out")
@@ -77,6 +78,17 @@ class EvalSettings(Section):
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the evaluation's noise, apart from run.seed.")
     batch: int = Field(128, ge=1, description="Samples in one network call; bounds memory.")
     solver: Literal["ode", "ab2"] = Field("ode", description="ode = Euler, the stock sampler; ab2 = Adams-Bashforth.")
+
+    @model_validator(mode="after")
+    def _schedules_belong_to_training(self) -> Self:
+        if scheduled := [reward.key for reward in self.rewards if reward.schedule]:
+            raise problems(
+                [
+                    f"eval.rewards must have no schedule: they are measured alike every time. Got one for "
+                    f"{show(scheduled)}. Remove it."
+                ]
+            )
+        return self
 
 
 class WandbSettings(Section):

@@ -5,16 +5,15 @@ A picture is a uint8 RGB tensor (3, H, W); a batch of them is (B, 3, H, W).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from reward_models.media import to_pil
 
 
 class BrokenPictureError(ValueError):
@@ -57,25 +56,6 @@ def uint8_from_unit(images: Tensor) -> Tensor:
 def uint8_from_signed(images: Tensor) -> Tensor:
     """Pictures of a VAE's output: images in [-1, 1] mapped to [0, 1], then `uint8_from_unit`."""
     return uint8_from_unit(images.float() * 0.5 + 0.5)
-
-
-def to_pil(picture: Tensor) -> Image.Image:
-    """A uint8 (3, H, W) tensor, on any device, as an RGB image."""
-    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
-        raise ValueError(f"A picture is uint8 (3, H, W). Got {picture.dtype} {tuple(picture.shape)}.")
-    return Image.fromarray(picture.detach().cpu().permute(1, 2, 0).contiguous().numpy())
-
-
-def from_pil(image: Image.Image) -> Tensor:
-    """An image of any mode as a uint8 RGB tensor (3, H, W); transparency is dropped."""
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
-
-
-def save_webp_lossless(picture: Tensor, path: Path) -> None:
-    """Write a uint8 (3, H, W) picture so that reading it gives the same bytes; no reader sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    to_pil(picture).save(temporary, format="WEBP", lossless=True, quality=20, method=2)
-    os.replace(temporary, path)
 
 
 @dataclass(frozen=True)
@@ -212,3 +192,22 @@ def _shorten(line: str, font: Font, width: int) -> str:
     while line and font.getlength(f"{line}...") > width:
         line = line[:-1]
     return f"{line.rstrip()}..."
+
+
+SHOWN, STILL_GAP = 4, 2
+"""Frames of a clip in a grid of stills, two by two, and the pixels between them."""
+
+STILL_SIZE = 140
+"""Side of such a still in a grid, in pixels."""
+
+
+def still(media: Tensor) -> Tensor:
+    """A picture as it is; of a clip, four frames from the first to the last, two by two, in reading order."""
+    if media.ndim == 3:
+        return media
+    first, second, third, last = media[torch.linspace(0, len(media) - 1, SHOWN).round().long()]
+    height, width = media.shape[-2:]
+    shown = media.new_full((3, 2 * height + STILL_GAP, 2 * width + STILL_GAP), PAPER[0])
+    shown[:, :height, :width], shown[:, :height, width + STILL_GAP :] = first, second
+    shown[:, height + STILL_GAP :, :width], shown[:, height + STILL_GAP :, width + STILL_GAP :] = third, last
+    return shown

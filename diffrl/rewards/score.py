@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
-from reward_models import RewardBatch, Scorer
+from diffrl.rewards.lanes import Lane, Pending
+from reward_models import RewardBatch, RewardOutput, Scorer
+from reward_models.media import batches_of
 
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """A scorer and what its score is worth: `weight * (raw - shift) / scale`; `fps` of the videos it is given."""
+    """A scorer and what its score is worth: `weight * (raw - shift) / scale`.
+
+    Args:
+        name: what it is called in tables.
+        scorer: the reward model.
+        weight: factor in the total; 0 only watches.
+        shift: subtracted from raw scores.
+        scale: divides them then.
+        batch_size: samples a call; a scorer of groups gets whole groups.
+        fps: frames per second of the videos it is given.
+        lane: where it is computed; None = at once, by whoever asks.
+        timeout: seconds that a call may take.
+    """
 
     name: str
     scorer: Scorer
@@ -23,57 +38,148 @@ class WeightedScorer:
     scale: float = 1.0
     batch_size: int = 256
     fps: float | None = None
+    lane: Lane | None = None
+    timeout: float | None = None
 
 
-def score(scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[Prompt]) -> RewardTable:
+@dataclass
+class _Stream:
+    """One scorer's part of the work: pictures that wait for a whole batch, and batches under way."""
+
+    weighted: WeightedScorer
+    pieces: Sequence[Sequence[int]]
+    waiting: dict[int, Tensor] = field(default_factory=dict)
+    pending: list[Pending[RewardOutput]] = field(default_factory=list)
+
+
+class Scoring:
+    """Scores samples as their pictures come, and gives the table in their order.
+
+    Batches are cut at the same rows whatever the pieces in which pictures come, so the table does not depend on them.
+
+    Args:
+        scorers: at least one.
+        prompts: S prompts, in the order in which pictures will come.
+        groups: S group ids; empty: equal prompts are a group.
+    """
+
+    def __init__(self, scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt], groups: Sequence[int] = ()):
+        self._prompts, self._groups, self._seen = prompts, groups, 0
+        keys = list(groups) if groups else [prompt.text for prompt in prompts]
+        self._streams = [
+            _Stream(s, batches_of(range(len(prompts)), s.batch_size, keys if s.scorer.spec.scope == "group" else ()))
+            for s in scorers
+        ]
+
+    def add(self, images: Tensor) -> None:
+        """The next pictures, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
+        rows = range(self._seen, self._seen + len(images))
+        self._seen += len(images)
+        for stream in self._streams:
+            stream.waiting.update(zip(rows, images, strict=True))
+            while len(stream.pending) < len(stream.pieces) and max(stream.pieces[len(stream.pending)]) < self._seen:
+                self._submit(stream, stream.pieces[len(stream.pending)])
+
+    def _submit(self, stream: _Stream, rows: Sequence[int]) -> None:
+        weighted = stream.weighted
+        batch = RewardBatch(
+            torch.stack([stream.waiting.pop(row) for row in rows]),
+            [self._prompts[row].text for row in rows],
+            [self._prompts[row].metadata for row in rows],
+            weighted.fps,
+            [self._groups[row] for row in rows] if self._groups else (),
+        )
+        if weighted.lane is None:
+            pending = Pending(lambda: weighted.scorer(batch))
+            pending.run()
+        else:
+            pending = weighted.lane.submit(lambda: weighted.scorer(batch))
+        stream.pending.append(pending)
+
+    def table(self) -> RewardTable:
+        """Wait for all scores.
+
+        Returns:
+            The table. A sample that a scorer with a weight failed on has `ok = False`, a NaN total and the first
+            message.
+
+        Raises:
+            GuardStop: a scorer took longer than it may.
+            RewardError: a scorer cannot work on these samples.
+        """
+        assert self._seen == len(self._prompts), "all pictures must have come"
+        count = len(self._prompts)
+        total, ok = torch.zeros(count), torch.ones(count, dtype=torch.bool)
+        errors: list[str | None] = [None] * count
+        raw: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
+        for stream in self._streams:
+            weighted = stream.weighted
+            outputs = [_wait(weighted, pending) for pending in stream.pending]
+            values, good, messages, components = _joined(outputs, [row for piece in stream.pieces for row in piece])
+            raw[weighted.name] = values
+            parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
+            if weighted.weight == 0:  # only watched: its failures harm nobody
+                continue
+            total = total + weighted.weight * (values - weighted.shift) / weighted.scale
+            ok &= good
+            errors = [
+                old if old else (f"{weighted.name}: {new}" if new else None)
+                for old, new in zip(errors, messages, strict=True)
+            ]
+        return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
+
+
+def score(
+    scorers: Sequence[WeightedScorer], images: Tensor, prompts: Sequence[Prompt], groups: Sequence[int] = ()
+) -> RewardTable:
     """Score S samples with every scorer.
 
     Args:
         scorers: at least one.
         images: (S, 3, H, W) or (S, F, 3, H, W) uint8 RGB.
         prompts: S prompts.
+        groups: S group ids; empty: equal prompts are a group.
 
     Returns:
-        The table. A sample that a scorer with a weight failed on has `ok = False`, a NaN total and the first message.
+        As `Scoring.table`.
     """
-    count = len(prompts)
-    total, ok = torch.zeros(count), torch.ones(count, dtype=torch.bool)
-    errors: list[str | None] = [None] * count
-    raw: dict[str, Tensor] = {}
-    parts: dict[str, Tensor] = {}
-    for weighted in scorers:
-        values, good, messages, components = _score_in_batches(weighted, images, prompts)
-        raw[weighted.name] = values
-        parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
-        if weighted.weight == 0:  # only watched: its failures harm nobody
-            continue
-        total = total + weighted.weight * (values - weighted.shift) / weighted.scale
-        ok &= good
-        errors = [
-            old if old else (f"{weighted.name}: {new}" if new else None)
-            for old, new in zip(errors, messages, strict=True)
-        ]
-    return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
+    scoring = Scoring(scorers, prompts, groups)
+    scoring.add(images)
+    return scoring.table()
 
 
-def _score_in_batches(
-    weighted: WeightedScorer, images: Tensor, prompts: Sequence[Prompt]
+def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOutput:
+    try:
+        return pending.wait(weighted.timeout)
+    except TimeoutError:
+        if weighted.timeout is None:  # the scorer's own, not ours
+            raise
+        raise GuardStop(
+            f"The reward {weighted.name} has not answered for {weighted.timeout:g} seconds (rewards.timeout). The run "
+            "stops; its last checkpoint is intact."
+        ) from None
+
+
+def _joined(
+    outputs: Sequence[RewardOutput], rows: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[str | None], dict[str, Tensor]]:
-    """One scorer over all samples; a value that is not finite counts as a failure."""
-    outputs = []
-    for start in range(0, len(prompts), weighted.batch_size):
-        piece = prompts[start : start + weighted.batch_size]
-        media = images[start : start + weighted.batch_size]
-        texts, metadata = [p.text for p in piece], [p.metadata for p in piece]
-        outputs.append(weighted.scorer(RewardBatch(media, texts, metadata, weighted.fps)))
-    raw = torch.cat([output.raw.float().cpu() for output in outputs])
-    reported = torch.cat([output.ok.cpu() for output in outputs])
+    """A scorer's batches, in the order of the samples; a value that is not finite counts as a failure."""
+    place = torch.tensor(rows).argsort()
+    raw = torch.cat([output.raw.float().cpu() for output in outputs])[place]
+    reported = torch.cat([output.ok.cpu() for output in outputs])[place]
     finite = torch.isfinite(raw)
-    errors = [message for output in outputs for message in output.errors]
+    told = [message for output in outputs for message in output.errors]
     errors = [
-        message if message or (finite[i] and reported[i]) else f"returned {raw[i].item()}"
-        for i, message in enumerate(errors)
+        told[i] if told[i] or (finite[row] and reported[row]) else f"returned {raw[row].item()}"
+        for row, i in enumerate(place.tolist())
     ]
-    parts = {name: torch.cat([output.parts[name].float().cpu() for output in outputs]) for name in outputs[0].parts}
+    names = list(dict.fromkeys(name for output in outputs for name in output.parts))
+    parts = {name: torch.cat([_part(output, name) for output in outputs])[place] for name in names}
     good = reported & finite
     return raw.masked_fill(~good, torch.nan), good, errors, parts
+
+
+def _part(output: RewardOutput, name: str) -> Tensor:
+    """A part's values, NaN where a whole batch lacks it (a server that answered nothing)."""
+    return output.parts[name].float().cpu() if name in output.parts else torch.full((len(output.raw),), torch.nan)

@@ -11,7 +11,7 @@ from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Forest, PromptBatch
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
-from diffrl.rollout.regenerate import Clock, decode, no_clock
+from diffrl.rollout.regenerate import Clock, Sink, decode, ignore, no_clock
 
 
 def explore(
@@ -24,6 +24,7 @@ def explore(
     *,
     decode_batch: int,
     clock: Clock = no_clock,
+    each: Sink = ignore,
 ) -> Tensor:
     """Pictures (S, 3, H, W) uint8 of a forest's candidates; neither latents nor densities are kept.
 
@@ -36,11 +37,13 @@ def explore(
         sampler: how latents are carried; its levels may be coarse (`counts.coarse_levels`).
         decode_batch: samples a decoder call.
         clock: entered with "explore" around the denoising and with "decode" around the decoding.
+        each: called with the pictures as they are decoded, in the order of the samples.
     """
     with clock("explore"):
         latents = denoise(adapter, conditioning, forest, roots, sampler).latents
     with clock("decode"):
-        return decode(adapter, latents, decode_batch, [batch.prompts[int(row)].text for row in forest.sample_prompt])
+        prompts = [batch.prompts[int(row)].text for row in forest.sample_prompt]
+        return decode(adapter, latents, decode_batch, prompts, each)
 
 
 def prompt_samples(forest: Forest) -> list[Tensor]:

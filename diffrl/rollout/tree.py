@@ -53,12 +53,12 @@ def chains(prompt: Tensor) -> Forest:
     return Forest(none, none, torch.zeros_like(none), prompt, index, index, {})
 
 
-def subset(forest: Forest, samples: Tensor) -> Forest:
-    """The paths to some samples: their nodes alone, under the same addresses and so with the same noise.
+def paths_to(forest: Forest, samples: Tensor) -> Tensor:
+    """(N,) bool, the nodes on the paths to some samples.
 
     Args:
         forest: any.
-        samples: (K,) int64 rows of its samples, ascending.
+        samples: (K,) int64 rows of its samples.
     """
     kept = torch.zeros(len(forest.parent), dtype=torch.bool)
     nodes = forest.leaf[samples]
@@ -66,11 +66,34 @@ def subset(forest: Forest, samples: Tensor) -> Forest:
         kept[nodes] = True
         nodes = forest.parent[nodes]
         nodes = nodes[nodes >= 0].unique()
+    return kept
+
+
+def subset(forest: Forest, samples: Tensor) -> Forest:
+    """The paths to some samples: their nodes alone, under the same addresses and so with the same noise.
+
+    Args:
+        forest: any.
+        samples: (K,) int64 rows of its samples, ascending.
+    """
+    kept = paths_to(forest, samples)
     renumbered = kept.cumsum(0) - 1
     parent = forest.parent[kept]
     parent = torch.where(parent < 0, parent, renumbered[parent.clamp_min(0)])
     columns = (forest.step[kept], forest.child[kept], forest.prompt[kept], forest.root[kept])
     return Forest(parent, *columns, renumbered[forest.leaf[samples]], forest.branching)
+
+
+def prompts_apart(forest: Forest, at_once: int | None) -> list[Tensor]:
+    """Rows of the samples of every few prompts.
+
+    Args:
+        forest: any.
+        at_once: prompts of each part; None = all.
+    """
+    prompt = forest.sample_prompt
+    rows = prompt.unique()
+    return [torch.nonzero(torch.isin(prompt, part)).flatten() for part in rows.split(at_once or max(len(rows), 1))]
 
 
 def root_addresses(forest: Forest, batch: PromptBatch, seed: int) -> list[Address]:

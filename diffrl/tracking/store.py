@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
-from diffrl.models.videos import read_media, save_media
+from reward_models.media import read_media, save_media
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 SCHEMA_VERSION = 1

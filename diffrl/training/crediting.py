@@ -14,13 +14,13 @@ from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.models.adapter import Conditioning
 from diffrl.records import Credit, RewardTable, Rollout
-from diffrl.rewards.score import score
+from diffrl.rewards.score import Scoring
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import root_addresses
 from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import gather_rows, sum_ranks
+from diffrl.training.distributed import gather_rows, shared_names, sum_ranks
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.sampling import Drawn, Sampling
 from diffrl.training.session import Session
@@ -53,10 +53,10 @@ class Crediting:
         """The run's."""
         return self.session.config
 
-    def assign(self, drawn: Drawn, table: RewardTable, conditioning: Conditioning) -> tuple[Credit, Metrics]:
+    def assign(self, drawn: Drawn, conditioning: Conditioning) -> tuple[Credit, Metrics]:
         """Credit for an iteration's samples, and what is logged of their rewards."""
         c, accelerator = self.config.credit, self.session.accelerator
-        rollout, forest = drawn.rollout, drawn.rollout.forest
+        rollout, forest, table = drawn.rollout, drawn.rollout.forest, drawn.table
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
         ok = failed_samples(table, groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
@@ -71,7 +71,7 @@ class Crediting:
             values=self.values(rollout, conditioning),
             log_prob=_log_prob(rollout) if c.fusion == "path_probability" else None,
             batch=batch if c.std == "batch" else None,
-            finished=self._gdpo(table, groups, usable) if c.combine == "gdpo" else None,
+            finished=self._gdpo(rollout.batch.iteration, table, groups, usable) if c.combine == "gdpo" else None,
         )
         counts = sum_ranks(
             accelerator, torch.tensor([int((~table.ok).sum()), credit.zero_spread_groups, credit.dropped_groups])
@@ -105,17 +105,17 @@ class Crediting:
             minimum=c.minimum_samples,
         )
 
-    def kept(self, rollout: Rollout, table: RewardTable, credit: Credit) -> Tensor:
+    def kept(self, drawn: Drawn, credit: Credit) -> Tensor:
         """(N,) bool, False for nodes whose edges pruning takes out of the gradient."""
-        p, forest = self.config.credit.prune, rollout.forest
+        p, forest = self.config.credit.prune, drawn.rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
             ordered, d = sorted(forest.branching), p.depth
             window = stochastic_steps(
-                "window", len(ordered) + 1, rollout.batch.iteration, (), d.start, d.size, d.slide_every
+                "window", len(ordered) + 1, drawn.rollout.batch.iteration, (), d.start, d.size, d.slide_every
             )
             steps = [ordered[i] for i in window]
-        return kept_edges(forest, table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
+        return kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
 
     def values(self, rollout: Rollout, conditioning: Conditioning) -> Tensor | None:
         """(N,) worth of the nodes by the configured estimator; None where their samples' rewards are all it takes."""
@@ -131,23 +131,26 @@ class Crediting:
             with self.clock("values"), s.meter.purpose("values"):
                 latents = complete(s.adapter, conditioning, forest, roots, rollout.edges, self.sampling.sampler())
         prompts = [rollout.batch.prompts[int(p)] for p in forest.prompt[nodes]]
+        scorers = s.scorers_at(rollout.batch.iteration)
+        scoring = Scoring(scorers, prompts, [rollout.batch.groups[int(p)] for p in forest.prompt[nodes]])
         with self.clock("decode"):
-            images = decode(s.adapter, latents, self.config.rollout.decode_batch, [prompt.text for prompt in prompts])
+            texts = [prompt.text for prompt in prompts]
+            decode(s.adapter, latents, self.config.rollout.decode_batch, texts, scoring.add)
         with self.clock("reward"):
-            table = score(s.scorers, images, prompts)
+            table = scoring.table()
         failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
         if failed:
             self.report_own(f"{failed} pictures of nodes could not be scored; the steps beside them train nothing.")
             self.guard.check_failures(failed, len(nodes) * s.accelerator.num_processes)
         s.meter.decodes += len(nodes)
-        s.meter.reward_calls += len(nodes) * len(s.scorers)
+        s.meter.reward_calls += len(nodes) * len(scorers)
         values = torch.full((len(forest.parent),), torch.nan)
         values[nodes] = table.total
         return values
 
-    def _gdpo(self, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
+    def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
         """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
-        scorers = [scorer for scorer in self.session.scorers if scorer.weight != 0]
+        scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
         rewards = torch.stack([(table.raw[s.name] - s.shift) / s.scale for s in scorers], dim=1)
         accelerator = self.session.accelerator
         everyone = gather_rows(accelerator, rewards)
@@ -159,12 +162,18 @@ class Crediting:
 
     def _reward_metrics(self, table: RewardTable, good: Tensor, trains: Tensor) -> Metrics:
         values = {**table.raw, **table.parts}
-        rows = torch.stack(list(values.values()), dim=1).double().masked_fill(~trains.unsqueeze(1), torch.nan)
+        names = shared_names(self.session.accelerator, values)
+        unknown = torch.full_like(table.total, torch.nan)
+        rows = (
+            torch.stack([values.get(name, unknown) for name in names], dim=1)
+            .double()
+            .masked_fill(~trains.unsqueeze(1), torch.nan)
+        )
         columns = gather_rows(self.session.accelerator, rows)
         return {
             "reward/mean": float(good.mean()) if len(good) else math.nan,
             "reward/std": float(good.std(correction=0)) if len(good) else math.nan,
-            **{f"reward/{name}": float(columns[:, i].nanmean()) for i, name in enumerate(values)},
+            **{f"reward/{name}": float(columns[:, i].nanmean()) for i, name in enumerate(names)},
         }
 
     def _turning_metrics(self, credit: Credit) -> Metrics:

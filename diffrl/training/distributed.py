@@ -84,6 +84,13 @@ def gather_objects(accelerator: Any, value: T) -> list[T]:
     return values
 
 
+def shared_names(accelerator: Any, names: Iterable[str]) -> list[str]:
+    """The names that any rank has, in one order on all: a rank on which a reward failed altogether lacks its parts."""
+    if accelerator.num_processes == 1:
+        return list(names)
+    return sorted({name for own in gather_objects(accelerator, list(names)) for name in own})
+
+
 def sum_ranks(accelerator: Any, values: Tensor) -> Tensor:
     """Elementwise sum over ranks, float64, on the CPU."""
     values = values.to(torch.float64)

@@ -12,12 +12,12 @@ from torch import Tensor
 from diffrl.config.schema import EvalSettings
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt, RewardTable
-from diffrl.rewards.score import WeightedScorer, score
+from diffrl.rewards.score import Scoring, WeightedScorer
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.training.distributed import sum_ranks
+from diffrl.training.distributed import shared_names, sum_ranks
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Evaluation:
 
     Args:
         means: per reward, and per "reward/part", the mean over the samples that could be scored, of all ranks.
+        deviations: the same samples' population standard deviation.
         failed: samples that could not be scored, of all ranks.
         prompts: this rank's prompts, one a sample.
         addresses: this rank's initial noises.
@@ -34,6 +35,7 @@ class Evaluation:
     """
 
     means: dict[str, float]
+    deviations: dict[str, float]
     failed: int
     prompts: Sequence[Prompt]
     addresses: Sequence[Address]
@@ -73,12 +75,27 @@ def evaluate(
     )
     latents = denoise(adapter, conditioning, chains(rows), addresses, sampler).latents
     chosen = [prompts[int(row)] for row in rows]
-    images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen])
-    table = score(scorers, images, chosen)
+    scoring = Scoring(scorers, chosen)
+    images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen], scoring.add)
+    table = scoring.table()
     values = {**table.raw, **table.parts}
-    names = sorted(values)
-    good = torch.stack([torch.isfinite(values[name]) for name in names])
-    sums = torch.stack([values[name].double().nan_to_num(0.0, 0.0, 0.0) for name in names]).sum(1)
-    totals = sum_ranks(accelerator, torch.cat([sums, good.sum(1).double(), (~table.ok).sum().double().reshape(1)]))
-    means = {n: float(totals[i] / totals[len(names) + i]) for i, n in enumerate(names) if totals[len(names) + i] > 0}
-    return Evaluation(means, int(totals[-1]), chosen, addresses, images, table)
+    names = shared_names(accelerator, sorted(values))
+    unknown = torch.full((len(chosen),), torch.nan)
+    columns = torch.stack([values.get(name, unknown).double() for name in names])  # (R, S)
+    good = torch.isfinite(columns)
+    columns = columns.nan_to_num(0.0, 0.0, 0.0)
+    sums = torch.stack([columns.sum(1), columns.square().sum(1), good.double().sum(1)]).flatten()
+    totals = sum_ranks(accelerator, torch.cat([sums, (~table.ok).double().sum().reshape(1)]))
+    first, second, count = totals[:-1].reshape(3, -1)
+    mean = first / count  # NaN where no sample could be scored
+    deviation = (second / count - mean.square()).clamp_min(0).sqrt()
+    known = [i for i in range(len(names)) if count[i] > 0]
+    return Evaluation(
+        means={names[i]: float(mean[i]) for i in known},
+        deviations={names[i]: float(deviation[i]) for i in known},
+        failed=int(totals[-1]),
+        prompts=chosen,
+        addresses=addresses,
+        images=images,
+        table=table,
+    )

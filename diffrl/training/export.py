@@ -90,7 +90,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         extra=_call_options(config),
         **({"more": _second_lora(model, out)} if config.model.lora else {}),
     )
-    rewards = ", ".join(f"{reward.name} (weight {reward.weight:g})" for reward in config.rewards)
+    rewards = ", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards)
     tags = f"tags: [diffrl, reinforcement-learning, text-to-{config.model.facts.media}]"
     header = ["---", "library_name: diffusers", tags]
     if config.model.lora:

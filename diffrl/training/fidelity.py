@@ -46,7 +46,8 @@ from diffrl.training.fidelity_request import (
 from diffrl.training.policy import Policy
 from diffrl.training.run_dir import environment
 from diffrl.training.sampling import draw_pool, full_sampler
-from diffrl.training.session import explore_exclude, make_scorers, open_adapter, open_transition, rollout_sigmas
+from diffrl.training.scorers import make_scorers
+from diffrl.training.session import explore_exclude, open_adapter, open_transition, rollout_sigmas
 
 RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
 DIFFERENCES = ("reward_difference", "pixel_difference")
@@ -260,7 +261,8 @@ def _draw(setting: _Setting, copy: PolicyCopy | None, steps: int) -> tuple[Tenso
     levels = coarse_levels(full, list(s.forest.branching), steps)
     sampler, clock = replace(s.sampler, levels=levels), PhaseClock(device_of(s.policy.inner))
     before = network_evaluations(s.meter.state())
-    images, table = draw_pool(
+    pictures: list[Tensor] = []
+    table = draw_pool(
         s.policy.adapter,
         copy,
         s.conditioning,
@@ -271,6 +273,7 @@ def _draw(setting: _Setting, copy: PolicyCopy | None, steps: int) -> tuple[Tenso
         s.scorers,
         decode_batch=s.config.rollout.decode_batch,
         clock=clock,
+        each=pictures.append,
     )
     pool = Pool(
         precision=TRAINING if copy is None else copy.report.precision,
@@ -286,7 +289,7 @@ def _draw(setting: _Setting, copy: PolicyCopy | None, steps: int) -> tuple[Tenso
         per_prompt={},
         means={},
     )
-    return images, table.total, pool
+    return torch.cat(pictures), table.total, pool
 
 
 def _compare(

@@ -13,15 +13,15 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
-from diffrl.models.images import Cell, comparison_grid, to_pil
+from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.models.loading import DTYPES, choose_device, infer_family, load_adapter
-from diffrl.models.videos import STILL_SIZE, save_media, still
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
 from diffrl.training.aligned import load_aligned, require_empty
+from reward_models.media import save_media, to_pil
 
 DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from diffrl.config import Config
-from diffrl.records import Credit, RewardTable
+from diffrl.records import Credit
 from diffrl.rollout.tree import sample_paths
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
@@ -78,10 +78,11 @@ class Journal:
             values = {name: value for name, value in row.items() if name != "iteration"}
             self._accelerator.log(values, step=int(row["iteration"]))
 
-    def train_samples(self, iteration: int, drawn: Drawn, table: RewardTable, credit: Credit) -> None:
+    def train_samples(self, iteration: int, drawn: Drawn, credit: Credit) -> None:
         """This rank's samples of an iteration, the first of them with their pictures."""
         if not self._writes:
             return
+        table = drawn.table
         rewards = _columns({**table.raw, **table.parts})
         totals, used = table.total.tolist(), credit.used.tolist()
         advantages = [value if used[i] else None for i, value in enumerate(credit.outcome.tolist())]

@@ -21,7 +21,6 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, Velocity
 from diffrl.plan import evaluated_iterations
 from diffrl.records import Credit, Rollout
-from diffrl.rewards.score import score
 from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
 from diffrl.training.crediting import Crediting
 from diffrl.training.distributed import any_rank, sum_ranks
@@ -34,6 +33,7 @@ from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
 from diffrl.training.report import ALWAYS, PHASES, short_name
 from diffrl.training.sampling import FidelityWatch, Sampling
+from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
 from diffrl.training.signals import Interruption, StopSignal
 from diffrl.training.update import (
@@ -77,6 +77,8 @@ class Trainer:
         self.old = EMA(session.policy.parameters, 0.0) if lags else None
         self.sampling = Sampling(session, self.clock, self.guard, self.report, self.report_own)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, self.report, self.report_own)
+        hacking = self.config.guards.reward_hacking
+        self.sentinel = Sentinel(hacking, session.eval_scorers, self.accelerator, self.report)
         self.iteration = 0
         self.updates = 0
         self.counts_before: dict[str, float] = {}
@@ -121,7 +123,7 @@ class Trainer:
     def _iterate_and_record(self) -> None:
         seconds, counts = dict(self.clock.seconds), self.counts()
         metrics = self.iterate()
-        self.journal.train_samples(self.iteration, self._drawn, self._table, self._credit)
+        self.journal.train_samples(self.iteration, self._drawn, self._credit)
         self.iteration += 1
         spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
         wall = self._since_last_iteration()
@@ -156,7 +158,7 @@ class Trainer:
     def iterate(self) -> Metrics:
         """One iteration: the stations in their order."""
         c, s = self.config, self.session
-        for name in ("_drawn", "_table", "_credit"):  # or two iterations' samples would be in memory
+        for name in ("_drawn", "_credit"):  # or two iterations' samples would be in memory
             self.__dict__.pop(name, None)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         batch = prompt_batch(s.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
@@ -165,16 +167,16 @@ class Trainer:
         with self.old_policy():
             drawn = self.sampling.draw(batch, conditioning)
         rollout = drawn.rollout
-        with self.clock("reward"):
-            s.meter.reward_calls += len(rollout) * len(s.scorers)
-            table = score(s.scorers, rollout.images, [batch.prompts[int(p)] for p in rollout.forest.sample_prompt])
-        metrics = self.sampling.fidelity(drawn, table)
-        credit, found = self.crediting.assign(drawn, table, conditioning)
+        metrics = self.sampling.fidelity(drawn)
+        credit, found = self.crediting.assign(drawn, conditioning)
         metrics.update(found)
-        kept = self.crediting.kept(rollout, table, credit)
+        groups = [batch.groups[row] for row in rollout.forest.sample_prompt.tolist()]
+        with self.clock("reward"):
+            metrics.update(self.sentinel.look(rollout.images, groups, found["reward/mean"]))
+        kept = self.crediting.kept(drawn, credit)
         with self.clock("update"):
             metrics.update(self.update(rollout, credit, kept, conditioning))
-        self._drawn, self._table, self._credit = drawn, table, credit
+        self._drawn, self._credit = drawn, credit
         return metrics
 
     def old_policy(self) -> AbstractContextManager[None]:
@@ -285,9 +287,10 @@ class Trainer:
         if found.failed:
             self.report(f"{found.failed} of {c.eval.samples} held-out samples could not be scored.")
         self.journal.eval_samples(self.iteration, found)
-        means = {name: found.means.get(name, math.nan) for name in (r.name for r in c.eval.rewards)}
+        means = {name: found.means.get(name, math.nan) for name in (r.key for r in c.eval.rewards)}
         self.progress.held_out(self.iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
-        return {f"held_out/{name}": value for name, value in found.means.items()}
+        judged = self.sentinel.judge(found, c.eval.samples)
+        return {**{f"held_out/{name}": value for name, value in found.means.items()}, **judged}
 
     @cached_property
     def eval_conditioning(self) -> Conditioning:
@@ -316,6 +319,7 @@ class Trainer:
             "flat_iterations": self.guard.flat_iterations,
             "on_policy_error": self.on_policy_error,
             "fidelity": asdict(self.sampling.watch),
+            "sentinel": asdict(self.sentinel.watch),
         }
         self.journal.checkpoint(self.iteration, self.session, {"ema": self.ema, "old": self.old}, state)
 
@@ -327,3 +331,4 @@ class Trainer:
         self.guard.flat_iterations = state["flat_iterations"]
         self.on_policy_error = state["on_policy_error"]
         self.sampling.watch = FidelityWatch(**state["fidelity"])
+        self.sentinel.watch = Watch(**state["sentinel"])

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diffrl.models.images import Cell, comparison_grid
-from diffrl.models.videos import STILL_SIZE, still
+from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 

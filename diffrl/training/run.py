@@ -167,7 +167,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     """Write summary.json and the pictures, and tell the user how it went."""
     config, session = trainer.config, trainer.session
-    rewards = [reward.name for reward in config.eval.rewards]
+    rewards = [reward.key for reward in config.eval.rewards]
     rows = read_metrics(run_dir / "metrics.jsonl")
     counts = trainer.counts_total
     summary: dict[str, Any] = {

@@ -17,14 +17,14 @@ from diffrl.config.schema import Config
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
-from diffrl.records import Chosen, Exploration, Forest, PromptBatch, RewardTable, Rollout
-from diffrl.rewards.score import WeightedScorer, score
+from diffrl.records import Chosen, Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout
+from diffrl.rewards.score import Scoring, WeightedScorer
 from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
-from diffrl.rollout.regenerate import Clock, no_clock, regenerate
+from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
-from diffrl.rollout.tree import plan_forest, root_addresses, subset
+from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
 from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import sum_ranks
 from diffrl.training.guards import UpdateGuard
@@ -38,11 +38,13 @@ class Drawn:
 
     Args:
         rollout: the samples in the training precision.
+        table: their rewards.
         exploration: the candidates that they were chosen from; None without an exploring stage.
         chosen: the choice.
     """
 
     rollout: Rollout
+    table: RewardTable
     exploration: Exploration | None = None
     chosen: Chosen | None = None
 
@@ -104,25 +106,27 @@ class Sampling:
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
     def draw(self, batch: PromptBatch, conditioning: Conditioning) -> Drawn:
-        """This iteration's samples."""
+        """This iteration's samples, and their rewards."""
         tree, explore_settings = self.config.rollout.tree, self.config.rollout.explore
         branching = branching_at(self.config.rollout, batch.iteration)
         if explore_settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
-            return Drawn(self.regenerate(batch, conditioning, forest))
+            return Drawn(*self.regenerate(batch, conditioning, forest))
         pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
         exploration = self.explore(batch, conditioning, pool, explore_settings)
         keep = self.watch.keep or explore_settings.keep
         audit = min(explore_settings.audit, explore_settings.candidates - keep)
         chosen = choose(exploration, explore_settings.select, keep, audit, self.config.run.seed)
-        return Drawn(self.regenerate(batch, conditioning, subset(pool, chosen.samples)), exploration, chosen)
+        return Drawn(*self.regenerate(batch, conditioning, subset(pool, chosen.samples)), exploration, chosen)
 
-    def regenerate(self, batch: PromptBatch, conditioning: Conditioning, forest: Forest) -> Rollout:
-        """A forest in the training precision, with all steps."""
-        s = self.session
+    def regenerate(self, batch: PromptBatch, conditioning: Conditioning, forest: Forest) -> tuple[Rollout, RewardTable]:
+        """A forest in the training precision, with all steps; scored while it is drawn."""
+        s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
+        s.meter.reward_calls += len(forest) * len(scorers)
+        scoring = Scoring(scorers, *samples_of(batch, forest))
         with s.meter.purpose("rollout"):
-            return regenerate(
+            rollout = regenerate(
                 s.adapter,
                 conditioning,
                 batch,
@@ -133,7 +137,11 @@ class Sampling:
                 predict=self.config.credit.value == "predicted_x0",
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
+                each=scoring.add,
+                prompts_at_once=self.config.rollout.prompts_at_once,
             )
+        with self.clock("reward"):
+            return rollout, scoring.table()
 
     @property
     def keeps_steps(self) -> bool:
@@ -145,7 +153,7 @@ class Sampling:
         self, batch: PromptBatch, conditioning: Conditioning, pool: Forest, settings: ExploreSettings
     ) -> Exploration:
         """The pool in the exploring precision, on the coarse grid, and its proxy rewards."""
-        s, sampler = self.session, self.sampler()
+        s, sampler, scorers = self.session, self.sampler(), self.session.scorers_at(batch.iteration)
         copy = None if self.watch.fallen_back else s.copy
         if settings.steps is not None and not self.watch.fallen_back:
             full = len(s.sigmas) - 1
@@ -154,9 +162,9 @@ class Sampling:
             with self.clock("push"):
                 copy.push(s.policy.inner)
         s.meter.decodes += len(pool)
-        s.meter.reward_calls += len(pool) * len(s.scorers)
+        s.meter.reward_calls += len(pool) * len(scorers)
         with s.meter.purpose("explore"):
-            _, proxy = draw_pool(
+            proxy = draw_pool(
                 s.adapter,
                 copy,
                 conditioning,
@@ -164,9 +172,10 @@ class Sampling:
                 pool,
                 self.config.run.seed,
                 sampler,
-                s.scorers,
+                scorers,
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
+                prompts_at_once=self.config.rollout.prompts_at_once,
             )
         if failed := int((~proxy.ok).sum()):
             first = next(error for error in proxy.errors if error)
@@ -174,12 +183,12 @@ class Sampling:
         self.guard.check_failures(failed, len(pool))
         return Exploration(batch, pool, proxy)
 
-    def fidelity(self, drawn: Drawn, table: RewardTable) -> dict[str, float | int]:
+    def fidelity(self, drawn: Drawn) -> dict[str, float | int]:
         """How the cheap ranking compares with the true one, on what was drawn again; and what is done about it."""
         settings = self.config.rollout.explore
         if settings is None or drawn.exploration is None or drawn.chosen is None:
             return {}
-        metrics = fidelity_metrics(self.session.accelerator, drawn, table)
+        metrics = fidelity_metrics(self.session.accelerator, drawn)
         self._react(metrics["fidelity/tau"], settings)
         if drawn.rollout.forest.branching:
             trained = subset(drawn.rollout.forest, torch.nonzero(drawn.trains).flatten())
@@ -235,8 +244,10 @@ def draw_pool(
     *,
     decode_batch: int,
     clock: Clock = no_clock,
-) -> tuple[Tensor, RewardTable]:
-    """Pictures (S, 3, H, W) uint8 of a pool and their rewards, without latents and densities.
+    prompts_at_once: int | None = None,
+    each: Sink = ignore,
+) -> RewardTable:
+    """Rewards of a pool's pictures, which are let go of once they are scored; without latents and densities.
 
     Args:
         adapter: the model.
@@ -249,22 +260,40 @@ def draw_pool(
         scorers: of the pictures.
         decode_batch: samples a decoder call.
         clock: entered with "explore", "decode" and "reward".
+        prompts_at_once: prompts that are drawn together, and scored while the next are drawn; None = all.
+        each: called with the pictures as they are decoded, in the order of the samples.
     """
-    roots = root_addresses(pool, batch, seed)
+    scoring = Scoring(scorers, *samples_of(batch, pool))
+
+    def take(images: Tensor) -> None:
+        scoring.add(images)
+        each(images)
+
     with copy.in_place_of(adapter) if copy is not None else nullcontext():
-        images = explore(adapter, conditioning, batch, pool, roots, sampler, decode_batch=decode_batch, clock=clock)
+        for samples in prompts_apart(pool, prompts_at_once):
+            part = subset(pool, samples)
+            roots = root_addresses(part, batch, seed)
+            explore(
+                adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
+            )
     with clock("reward"):
-        return images, score(scorers, images, [batch.prompts[int(p)] for p in pool.sample_prompt])
+        return scoring.table()
 
 
-def fidelity_metrics(accelerator: Any, drawn: Drawn, table: RewardTable) -> dict[str, float | int]:
+def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:
+    """The prompt and the group of every sample."""
+    rows = forest.sample_prompt.tolist()
+    return [batch.prompts[row] for row in rows], [batch.groups[row] for row in rows]
+
+
+def fidelity_metrics(accelerator: Any, drawn: Drawn) -> dict[str, float | int]:
     """Agreement of proxy and true rewards, as means over prompts of all ranks.
 
     The chosen samples alone are a biased sample: they are the extremes. `audit_tau` rests on pairs with an audited
     member only; both it and the others are NaN where nothing differs.
     """
     assert drawn.exploration is not None and drawn.chosen is not None
-    proxy, true = drawn.exploration.proxy.total[drawn.chosen.samples], table.total
+    proxy, true = drawn.exploration.proxy.total[drawn.chosen.samples], drawn.table.total
     sums = torch.zeros(8, dtype=torch.float64)
     for rows in prompt_samples(drawn.rollout.forest):
         found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,18 @@ from torch import Tensor
 
 from diffrl.config.checks import old_is_policy
 from diffrl.config.credit import GrpoSettings
-from diffrl.config.method import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.families import Family
 from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
 from diffrl.models.pipeline import Placement
 from diffrl.plan import Plan, make_plan
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
+from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.training.clock import CostMeter
 from diffrl.training.distributed import keep_in_step, make_accelerator
@@ -33,10 +32,10 @@ from diffrl.training.explorer import make_explorer
 from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
+from diffrl.training.scorers import make_scorers, require_media, require_metadata
 from diffrl.training.sharding import make_mesh
 from diffrl.training.update import Part
 from diffrl.transition import Transition, make_transition
-from reward_models import load_reward
 
 
 @dataclass
@@ -85,6 +84,11 @@ class Session:
         device: torch.device = self.accelerator.device
         return device
 
+    def scorers_at(self, iteration: int) -> list[WeightedScorer]:
+        """The training rewards that are asked in an iteration, with their weights there."""
+        pairs = zip(self.scorers, self.config.rewards, strict=True)
+        return [replace(s, weight=r.weight * r.factor(iteration)) for s, r in pairs if r.asked(iteration)]
+
 
 def open_session(config: Config, run_dir: Path) -> Session:
     """Load prompts, scorers and model, and prepare the policy for training.
@@ -96,9 +100,12 @@ def open_session(config: Config, run_dir: Path) -> Session:
     eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
     fps = config.model.frame_rate
-    scorers = make_scorers(config.rewards, "rewards", accelerator.device, fps)
-    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device, fps)
+    lanes: dict[str, Lane] = {}
+    scorers = make_scorers(config.rewards, "rewards", accelerator.device, fps, lanes)
+    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device, fps, lanes)
     require_media(config.model.facts, [*scorers, *eval_scorers])
+    require_metadata(scorers, prompts, "prompts.train")
+    require_metadata(eval_scorers, eval_prompts, "prompts.eval")
     refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
     world = accelerator.num_processes
     check_world_size(config, world)
@@ -241,40 +248,6 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
         revision=m.revision,
         **m.options,
     )
-
-
-def make_scorers(
-    settings: Sequence[RewardSettings], where: str, device: str | torch.device = "cpu", fps: float | None = None
-) -> list[WeightedScorer]:
-    """The configured scorers, on a device, for pictures or for videos of `fps` frames per second.
-
-    Raises:
-        ConfigError: a scorer cannot be made; says which.
-    """
-    from reward_models import RewardError
-
-    made = []
-    for number, s in enumerate(settings):
-        try:
-            scorer = load_reward(s.name, **s.options)
-        except RewardError as error:
-            raise ConfigError(f"{where}.{number}: {error}") from error
-        made.append(WeightedScorer(s.name, scorer.to(device), s.weight, s.shift, s.scale, s.batch_size, fps))
-    return made
-
-
-def require_media(family: Family, scorers: Sequence[WeightedScorer]) -> None:
-    """Refuse scorers that cannot look at what the family draws.
-
-    Raises:
-        ConfigError: names them.
-    """
-    wrong = {scorer.name for scorer in scorers if family.media not in scorer.scorer.spec.media}
-    if wrong:
-        raise ConfigError(
-            f"rewards and eval.rewards must score {family.media}s, which model.family {family.name} draws. Got "
-            f"{', '.join(sorted(wrong))}. Choose others."
-        )
 
 
 def check_world_size(config: Config, world_size: int) -> None:

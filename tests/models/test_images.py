@@ -9,12 +9,10 @@ from diffrl.models.images import (
     RED,
     Cell,
     comparison_grid,
-    from_pil,
-    save_webp_lossless,
-    to_pil,
     uint8_from_signed,
     uint8_from_unit,
 )
+from reward_models.media import from_pil, save_webp_lossless, to_pil
 
 
 def noise(*shape, seed=0):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from diffrl.models.images import uint8_from_signed
-from diffrl.models.videos import read_media, save_media, still
+from diffrl.models.images import still, uint8_from_signed
+from reward_models.media import read_media, save_media
 
 
 def noise(*shape, seed=0):

@@ -74,7 +74,7 @@ def test_the_whole_updates_gradient_equals_a_naive_one(
         trainer.iterate()
         trainer.iteration += 1
     rollout, old = trainer._drawn.rollout, seen[2][0]  # nothing was updated between the rollout and its first update
-    advantages = naive_advantages(trainer._table.total, 3)
+    advantages = naive_advantages(trainer._drawn.table.total, 3)
     base = load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"))
     top = float(session.sigmas[1])
     clipped = 0

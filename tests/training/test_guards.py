@@ -47,7 +47,7 @@ def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
     reason = "no such picture" if how == "report" else f"returned {how}"
     assert "1 of 6 samples have no usable reward" in said and repr(prompt_of(trainer, 0)) in said and reason in said
     assert metrics["samples/failed"] == 1 and metrics["groups/dropped"] == 0
-    rewards = trainer._table.total[1:]
+    rewards = trainer._drawn.table.total[1:]
     assert metrics["reward/mean"] == pytest.approx(float(rewards.mean()), rel=1e-5)
     assert metrics[f"reward/{FLAKY}"] == pytest.approx(float(rewards.mean()), rel=1e-5)
     assert (tmp_path / "run/log.txt").read_text().strip() in said
@@ -59,7 +59,7 @@ def test_skip_leaves_the_group_out(random_sd3, tmp_path):
     outcome = trainer._credit.outcome
     assert (outcome[:3] == 0).all() and (outcome[3:] != 0).all()
     assert metrics["groups/dropped"] == 1 and metrics["samples/failed"] == 1  # the two others were scored
-    assert metrics["reward/mean"] == pytest.approx(float(trainer._table.total[3:].mean()), rel=1e-5)
+    assert metrics["reward/mean"] == pytest.approx(float(trainer._drawn.table.total[3:].mean()), rel=1e-5)
 
 
 def test_stop_names_the_prompt(random_sd3, tmp_path):
@@ -141,7 +141,7 @@ def test_two_equal_prompts_stay_two_groups(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, prompts={"train": str(tmp_path / "one.txt")})
     trainer = make_trainer(data)
     trainer.iterate()
-    rollout, total, outcome = trainer._drawn.rollout, trainer._table.total.double(), trainer._credit.outcome
+    rollout, total, outcome = trainer._drawn.rollout, trainer._drawn.table.total.double(), trainer._credit.outcome
     assert [p.text for p in rollout.batch.prompts] == ["a red circle"] * 2 and rollout.batch.groups == (0, 1)
     assert len({tuple(x.flatten().tolist()) for x in rollout.edges.latents}) == len(rollout.edges)  # no noise twice
     for group in (slice(0, 3), slice(3, 6)):

@@ -26,7 +26,8 @@ def explorer(pipeline, directory, explore=None, tree=CHAINS, credit=None, **chan
 def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_path):
     trainer = explorer(random_sd3, tmp_path)
     metrics = trainer.iterate()
-    drawn, table, credit = trainer._drawn, trainer._table, trainer._credit
+    drawn, credit = trainer._drawn, trainer._credit
+    table = drawn.table
     forest, audit = drawn.rollout.forest, drawn.chosen.audit
     assert len(drawn.rollout) == 2 * (4 + 3) and int(audit.sum()) == 2 * 3
     assert [reason == "audit" for reason in drawn.chosen.reason] == audit.tolist()
@@ -48,10 +49,11 @@ def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_pa
 def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
     trainer = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE | {"audit": 3}, credit=FUSED)
     trainer.iterate()
-    drawn, table, credit = trainer._drawn, trainer._table, trainer._credit
+    drawn, credit = trainer._drawn, trainer._credit
+    table = drawn.table
     conditioning = trainer.encode([prompt.text for prompt in drawn.rollout.batch.prompts])
     moved = replace(table, total=torch.where(drawn.chosen.audit, table.total + 7, table.total))
-    again, _ = trainer.crediting.assign(drawn, moved, conditioning)
+    again, _ = trainer.crediting.assign(replace(drawn, table=moved), conditioning)
     assert torch.equal(again.advantage, credit.advantage) and torch.equal(again.outcome, credit.outcome)
 
 
@@ -74,7 +76,7 @@ def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_pa
     metrics = trainer.iterate()
     drawn = trainer._drawn
     proxy = drawn.exploration.proxy.total[drawn.chosen.samples]
-    torch.testing.assert_close(proxy, trainer._table.total, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(proxy, trainer._drawn.table.total, rtol=1e-5, atol=1e-6)
     assert trainer.session.copy is None
     for name in ("tau", "rho", "top_match", "bottom_match", "audit_tau"):
         assert metrics[f"fidelity/{name}"] == 1.0, name
@@ -90,16 +92,20 @@ def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_pa
 def test_fidelity_by_hand(random_sd3, tmp_path):
     trainer = explorer(random_sd3, tmp_path)
     trainer.iterate()
-    drawn, table = trainer._drawn, trainer._table
+    drawn, table = trainer._drawn, trainer._drawn.table
     true, proxy = torch.arange(14.0), torch.zeros(22)
     proxy[drawn.chosen.samples] = torch.cat([-torch.arange(7.0), torch.arange(7.0)])  # one prompt reversed
     exploration = replace(drawn.exploration, proxy=replace(drawn.exploration.proxy, total=proxy))
-    found = fidelity_metrics(trainer.accelerator, replace(drawn, exploration=exploration), replace(table, total=true))
+    found = fidelity_metrics(
+        trainer.accelerator, replace(drawn, exploration=exploration, table=replace(table, total=true))
+    )
     assert found["fidelity/tau"] == found["fidelity/rho"] == 0.0
     assert found["fidelity/top_match"] == found["fidelity/bottom_match"] == 0.5
     assert found["fidelity/audit_tau"] == 0.0 and found["fidelity/audit_pairs"] == 30
     same = replace(table, total=torch.ones(14))
-    assert fidelity_metrics(trainer.accelerator, drawn, same)["fidelity/tau"] != 0  # NaN: nothing differs
+    assert (
+        fidelity_metrics(trainer.accelerator, replace(drawn, table=same))["fidelity/tau"] != 0
+    )  # NaN: nothing differs
 
 
 def test_splits_with_one_child_left_are_counted(random_sd3, tmp_path):
@@ -162,7 +168,7 @@ def test_falling_back_explores_in_the_training_precision_with_all_steps(random_s
     assert meter.by_precision["nvfp4"] == 2 * 11 * 4 and meter.evaluations["explore"] == 2 * 11 * (4 + 5)
     drawn = trainer._drawn
     torch.testing.assert_close(
-        drawn.exploration.proxy.total[drawn.chosen.samples], trainer._table.total, rtol=1e-5, atol=1e-6
+        drawn.exploration.proxy.total[drawn.chosen.samples], trainer._drawn.table.total, rtol=1e-5, atol=1e-6
     )
 
 

@@ -97,7 +97,7 @@ def test_a_forests_gradient_is_that_of_one_forward_an_edge(random_sd3, tmp_path,
     trainer.iterate()
     rollout, old = trainer._drawn.rollout, seen[-2][0]
     forest, prompt = rollout.forest, rollout.batch.prompts[0].text
-    advantage = naive_fused_advantages(forest, trainer._table.total)
+    advantage = naive_fused_advantages(forest, trainer._drawn.table.total)
     top, total, count = float(trainer.session.sigmas[1]), [], 0
     now, edges, gradient, found = seen[-1]
     now.zero_grad()
@@ -185,7 +185,7 @@ def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, 
         picture = session.adapter.decode(onwards(x, int(forest.step[node]) + 1)[None])[0]
         expected = float(picture[0].float().mean() / 255)
         assert float(values[node]) == pytest.approx(expected, abs=2e-3), node
-    torch.testing.assert_close(values[forest.leaf], trainer._table.total)
+    torch.testing.assert_close(values[forest.leaf], trainer._drawn.table.total)
 
 
 def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(random_sd3, tmp_path):
@@ -194,8 +194,8 @@ def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(rando
         credit = FUSED | {"prune": {"width": width}}
         trainer = make_trainer(forest_run(random_sd3, tmp_path / str(width), credit=credit))
         metrics = trainer.iterate()
-        found[width] = (trainer._table.total, trainer._credit.advantage, metrics["update/grad_norm"])
-        kept = trainer.crediting.kept(trainer._drawn.rollout, trainer._table, trainer._credit)
+        found[width] = (trainer._drawn.table.total, trainer._credit.advantage, metrics["update/grad_norm"])
+        kept = trainer.crediting.kept(trainer._drawn, trainer._credit)
         assert int(kept.sum()) == (2 * 12 if width is None else 2 * 8)
     assert torch.equal(found[None][0], found["parent_top1"][0]) and torch.equal(found[None][1], found["parent_top1"][1])
     assert found[None][2] != found["parent_top1"][2]

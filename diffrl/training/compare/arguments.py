@@ -149,9 +149,9 @@ def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list
             problems += [f"{candidate.label}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
-    metric = metric or configs[0].eval.rewards[0].name
+    metric = metric or configs[0].eval.rewards[0].key
     for candidate, config in zip(candidates, configs, strict=True):
-        names = [reward.name for reward in config.eval.rewards]
+        names = [reward.key for reward in config.eval.rewards]
         if not any(metric == name or metric.startswith(f"{name}/") for name in names):
             problems.append(
                 f"{candidate.label}: eval.rewards must hold the metric that is compared, {metric}. Got "

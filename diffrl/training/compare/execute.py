@@ -226,9 +226,9 @@ def _train_all(work: _Work, record: Record) -> None:
         if not _train(work, config, f"{planned.candidate.label}, seed {number}"):
             work.say(f"{name}: failed")
             continue
-        run, _ = read_run(path, number, config.eval.rewards[0].name)
+        run, _ = read_run(path, number, config.eval.rewards[0].key)
         took = "there already" if there else f"in {duration(run.curve[-1].seconds)} of training"
-        work.say(f"{name}: {config.eval.rewards[0].name} {run.curve[0].score:.3f} -> {run.curve[-1].score:.3f}, {took}")
+        work.say(f"{name}: {config.eval.rewards[0].key} {run.curve[0].score:.3f} -> {run.curve[-1].score:.3f}, {took}")
 
 
 def _train(work: _Work, config: Config, what: str) -> bool:

@@ -254,7 +254,8 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
 
 def default_metric(state: Mapping[str, Any]) -> str:
     """The first held-out reward of the first configuration."""
-    return str(state["configurations"][0]["config"]["eval"]["rewards"][0]["name"])
+    first = state["configurations"][0]["config"]["eval"]["rewards"][0]
+    return str(first.get("label") or first["name"])
 
 
 def read_run(path: Path, number: int, metric: str) -> tuple[RunResult, int]:

@@ -1,0 +1,118 @@
+"""The rewards that a policy is trained on, or measured by."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from diffrl.config.base import ListOf, Section, problems, rule, show
+
+
+def _known_scorer(name: str) -> str:
+    from reward_models.errors import RewardError
+    from reward_models.registry import resolve_scorer
+
+    try:
+        resolve_scorer(name)
+    except RewardError as error:
+        raise rule(f"is not a known reward. {error}") from error
+    return name
+
+
+def _not_zero(scale: float) -> float:
+    if scale == 0:
+        raise rule("must not be 0: it divides. Got 0. To keep a reward out of the total set its weight to 0.")
+    return scale
+
+
+SchedulePoint = Annotated[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], Field(strict=False)]
+
+
+def _ascending(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    iterations = [iteration for iteration, _ in points]
+    if any(later <= earlier for earlier, later in zip(iterations, iterations[1:], strict=False)):
+        raise rule(f"must have ascending iterations. Got {show(iterations)}. Sort the pairs.")
+    return points
+
+
+class RewardSettings(Section):
+    """One reward. Its share of the total is weight * (raw - shift) / scale."""
+
+    name: Annotated[str, AfterValidator(_known_scorer)] = Field(
+        description="A registered reward, or 'module:Object' of your own."
+    )
+    weight: float = Field(1.0, description="Factor in the total; negative for a score to be lowered, 0 to only watch.")
+    shift: float = Field(0.0, description="Subtracted from the raw score, in the scorer's units.")
+    scale: Annotated[float, AfterValidator(_not_zero)] = Field(
+        1.0, description="Divides the shifted score, in the scorer's units; not 0."
+    )
+    options: dict[str, Any] = Field({}, description="Keyword arguments of the scorer.")
+    label: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$",
+        description="What it is called in metrics and files, where one scorer is used twice. null = its name.",
+    )
+    batch_size: int = Field(256, ge=1, description="Samples given to the scorer at once; bounds memory.")
+    device: str | None = Field(
+        None,
+        pattern=r"^(cpu|cuda(:\d+)?)$",
+        description="Where its weights live: cpu, cuda or cuda:1. null = beside the model. Rewards of one device take "
+        "turns; those of different devices, and servers, work at the same time.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Precision of its weights, for scorers that have some. null = the scorer's own default."
+    )
+    schedule: Annotated[ListOf[SchedulePoint], AfterValidator(_ascending)] = Field(
+        (),
+        description="[iteration, factor] pairs: the weight's factor there, straight lines between, constant outside. "
+        "While it is 0 the scorer is not asked. Empty = always 1.",
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="Seconds that a batch may take before the run is stopped. null = as long as it takes."
+    )
+
+    @property
+    def key(self) -> str:
+        """What it is called in metrics and files."""
+        return self.label or self.name
+
+    def factor(self, iteration: int) -> float:
+        """What the weight is multiplied by in a training iteration, from 0."""
+        points = self.schedule
+        if not points or iteration <= points[0][0]:
+            return points[0][1] if points else 1.0
+        for (start, low), (end, high) in zip(points, points[1:], strict=False):
+            if iteration <= end:
+                return low + (high - low) * (iteration - start) / (end - start)
+        return points[-1][1]
+
+    def asked(self, iteration: int) -> bool:
+        """Whether its scorer is asked in a training iteration: it counts there, or is only watched."""
+        return self.weight == 0 or self.factor(iteration) != 0
+
+    @model_validator(mode="after")
+    def _watched_has_no_schedule(self) -> Self:
+        if self.weight == 0 and self.schedule:
+            raise problems(
+                [
+                    f"rewards.schedule has no effect on a weight of 0. Got it for {show(self.key)}. Set a weight or "
+                    "remove the schedule."
+                ]
+            )
+        return self
+
+
+def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
+    names = [reward.key for reward in rewards]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise rule(
+            f"must name each reward once. Got {show(repeated)} more than once. Add their weights up, or give "
+            "each a label."
+        )
+    if rewards and all(reward.weight == 0 for reward in rewards):
+        raise rule(f"must have a weight other than 0 somewhere. Got {show(names)}, all 0. Set one weight.")
+    return rewards
+
+
+Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1), AfterValidator(_distinct_rewards)]

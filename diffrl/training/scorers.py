@@ -1,0 +1,89 @@
+"""The configured rewards as scorers on their devices, and whether they can look at what a run will show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from diffrl.config.rewards import RewardSettings
+from diffrl.errors import ConfigError
+from diffrl.models.families import Family
+from diffrl.records import Prompt
+from diffrl.rewards.lanes import Lane
+from diffrl.rewards.score import WeightedScorer
+from reward_models import RewardError, load_reward
+
+
+def make_scorers(
+    settings: Sequence[RewardSettings],
+    where: str,
+    device: str | torch.device = "cpu",
+    fps: float | None = None,
+    lanes: dict[str, Lane] | None = None,
+) -> list[WeightedScorer]:
+    """The configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
+
+    Args:
+        settings: a list of rewards.
+        where: its place in the configuration, for messages.
+        device: of rewards that name none.
+        fps: of the videos.
+        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads.
+
+    Raises:
+        ConfigError: a scorer cannot be made; says which.
+    """
+    made = []
+    for number, s in enumerate(settings):
+        options = s.options if s.dtype is None else {**s.options, "dtype": s.dtype}
+        own_device = torch.device(s.device or device)
+        if own_device.type == "cuda" and (own_device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"{where}.{number}.device must be a device of this machine. Got {own_device}, with "
+                f"{torch.cuda.device_count()} CUDA devices. Set cpu, or leave it out."
+            )
+        try:
+            scorer = load_reward(s.name, **options).to(own_device)
+        except RewardError as error:
+            raise ConfigError(f"{where}.{number}: {error}") from error
+        key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
+        lane = None if lanes is None else lanes.setdefault(key, Lane(key))
+        made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, s.batch_size, fps, lane, s.timeout))
+    return made
+
+
+def require_media(family: Family, scorers: Sequence[WeightedScorer]) -> None:
+    """Refuse scorers that cannot look at what the family draws.
+
+    Raises:
+        ConfigError: names them.
+    """
+    wrong = {scorer.name for scorer in scorers if family.media not in scorer.scorer.spec.media}
+    if wrong:
+        hint = " (video_mean turns a scorer of images into one of videos)" if family.media == "video" else ""
+        raise ConfigError(
+            f"rewards and eval.rewards must score {family.media}s, which model.family {family.name} draws. Got "
+            f"{', '.join(sorted(wrong))}. Choose others{hint}."
+        )
+
+
+def require_metadata(scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt], where: str) -> None:
+    """Refuse prompts without the metadata that a scorer needs.
+
+    Args:
+        scorers: of these prompts.
+        prompts: all of them.
+        where: their place in the configuration, for the message.
+
+    Raises:
+        ConfigError: names the first prompt that lacks something.
+    """
+    for scorer in scorers:
+        for prompt in prompts:
+            missing = [key for key in scorer.scorer.spec.requires if key not in prompt.metadata]
+            if missing:
+                raise ConfigError(
+                    f"{where} must give {' and '.join(missing)} with every prompt, for the reward {scorer.name}. "
+                    f'{prompt.text!r} has none. Use a .jsonl file: {{"prompt": ..., "{missing[0]}": ...}}.'
+                )

@@ -1,0 +1,147 @@
+"""What scorers with weights share: dtypes, a quiet place to compute in, and strict loading of published files."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reward_models.errors import RewardError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that a scorer's `dtype` option names."""
+    if name not in DTYPES:
+        raise RewardError(f"dtype must be one of {', '.join(DTYPES)}. Got {name!r}.")
+    return DTYPES[name]
+
+
+@contextmanager
+def inference(device: torch.device | str) -> Iterator[None]:
+    """Without gradients, and without a caller's autocast, which would round scores to its own precision."""
+    with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+        yield
+
+
+def require_package(module: str, extra: str, reward: str) -> None:
+    """Refuse a reward whose package is not installed.
+
+    Raises:
+        RewardError: says what to install.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise RewardError(f"The reward {reward} needs the package {module}. Run: pip install 'diffrl[{extra}]'.")
+
+
+def find_file(place: str | Path, filename: str, reward: str, revision: str | None = None) -> Path:
+    """A file of weights: `place` itself, `filename` in the directory `place`, or of the hub repository `place`.
+
+    Raises:
+        RewardError: it is in none of these.
+    """
+    path = Path(place).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / filename).is_file():
+            return path / filename
+        raise RewardError(f"The reward {reward} looks for {filename} in {path}, where it is not.")
+    if _is_path(place):
+        raise RewardError(f"There is no file or directory {place} for the reward {reward}. Check the path.")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(str(place), filename, revision=revision))
+    except Exception as error:  # the hub's own errors, and whatever its network layer raises
+        raise RewardError(
+            f"{filename} of {place} on the hub, which the reward {reward} needs, cannot be had: "
+            f"{str(error).splitlines()[0]} Download it where there is a network, and give its path."
+        ) from error
+
+
+def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
+    """`cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing.
+
+    Raises:
+        RewardError: it cannot be loaded, or some of its weights would stay random.
+    """
+    if _is_path(place) and not Path(place).expanduser().exists():
+        raise RewardError(f"There is no directory {place} for the reward {reward}. Check the path.")
+    is_model = isinstance(cls, type) and issubclass(cls, nn.Module) or hasattr(cls, "from_config")
+    try:
+        if not is_model:
+            return cls.from_pretrained(place, **options)
+        model, found = cls.from_pretrained(place, output_loading_info=True, **options)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ...
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise RewardError(f"{place}, which the reward {reward} needs, cannot be loaded: {first}") from error
+    wrong = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    if wrong:
+        raise RewardError(
+            f"{place} has no weights for {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}, which the "
+            f"reward {reward} needs. It is another model."
+        )
+    return model
+
+
+def read_state(path: Path, reward: str) -> dict[str, Tensor]:
+    """Tensors of a safetensors or torch file, without running anything that the file says.
+
+    Raises:
+        RewardError: it cannot be read, or holds more than tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and safetensors errors have no common class
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise RewardError(f"{path}, the weights of the reward {reward}, cannot be read: {first}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise RewardError(f"{path} holds no mapping of names to tensors, which the reward {reward} needs.")
+    return dict(found)
+
+
+def load_strict(
+    module: nn.Module, state: Mapping[str, Tensor], reward: str, optional: Collection[str] = (), source: str = ""
+) -> None:
+    """Load weights and refuse any that are missing, left over or of another shape, but for named ones.
+
+    Args:
+        module: gets the weights.
+        state: the file's tensors under the module's own names.
+        reward: for the message.
+        optional: names that may be missing or left over.
+        source: the file, for the message.
+
+    Raises:
+        RewardError: names the first keys that do not fit.
+    """
+    own = module.state_dict()
+    wrong = {
+        "missing": [key for key in own if key not in state and key not in optional],
+        "unknown": [key for key in state if key not in own and key not in optional],
+        "of another shape": [key for key in own if key in state and own[key].shape != state[key].shape],
+    }
+    if any(wrong.values()):
+        told = "; ".join(f"{what}: {', '.join(keys[:3])} ({len(keys)})" for what, keys in wrong.items() if keys)
+        raise RewardError(f"The weights {source} do not fit the reward {reward}: {told}. It is another model's file.")
+    module.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
+
+
+def _is_path(place: str | Path) -> bool:
+    """Whether a place can only be a path: a hub id is 'name' or 'owner/name'."""
+    text = str(place)
+    return isinstance(place, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text

@@ -1,0 +1,139 @@
+"""Scores as pictures come: the same table whatever the pieces, threads that wait for nothing, failures that return."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from diffrl.errors import GuardStop
+from diffrl.records import Prompt
+from diffrl.rewards.lanes import Lane
+from diffrl.rewards.score import Scoring, WeightedScorer, score
+from reward_models import RewardError
+from reward_models.base import ScorerSpec, output_of_rows
+
+PROMPTS = [Prompt(f"prompt {i % 3}") for i in range(11)]
+IMAGES = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+class Mean:
+    """Mean grey level over 255; remembers its batches and the threads that asked."""
+
+    spec = ScorerSpec("mean", "mean", (0.0, 1.0))
+
+    def __init__(self):
+        self.sizes, self.threads = [], []
+
+    def __call__(self, batch):
+        self.sizes.append(len(batch))
+        self.threads.append(threading.current_thread().name)
+        return output_of_rows([(float(picture.double().mean()) / 255, {}, None) for picture in batch.media])
+
+    def to(self, device):
+        return self
+
+
+class Rank(Mean):
+    """How many of its group are darker: depends on the whole group."""
+
+    spec = ScorerSpec("rank", "rank", (0.0, 20.0), scope="group")
+
+    def __call__(self, batch):
+        self.sizes.append(len(batch))
+        means = batch.media.double().flatten(1).mean(1)
+        values = {}
+        for rows in batch.group_rows():
+            for row in rows:
+                values[row] = float((means[rows] < means[row]).sum())
+        return output_of_rows([(values[row], {}, None) for row in range(len(batch))])
+
+
+def brute_force_ranks(keys):
+    means = [float(picture.double().mean()) for picture in IMAGES]
+    return [sum(keys[j] == keys[i] and means[j] < means[i] for j in range(len(keys))) for i in range(len(keys))]
+
+
+@pytest.mark.parametrize("lane", [None, "own"])
+@pytest.mark.parametrize("pieces", [[11], [1] * 11, [3, 1, 5, 2], [10, 1]])
+def test_the_table_does_not_depend_on_the_pieces(pieces, lane):
+    first, second = Mean(), Rank()
+    scorers = [
+        WeightedScorer("mean", first, batch_size=4, lane=Lane("a") if lane else None),
+        WeightedScorer("rank", second, batch_size=4, lane=Lane("b") if lane else None),
+    ]
+    groups = [0] * 4 + [1] * 4 + [2] * 3
+    scoring = Scoring(scorers, PROMPTS, groups)
+    for piece in IMAGES.split(pieces):
+        scoring.add(piece)
+    table = scoring.table()
+    assert table.raw["mean"].tolist() == pytest.approx([float(p.double().mean()) / 255 for p in IMAGES])
+    assert table.raw["rank"].tolist() == brute_force_ranks(groups)
+    assert first.sizes == [4, 4, 3] and second.sizes == [4, 4, 3]  # groups are never cut
+
+
+def test_groups_that_do_not_lie_side_by_side_are_put_together():
+    texts = [prompt.text for prompt in PROMPTS]
+    scorer = Rank()
+    table = score([WeightedScorer("rank", scorer, batch_size=2)], IMAGES, PROMPTS)
+    assert table.raw["rank"].tolist() == brute_force_ranks(texts)
+    assert scorer.sizes == [4, 4, 3]
+
+
+def test_a_lane_scores_while_pictures_are_still_coming():
+    started, go_on = threading.Event(), threading.Event()
+
+    class Slow(Mean):
+        def __call__(self, batch):
+            started.set()
+            assert go_on.wait(20)
+            return super().__call__(batch)
+
+    scorer = Slow()
+    scoring = Scoring([WeightedScorer("slow", scorer, batch_size=4, lane=Lane("slow"))], PROMPTS)
+    scoring.add(IMAGES[:4])
+    assert started.wait(20)  # at work, though seven pictures are missing and the batch is not done
+    scoring.add(IMAGES[4:])
+    go_on.set()
+    assert bool(scoring.table().ok.all()) and set(scorer.threads) == {"reward-slow"}
+
+
+def test_gradients_are_off_in_a_lane():
+    class Asks(Mean):
+        def __call__(self, batch):
+            assert not torch.is_grad_enabled()
+            return super().__call__(batch)
+
+    score([WeightedScorer("asks", Asks(), lane=Lane("x"))], IMAGES, PROMPTS)
+
+
+@pytest.mark.parametrize("lane", [None, Lane("raises")])
+def test_what_a_scorer_raises_comes_back_to_whoever_waits(lane):
+    class Refuses(Mean):
+        def __call__(self, batch):
+            raise RewardError("no metadata")
+
+    scoring = Scoring([WeightedScorer("refuses", Refuses(), batch_size=4, lane=lane)], PROMPTS)
+    scoring.add(IMAGES)
+    with pytest.raises(RewardError, match="no metadata"):
+        scoring.table()
+
+
+def test_a_scorer_that_hangs_stops_the_run_in_time():
+    class Hangs(Mean):
+        def __call__(self, batch):
+            time.sleep(60)
+
+    begin = time.monotonic()
+    with pytest.raises(GuardStop, match=r"The reward hangs has not answered for 0.2 seconds \(rewards.timeout\)"):
+        score([WeightedScorer("hangs", Hangs(), lane=Lane("hangs"), timeout=0.2)], IMAGES, PROMPTS)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_timeout_raised_by_the_scorer_itself_is_not_ours():
+    class TimesOut(Mean):
+        def __call__(self, batch):
+            raise TimeoutError("theirs")
+
+    with pytest.raises(TimeoutError, match="theirs"):
+        score([WeightedScorer("theirs", TimesOut(), lane=Lane("theirs"))], IMAGES, PROMPTS)
