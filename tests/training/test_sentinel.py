@@ -1,0 +1,185 @@
+"""Reward hacking is noticed when the training reward rises and something unrewarded falls; and only then."""
+
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from diffrl.config.method import RewardHackingGuard
+from diffrl.errors import GuardStop
+from diffrl.rewards.score import WeightedScorer
+from diffrl.training.evaluate import Evaluation
+from diffrl.training.sentinel import Sentinel, Watch
+from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
+from tests.training.scorers import Brightness
+
+
+class OneProcess:
+    num_processes = 1
+
+
+def sentinel(**options):
+    said = []
+    scorers = [WeightedScorer("good", Brightness()), WeightedScorer("bad", Lower())]
+    return Sentinel(RewardHackingGuard(**options), scorers, OneProcess(), said.append), said
+
+
+class Lower(Brightness):
+    spec = Brightness.spec.__class__("lower", "lower is better", (0.0, 1.0), higher_is_better=False)
+
+
+def evaluation(good, bad=0.5, deviation=0.1):
+    means = {"good": good, "bad": bad}
+    return Evaluation(means, dict.fromkeys(means, deviation), 0, [], [], torch.empty(0), None)
+
+
+def noise(seed, count=4, size=32):
+    return torch.randint(0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def feed(guard, reward, images=None):
+    images = noise(0) if images is None else images
+    return guard.look(images, [0] * len(images), reward)
+
+
+def test_diversity_and_sharpness_by_hand():
+    guard, _ = sentinel()
+    images, groups = noise(1, 5), [7, 7, 7, 9, 9]
+    found = feed_groups(guard, images, groups)
+    small = images.float() / 255
+    spread = []
+    for i in range(5):
+        others = [j for j in range(5) if groups[j] == groups[i] and j != i]
+        spread.append(np.mean([float((small[i] - small[j]).square().mean().sqrt()) for j in others]))
+    assert found["sentinel/diversity"] == pytest.approx(np.mean(spread), rel=1e-4)
+    sharp = []
+    for picture in images.double().numpy():
+        y = np.tensordot([0.299, 0.587, 0.114], picture, 1)
+        inner = [(i, j) for i in range(1, 31) for j in range(1, 31)]
+        sharp.append(np.var([y[i - 1, j] + y[i + 1, j] + y[i, j - 1] + y[i, j + 1] - 4 * y[i, j] for i, j in inner]))
+    assert found["sentinel/sharpness"] == pytest.approx(np.mean(sharp), rel=1e-4)
+
+
+def feed_groups(guard, images, groups):
+    return guard.look(images, groups, 0.5)
+
+
+def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
+    for rewards, expected in (((0.2, 0.3, 0.4), 1), ((0.5, 0.4, 0.3), 0)):
+        guard, said = sentinel()
+        guard.judge(evaluation(0.6), 500)
+        feed(guard, rewards[0])
+        assert guard.judge(evaluation(0.62), 500)["sentinel/alarms"] == 0
+        feed(guard, rewards[1])
+        assert guard.judge(evaluation(0.605), 500)["sentinel/alarms"] == 0  # 0.15 standard deviations
+        feed(guard, rewards[2])
+        metrics = guard.judge(evaluation(0.59), 500)
+        assert metrics["sentinel/change/good"] == pytest.approx(-0.3, rel=1e-5)
+        assert metrics["sentinel/alarms"] == expected == len(said)
+        assert not expected or "held-out good is 0.30 standard deviations worse" in said[0]
+
+
+def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
+    guard, said = sentinel()
+    guard.judge(evaluation(0.5, bad=0.4), 500)
+    feed(guard, 0.1)
+    guard.judge(evaluation(0.5, bad=0.3), 500)
+    feed(guard, 0.2)
+    assert guard.judge(evaluation(0.5, bad=0.35), 500)["sentinel/change/bad"] == pytest.approx(-0.5, rel=1e-5)
+    assert "held-out bad" in said[0]
+
+
+def test_few_samples_need_a_larger_fall():
+    guard, said = sentinel()
+    guard.judge(evaluation(0.6), 16)
+    feed(guard, 0.1)
+    feed(guard, 0.2)
+    guard.judge(evaluation(0.5), 16)  # 1.0 deviation, below 3 * sqrt(2 / 16) = 1.06
+    assert not said
+    feed(guard, 0.3)
+    guard.judge(evaluation(0.49), 16)
+    assert len(said) == 1
+
+
+def test_the_first_iterations_reward_is_what_the_start_had():
+    guard, said = sentinel()
+    guard.judge(evaluation(0.6), 500)  # before any training reward is known, and the best it will ever be
+    feed(guard, 0.3)
+    feed(guard, 0.4)
+    guard.judge(evaluation(0.4), 500)
+    assert len(said) == 1
+
+
+def test_collapse_and_changed_sharpness_are_alarms():
+    flat = torch.full((4, 3, 32, 32), 99, dtype=torch.uint8)
+    for later, sentence in ((noise(5)[:1].expand(4, -1, -1, -1), "differ by 0%"), (flat, "differ by 0%")):
+        guard, said = sentinel()
+        guard.judge(evaluation(0.5), 500)
+        feed(guard, 0.1)
+        guard.judge(evaluation(0.5), 500)
+        feed(guard, 0.1, later)
+        guard.judge(evaluation(0.5), 500)
+        assert sentence in said[0]
+    faint = (noise(0).int() // 4 + 96).to(torch.uint8)
+    guard, said = sentinel(diversity=0.0)
+    feed(guard, 0.1)
+    guard.judge(evaluation(0.5), 500)
+    feed(guard, 0.1, faint)
+    guard.judge(evaluation(0.5), 500)
+    assert "times as sharp as at first" in said[0]
+
+
+def test_patience_stop_and_off():
+    guard, said = sentinel(patience=2, action="stop")
+    guard.judge(evaluation(0.6), 500)
+    feed(guard, 0.1)
+    feed(guard, 0.2)
+    assert guard.judge(evaluation(0.3), 500)["sentinel/alarms"] == 1 and not said
+    feed(guard, 0.3)
+    with pytest.raises(GuardStop, match="looks like reward hacking"):
+        guard.judge(evaluation(0.3), 500)
+    guard, said = sentinel(action="off")
+    assert feed(guard, 0.1) == {} and guard.judge(evaluation(0.1), 500) == {}
+
+
+def test_a_failed_reward_is_neither_a_fall_nor_a_best():
+    guard, said = sentinel()
+    guard.judge(evaluation(0.6), 500)
+    feed(guard, 0.1)
+    feed(guard, math.nan)
+    missing = evaluation(0.6)
+    missing.means.pop("good")
+    assert "sentinel/change/good" not in guard.judge(missing, 500) and not said
+    assert guard.watch.best["good"][0] == 0.6
+
+
+def test_a_checkpoint_keeps_what_it_remembers():
+    guard, _ = sentinel()
+    guard.judge(evaluation(0.6), 500)
+    feed(guard, 0.1)
+    guard.judge(evaluation(0.7), 500)
+    feed(guard, 0.2)
+    again, _ = sentinel()
+    again.watch = Watch(**asdict(guard.watch))
+    assert again.judge(evaluation(0.4), 500) == guard.judge(evaluation(0.4), 500)
+
+
+def test_videos_are_watched_by_a_still():
+    guard, _ = sentinel()
+    clips = torch.stack([noise(seed, 5) for seed in range(3)])  # (3, F, 3, H, W)
+    found = feed_groups(guard, clips, [0, 0, 0])
+    stills = feed_groups(sentinel()[0], clips[:, 2], [0, 0, 0])
+    assert found["sentinel/sharpness"] == stills["sentinel/sharpness"] and found["sentinel/diversity"] > 0
+
+
+def test_a_run_writes_it_down(random_sd3, tmp_path):
+    changes = {
+        "run": {"iterations": 4, "checkpoint_every": 2, "eval_every": 1},
+        "eval": {"rewards": [{"name": BRIGHTNESS}, {"name": GREEN, "label": "green"}], "samples": 5, "steps": 3},
+    }
+    run_dir, _ = start(settings(random_sd3, tmp_path, **changes))
+    rows = rows_of(run_dir)
+    assert all(math.isfinite(row["sentinel/diversity"]) and row["sentinel/sharpness"] >= 0 for row in rows[1:])
+    assert all({"sentinel/change/green", "held_out/green", "sentinel/alarms"} <= row.keys() for row in rows)

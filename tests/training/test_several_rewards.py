@@ -1,0 +1,141 @@
+"""Several rewards in one run: labels, schedules, devices, precision, metadata, failures of a whole scorer."""
+
+import math
+
+import pytest
+
+from diffrl.config.load import make_config
+from diffrl.errors import ConfigError, GuardStop
+from diffrl.plan import make_plan
+from diffrl.records import Prompt
+from diffrl.training.scorers import make_scorers, require_metadata
+from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of
+
+RED = {"name": BRIGHTNESS, "label": "red", "options": {"channel": 0}}
+BLUE = {"name": BRIGHTNESS, "label": "blue", "options": {"channel": 2}}
+
+
+def config_of(pipeline, directory, rewards, **changes):
+    return make_config(settings(pipeline, directory, rewards=rewards, **changes))
+
+
+def test_one_scorer_twice_under_two_labels(random_sd3, tmp_path):
+    rewards = [{**RED, "weight": 2.0, "shift": 0.25, "scale": 0.5}, {**BLUE, "weight": -1.0}]
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=rewards))
+    metrics = trainer.iterate()
+    table, images = trainer._drawn.table, trainer._drawn.rollout.images.double() / 255
+    red, blue = images[:, 0].flatten(1).mean(1), images[:, 2].flatten(1).mean(1)
+    assert (table.total - (2 * (red - 0.25) / 0.5 - blue)).abs().max() < 1e-5
+    assert metrics["reward/red"] == pytest.approx(float(red.mean()), rel=1e-5) and "reward/blue/top" in metrics
+
+
+def test_the_same_name_twice_needs_labels(random_sd3, tmp_path):
+    with pytest.raises(ConfigError, match="more than once. Add their weights up, or give each a label"):
+        config_of(random_sd3, tmp_path, [{"name": BRIGHTNESS}, {"name": BRIGHTNESS, "options": {"channel": 1}}])
+
+
+def test_a_schedule_is_straight_lines_and_asks_nothing_at_zero(random_sd3, tmp_path):
+    rewards = [RED, {**BLUE, "weight": 4.0, "schedule": [[1, 0.0], [3, 1.0]]}]
+    data = settings(random_sd3, tmp_path, rewards=rewards, run={"iterations": 5}, train={"learning_rate": 1e-5})
+    config = make_config(data)
+    assert [config.rewards[1].factor(i) for i in range(6)] == [0, 0, 0.5, 1, 1, 1]
+    run_dir, _ = start(data)
+    rows = rows_of(run_dir)[1:]
+    assert ["reward/blue" in row for row in rows] == [False, False, True, True, True]
+    for row, factor in zip(rows, (0, 0, 0.5, 1, 1), strict=True):
+        expected = row["reward/red"] + 4 * factor * row.get("reward/blue", 0.0)
+        assert row["reward/mean"] == pytest.approx(expected, rel=1e-5)
+    assert [row["reward_calls"] for row in rows] == [6, 6, 12, 12, 12]
+    assert make_plan(config).reward_calls == summary_of(run_dir)["counts"]["reward_calls"] == 48 + 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        ({**BLUE, "weight": 0.0, "schedule": [[0, 1.0]]}, "rewards.schedule has no effect on a weight of 0"),
+        ({**BLUE, "schedule": [[3, 0.0], [3, 1.0]]}, "must have ascending iterations"),
+        ({**BLUE, "schedule": [[3, -1.0]]}, "must be >= 0"),
+        ({**BLUE, "device": "gpu"}, "rewards.0.device"),
+        ({**BLUE, "label": "a/b"}, "rewards.0.label"),
+        ({**BLUE, "schedule": [[0, 0.0], [1, 1.0]]}, "rewards must leave one with a weight other than 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(random_sd3, tmp_path, reward, sentence):
+    with pytest.raises(ConfigError) as caught:
+        config_of(random_sd3, tmp_path, [reward])
+    assert sentence in str(caught.value)
+
+
+def test_held_out_rewards_have_no_schedule(random_sd3, tmp_path):
+    evaluation = {"rewards": [{**RED, "schedule": [[0, 1.0]]}], "samples": 5, "steps": 3}
+    with pytest.raises(ConfigError, match="eval.rewards must have no schedule"):
+        config_of(random_sd3, tmp_path, [RED], eval=evaluation)
+
+
+def test_a_device_that_is_not_there_and_a_dtype_that_nothing_has(random_sd3, tmp_path):
+    config = config_of(random_sd3, tmp_path, [{**RED, "device": "cuda:97"}])
+    with pytest.raises(ConfigError, match=r"rewards.0.device must be a device of this machine. Got cuda:97"):
+        make_scorers(config.rewards, "rewards")
+    config = config_of(random_sd3, tmp_path, [{**RED, "dtype": "bfloat16"}])
+    with pytest.raises(ConfigError, match="does not take these options: .*'dtype': 'bfloat16'"):
+        make_scorers(config.rewards, "rewards")
+
+
+def test_rewards_of_a_device_share_a_lane(random_sd3, tmp_path):
+    lanes = {}
+    made = make_scorers(
+        config_of(random_sd3, tmp_path, [RED, {**BLUE, "device": "cpu"}]).rewards, "rewards", lanes=lanes
+    )
+    assert made[0].lane is made[1].lane is lanes["cpu"]
+
+
+def test_metadata_that_a_scorer_needs_is_looked_for_before_the_run():
+    class Picky:
+        spec = make_scorers.__globals__["load_reward"]("shapes").spec.__class__("p", "p", (0, 1), requires=("objects",))
+
+    scorer = type("W", (), {"scorer": Picky(), "name": "picky"})()
+    require_metadata([scorer], [Prompt("a", {"objects": []})], "prompts.train")
+    with pytest.raises(
+        ConfigError, match="prompts.train must give objects with every prompt, for the reward picky. 'b'"
+    ):
+        require_metadata([scorer], [Prompt("a", {"objects": []}), Prompt("b")], "prompts.train")
+
+
+class Unwell:
+    """Brightness that fails altogether, without parts, from its `calls`-th call on: a server that has died."""
+
+    def __new__(cls, calls=0):
+        from tests.training.scorers import Brightness
+
+        class Scorer(Brightness):
+            left = calls
+
+            def __call__(self, batch):
+                from reward_models.base import output_of_rows
+
+                self.left -= 1
+                if self.left >= 0:
+                    return super().__call__(batch)
+                return output_of_rows([(math.nan, {}, "the server did not answer")] * len(batch))
+
+        return Scorer()
+
+
+def test_a_reward_that_fails_altogether_stops_the_run(random_sd3, tmp_path):
+    rewards = [{"name": "tests.training.test_several_rewards:Unwell", "options": {"calls": 1}}]
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=rewards))
+    trainer.iterate()
+    before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
+    with pytest.raises(GuardStop, match="6 of 6 samples could not be scored"):
+        trainer.iterate()
+    assert all((before[name] == tensor).all() for name, tensor in trainer.session.policy.state().items())
+    assert "the server did not answer" in trainer.said.getvalue()
+
+
+def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_path):
+    held_out = [{"name": "tests.training.test_several_rewards:Unwell", "options": {"calls": 1}}, RED]
+    run_dir, said = start(settings(random_sd3, tmp_path, eval={"rewards": held_out, "samples": 5, "steps": 3}))
+    rows = rows_of(run_dir)
+    key = "held_out/tests.training.test_several_rewards:Unwell"
+    assert math.isfinite(rows[0][key]) and key not in rows[-1] and math.isfinite(rows[-1]["held_out/red"])
+    assert "5 of 5 held-out samples could not be scored" in said
