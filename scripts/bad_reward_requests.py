@@ -1,0 +1,107 @@
+"""Bad requests to a reward server, for load_test_rewards.py: each with what must come of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+import requests
+import safetensors.torch
+import torch
+from PIL import Image
+
+from reward_models.wire import JSON, SAFETENSORS
+
+TOKEN = "load-test-token"
+"""Of the server under test."""
+MEDIA = torch.zeros(2, 3, 37, 41, dtype=torch.uint8)
+
+
+class Sender(Protocol):
+    """What sends requests and judges the answers."""
+
+    url: str
+
+    def post(self, session: requests.Session, body: Any, kind: str, name: str = ..., token: str = ...) -> Any:
+        """Send a request to a reward."""
+        ...
+
+    def raw(self, data: bytes, wait: float = 0.0) -> None:
+        """Send bytes and drop the connection."""
+        ...
+
+    def refused(self, answer: requests.Response, status: int) -> str | None:
+        """What is wrong with an answer that must be a refusal."""
+        ...
+
+
+@cache
+def png(side: int = 37) -> bytes:
+    """A picture as PNG."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (200, 30, 30)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@cache
+def jpeg() -> bytes:
+    """A picture as JPEG."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (37, 37), (200, 30, 30)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def as_json(*files: bytes, **others: Any) -> bytes:
+    """A request with these pictures."""
+    media = [base64.b64encode(file).decode() for file in files]
+    return json.dumps({"media": media, "prompts": ["a red circle"] * len(files), **others}).encode()
+
+
+def post(body: Callable[[], Any], kind: str, status: int, **options: Any) -> Callable[[Sender, requests.Session], Any]:
+    """A bad request and the status it must get."""
+    return lambda client, session: client.refused(client.post(session, body(), kind, **options), status)
+
+
+def head(length: int) -> bytes:
+    """The head of a request with a right token."""
+    return (
+        f"POST /v1/score/shapes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: {JSON}\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+BAD: dict[str, Callable[[Sender, requests.Session], str | None]] = {
+    "truncated picture": post(lambda: as_json(png()[:60]), JSON, 422),
+    "flipped bytes": post(lambda: as_json(png()[:50] + b"\x00\xff" * 20 + png()[90:]), JSON, 422),
+    "no base64": post(lambda: b'{"media": ["%%%"], "prompts": ["a"]}', JSON, 422),
+    "JPEG": post(lambda: as_json(jpeg()), JSON, 415),
+    "two sizes": post(lambda: as_json(png(37), png(41)), JSON, 422),
+    "prompt missing": post(lambda: as_json(png(), prompts=[]), JSON, 422),
+    "no JSON": post(lambda: b'{"media": [', JSON, 400),
+    "deep JSON": post(lambda: b"[" * 100_000, JSON, 400),
+    "a list": post(lambda: b"[]", JSON, 400),
+    "pickle": post(lambda: pickle.dumps({"media": [1]}), "application/octet-stream", 415),
+    "pickle as safetensors": post(lambda: pickle.dumps({"media": [1]}), SAFETENSORS, 400),
+    "cut safetensors": post(lambda: safetensors.torch.save({"media": MEDIA})[:-7], SAFETENSORS, 400),
+    "floats": post(lambda: safetensors.torch.save({"media": MEDIA.float()}), SAFETENSORS, 422),
+    "form": post(lambda: {"media": "x"}, "application/x-www-form-urlencoded", 415),
+    "oversized": post(lambda: b"x" * 1_500_000, JSON, 413),
+    "oversized, chunked": post(lambda: iter([b"x" * 100_000] * 15), JSON, 413),
+    "large picture": post(lambda: as_json(png(5000)), JSON, 413),
+    "many samples": post(lambda: as_json(*[png(1)] * 300), JSON, 413),
+    "wrong token": post(lambda: as_json(png()), JSON, 401, token="wrong-token"),
+    "unknown reward": post(lambda: as_json(png()), JSON, 404, name="beauty"),
+    "wrong method": lambda client, session: client.refused(
+        session.get(f"{client.url}/v1/score/shapes", timeout=60), 405
+    ),
+    "no HTTP": lambda client, session: client.raw(b"\x16\x03\x01 hello\r\n\r\n", 0.01),
+    "dropped in the head": lambda client, session: client.raw(head(100)[:40]),
+    "dropped in the body": lambda client, session: client.raw(head(100_000) + b"x" * 50_000),
+    "dropped before the answer": lambda client, session: client.raw(head(len(as_json(png()))) + as_json(png())),
+}
+"""Bad requests; each says what is wrong with the answer, or None."""
