@@ -1,0 +1,155 @@
+"""A reward behind a server: the same run as without; a server that dies neither hangs the run nor becomes a zero."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import requests
+
+from diffrl.cli import main
+from diffrl.errors import ConfigError
+from diffrl.training.session import open_session
+from tests.training.harness import go_on, make_trainer, rows_of, samples_of, settings, start, write_config
+
+SERVER = """
+import sys
+from reward_models import load_reward
+from reward_models.server import serve
+serve({"shapes": load_reward("shapes")}, host="127.0.0.1", port=int(sys.argv[1]))
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A reward server in a process of its own."""
+
+    def __init__(self, port):
+        self.url = f"http://127.0.0.1:{port}"
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(port)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 60
+        while True:
+            try:
+                assert requests.get(f"{self.url}/health", timeout=1).ok
+                return
+            except requests.RequestException:
+                assert time.monotonic() < until and self.process.poll() is None, "the server does not come up"
+                time.sleep(0.05)
+
+    def die(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server():
+    made = Server(free_port())
+    yield made
+    made.die()
+
+
+def reward(*servers, **options):
+    urls = [one.url for one in servers]
+    quick = {"timeout": [1, 5], "retries": 1, "backoff": 0.05, "deadline": 10} | options
+    return {"name": "remote", "label": "shapes", "options": {"urls": urls, "reward": "shapes", **quick}}
+
+
+def test_the_run_is_the_same_as_with_the_scorer_itself(server, random_sd3, tmp_path):
+    local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
+    remote, _ = start(settings(random_sd3, tmp_path / "remote", rewards=[reward(server)]))
+    assert rows_of(local) == rows_of(remote)
+    assert samples_of(local) == samples_of(remote)
+
+
+def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server, random_sd3, tmp_path, capsys):
+    data = settings(random_sd3, tmp_path, rewards=[reward(server)], run={"iterations": 4, "checkpoint_every": 1})
+    whole, _ = start(settings(random_sd3, tmp_path / "whole", rewards=[{"name": "shapes"}], run=data["run"] | {
+        "dir": str(tmp_path / "whole")
+    }))  # fmt: skip
+    path = write_config(data, tmp_path / "config.yaml")
+    killed = []
+
+    from diffrl.training.journal import Journal
+
+    write = Journal.metrics
+
+    def and_kill(journal, row):
+        write(journal, row)
+        if row["iteration"] == 2 and not killed:
+            server.die()
+            killed.append(time.monotonic())
+
+    Journal.metrics = and_kill
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", str(path)])
+    finally:
+        Journal.metrics = write
+    took = time.monotonic() - killed[0]
+    said = capsys.readouterr()
+    assert stopped.value.code == 3 and took < 60
+    assert "6 of 6 samples could not be scored" in said.err and "Traceback" not in said.err + said.out
+    run_dir = tmp_path / "run"
+    rows = rows_of(run_dir)
+    assert [row["iteration"] for row in rows] == [0, 1, 2]  # nothing was learnt from what had no score
+
+    again = Server(int(server.url.rpartition(":")[2]))
+    try:
+        go_on(run_dir)
+    finally:
+        again.die()
+    assert rows_of(run_dir) == rows_of(whole)
+
+
+def test_a_second_server_takes_over(server, random_sd3, tmp_path):
+    other = Server(free_port())
+    local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
+    trainer = make_trainer(settings(random_sd3, tmp_path / "remote", rewards=[reward(server, other)]))
+    try:
+        first = trainer.iterate()
+        trainer.iteration += 1
+        other.die()
+        second = trainer.iterate()
+    finally:
+        other.die()
+    rows = rows_of(local)
+    for found, expected in zip((first, second), rows[1:], strict=True):
+        assert found["samples/failed"] == 0 and found["reward/mean"] == expected["reward/mean"]
+
+
+def test_a_server_that_stands_still_costs_no_more_than_its_deadline(server, random_sd3, tmp_path):
+    options = {"timeout": [1, 1], "deadline": 3, "retries": 0}
+    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[reward(server, **options)]))
+    trainer.iterate()
+    server.process.send_signal(signal.SIGSTOP)  # connections are taken and never answered
+    begin = time.monotonic()
+    try:
+        with pytest.raises(Exception, match="6 of 6 samples could not be scored"):
+            trainer.iterate()
+        assert time.monotonic() - begin < 30
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+def test_no_server_at_the_start_is_told_before_anything_is_written(random_sd3, tmp_path):
+    gone = type("Gone", (), {"url": f"http://127.0.0.1:{free_port()}"})
+    from diffrl.config.load import make_config
+
+    config = make_config(settings(random_sd3, tmp_path, rewards=[reward(gone, wait=0.2)]))
+    with pytest.raises(ConfigError, match=r"rewards.0: .*127.0.0.1"):
+        open_session(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
