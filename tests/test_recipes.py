@@ -1,6 +1,7 @@
 """Every recipe loads, keeps its preset's method, says what it needs, and runs on its family's tiny pipeline."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from diffrl.config import load_config
 from diffrl.config.rollout import Window
 from diffrl.data.prompts import load_prompts
 from reward_models import load_reward
+from reward_models.scoring.choices import factory_of
 from tests.training.harness import BRIGHTNESS, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +71,20 @@ def test_a_recipe_is_whole(recipe, make_recipes):
     assert re.search(r"^# Hardware: .+\.$", header, re.MULTILINE) and "# Ours: " in header and "# Yours: " in header
     page = re.search(r"docs/methods/\w+\.md", header)
     assert (ROOT / page[0]).is_file()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_headers_example_of_own_rewards_is_valid(recipe):
+    """What the header suggests in place of the built-in world loads, and scores the family's medium."""
+    header = (ROOT / recipe).read_text().split("\n\n")[0]
+    example = header.partition("For example (docs/rewards.md):")[2].replace("#", "")
+    overrides = shlex.split(example)
+    assert [override.partition("=")[0] for override in overrides] == [
+        "prompts.train", "prompts.eval", "rewards", "eval.rewards",
+    ]  # fmt: skip
+    config = load_config(ROOT / recipe, overrides)
+    for reward in (*config.rewards, *config.eval.rewards):
+        assert config.model.facts.media in factory_of(reward.name).spec.media
 
 
 @pytest.mark.parametrize("recipe", SMALL)
