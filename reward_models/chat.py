@@ -1,0 +1,288 @@
+"""A client of OpenAI-compatible servers (`/v1/chat/completions` of vLLM, SGLang, llama.cpp, OpenAI, ...).
+
+Pictures travel as lossless PNG. Requests run at once up to a limit; those that fail for a passing reason are repeated,
+on the next server if there are several. Whatever happens, a request ends: with an answer, or with a reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from torch import Tensor
+
+from reward_models.answers import AnswerError, shortened
+from reward_models.errors import RewardError
+from reward_models.lossless import encode_picture
+
+LONGEST_WAIT = 60.0
+"""Between two attempts, in seconds, whatever the server asks for."""
+LARGEST_REPLY = 16 * 2**20
+"""Bytes of a reply; a judge's is some kilobytes."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said.
+
+    Args:
+        text: without its thinking, where that is marked with <think>.
+        complete: False if it was cut off at max_tokens.
+        first_token: the likeliest first tokens and their log probabilities, if they were asked for.
+    """
+
+    text: str
+    complete: bool
+    first_token: Sequence[tuple[str, float]]
+
+
+class ChatClient:
+    """Asks a model on one or several servers.
+
+    A request is repeated after a time-out, a broken connection and the statuses 408, 429 and 5xx, at most `retries`
+    times, after backoff * 2^n seconds or what Retry-After says (at most a minute). Everything else fails at once. Once
+    a request got no answer in all its attempts, later ones of the same batch have one attempt until one is answered, so
+    that a dead server does not hold up a batch for long.
+    The time-out bounds every wait, and the answer as a whole where a server sends a byte now and then. Redirects are
+    not followed: they would take the pictures, and the key, elsewhere. The key is sent in one header only, and is cut
+    out of messages.
+
+    Args:
+        url: of the server, with or without /v1; several are used in turn.
+        model: as the server names it.
+        api_key_env: name of the environment variable that holds the key; none is sent without it.
+        timeout: seconds of an attempt.
+        retries: attempts after the first.
+        backoff: seconds before the second attempt, doubled before each further one.
+        concurrency: requests under way at once.
+        temperature: of sampling; 0 is the likeliest answer.
+        max_tokens: of an answer.
+        extra: further fields of a request, or other values of these; None leaves a field out.
+        check: ask every server for its models now; False leaves mistakes to the first batch, sample by sample.
+
+    Raises:
+        RewardError: an option is wrong, the variable is not set, or a server does not answer or lacks the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | Sequence[str],
+        model: str,
+        api_key_env: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        backoff: float = 1.0,
+        concurrency: int = 16,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        extra: Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> None:
+        self.urls = [_base(place) for place in ([url] if isinstance(url, str) else url)]
+        for name, value, least, kind in (
+            ("timeout", timeout, 1e-3, (int, float)),
+            ("retries", retries, 0, int),
+            ("backoff", backoff, 0, (int, float)),
+            ("concurrency", concurrency, 1, int),
+            ("max_tokens", max_tokens, 1, int),
+        ):
+            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value < math.inf:
+                what = "a whole number" if kind is int else "a number"
+                raise RewardError(f"{name} of a chat server must be {what} from {least:g}. Got {value!r}.")
+        if not self.urls or not model:
+            raise RewardError(f"A chat server needs a url and a model. Got {url!r} and {model!r}.")
+        self._key = os.environ.get(api_key_env, "") if api_key_env else ""
+        if api_key_env and not self._key:
+            raise RewardError(
+                f"The environment variable {api_key_env} must hold the chat server's key. It is not set: export it, or "
+                "leave api_key_env out."
+            )
+        self.model, self.timeout, self.retries, self.backoff = model, timeout, retries, backoff
+        self.concurrency = concurrency
+        self._fields = {"temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
+        self._turn, self._lock = 0, threading.Lock()
+        self._session = requests.Session()
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=concurrency))
+        if check:
+            for base in self.urls:
+                self._check(base)
+
+    def ask_all(self, contents: Sequence[Callable[[], Sequence[Mapping[str, Any]]]], **fields: Any) -> list[Any]:
+        """Ask questions at once; the order stays.
+
+        Args:
+            contents: of each question a function that makes the content of the user's turn, called when its request
+                is sent, so that not all pictures are encoded in memory at once.
+            **fields: of every request, over those of the constructor.
+
+        Returns:
+            For each a `Reply`, or an `AnswerError`.
+        """
+        with self._lock:
+            first, self._turn = self._turn, self._turn + len(contents)
+        dead = threading.Event()
+
+        def ask(place: int) -> Reply | AnswerError:
+            try:
+                content = list(contents[place]())
+                body = {"model": self.model, "messages": [{"role": "user", "content": content}]}
+                body |= {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
+                return self._ask(first + place, body, dead)
+            except AnswerError as error:
+                return error
+
+        if not contents:
+            return []
+        with ThreadPoolExecutor(min(self.concurrency, len(contents)), thread_name_prefix="chat") as pool:
+            return list(pool.map(ask, range(len(contents))))
+
+    def _ask(self, turn: int, body: Mapping[str, Any], dead: threading.Event) -> Reply:
+        data = json.dumps(body).encode()
+        attempts = 1 if dead.is_set() else self.retries + 1
+        for attempt in range(attempts):
+            base = self.urls[(turn + attempt) % len(self.urls)]
+            wait, status = self.backoff * 2**attempt, None
+            try:
+                status, headers, content = self._send("POST", f"{base}/v1/chat/completions", data)
+            except (requests.Timeout, urllib3.exceptions.TimeoutError):
+                problem = f"{base} did not answer within {self.timeout:g} s"
+            except (requests.ConnectionError, urllib3.exceptions.HTTPError) as error:
+                problem = f"the connection to {base} broke ({type(error).__name__})"
+            except requests.RequestException as error:
+                raise AnswerError(self._clean(f"{base} cannot be asked: {error}")) from None
+            else:
+                dead.clear()
+                if status == 200:
+                    return _reply(content, base)
+                problem = self._clean(f"{base} answered {status}{_reason(status, content)}")
+                if status not in (408, 429) and status < 500:
+                    raise AnswerError(problem)
+                wait = max(wait, _asked_wait(headers.get("Retry-After", "")))
+            if attempt < attempts - 1:
+                time.sleep(min(wait, LONGEST_WAIT))
+        if status is None:
+            dead.set()
+        raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
+
+    def _send(self, method: str, url: str, data: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
+        """One attempt, which ends within the time-out after its last byte; urllib3 raises where a body is cut off."""
+        end = time.monotonic() + self.timeout
+        with self._session.request(
+            method,
+            url,
+            data=data,
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+            auth=self._authorise,
+            timeout=self.timeout,
+            allow_redirects=False,
+            stream=True,
+        ) as response:
+            pieces, size = [], 0
+            while piece := response.raw.read1(2**16):
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST_REPLY:
+                    raise requests.RequestException(f"its reply has more than {LARGEST_REPLY} bytes")
+                if time.monotonic() > end:
+                    raise requests.Timeout
+            return response.status_code, response.headers, b"".join(pieces)
+
+    def _authorise(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """As `auth`, so that requests does not look for another key in ~/.netrc."""
+        if self._key:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+    def _check(self, base: str) -> None:
+        advice = "Start it, mend url, or give check=False to find out with the first batch"
+        try:
+            status, _, content = self._send("GET", f"{base}/v1/models")
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise RewardError(
+                f"The chat server {base} must answer /v1/models within {self.timeout:g} s. It did not "
+                f"({type(error).__name__}). {advice}."
+            ) from None
+        if status != 200:
+            told = self._clean(f"answered {status}{_reason(status, content)}")
+            raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")
+        try:
+            names = [str(item["id"]) for item in json.loads(content)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise RewardError(f"{base} must be an OpenAI-compatible server. Its /v1/models is none's.") from None
+        if self.model not in names:
+            raise RewardError(f"The chat server {base} has no model {self.model!r}. It has: {', '.join(names[:10])}.")
+
+
+def image_content(picture: Tensor) -> dict[str, Any]:
+    """A uint8 (3, H, W) picture as a part of a user's turn, lossless."""
+    data = base64.b64encode(encode_picture(picture, "png")).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def _base(url: str) -> str:
+    """The address without /v1, of http or https, and without a password, which would show up in messages."""
+    parts = urlsplit(str(url))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username or parts.password:
+        shown = f"{parts.scheme}://{parts.hostname or ''}" if parts.username or parts.password else str(url)
+        raise RewardError(
+            "url of a chat server must be http(s)://host:port without a password or a query; a key comes from the "
+            f"environment variable that api_key_env names. Got {shown!r}."
+        )
+    return str(url).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _reply(content: bytes, base: str) -> Reply:
+    try:
+        choice = json.loads(content)["choices"][0]
+        text = choice["message"]["content"]
+        listed = ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or []
+        first = [(str(item["token"]), float(item["logprob"])) for item in listed]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise AnswerError(
+            f"{base} sent no chat completion: {shortened(content[:400].decode(errors='replace'))}"
+        ) from None
+    if not isinstance(text, str) or not text.strip():
+        raise AnswerError(f"{base} sent an answer without text")
+    return Reply(text.rpartition("</think>")[2], choice.get("finish_reason") != "length", first)
+
+
+def _reason(status: int, content: bytes) -> str:
+    if 300 <= status < 400:
+        return ", a redirect, which is not followed: give the address that it leads to"
+    try:
+        found = json.loads(content)
+        told = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
+    except (ValueError, KeyError, TypeError):
+        told = content[:400].decode(errors="replace")
+    return f" {shortened(str(told))}" if told else ""
+
+
+def _asked_wait(header: str) -> float:
+    """Seconds of a Retry-After header, which holds seconds or a date; 0 where it holds neither."""
+    try:
+        return float(header)
+    except ValueError:
+        pass
+    try:
+        return email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return 0.0
