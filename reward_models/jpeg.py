@@ -1,0 +1,87 @@
+"""How large a picture is as a JPEG: the two rewards of DDPO that need no model."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import torch
+from torch import Tensor
+
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
+from reward_models.media import to_pil
+from reward_models.self_test import Contrast, Sample, drawing, noise
+
+QUALITY = 95
+"""Of the JPEG encoder, as in DDPO."""
+
+
+def kilobytes(picture: Tensor) -> float:
+    """Size of a picture (3, H, W) uint8 as a JPEG of quality 95, in kB of 1,000 bytes."""
+    buffer = io.BytesIO()
+    to_pil(picture).save(buffer, format="JPEG", quality=QUALITY)
+    return buffer.tell() / 1000
+
+
+class IncompressibilityScorer:
+    """How much a picture resists compression: + the size of its JPEG in kB.
+
+    raw = bytes / 1000 of the picture as a JPEG of quality 95 (Pillow, otherwise its defaults, so chroma is halved), as
+    in DDPO (Black et al. 2023, arXiv:2305.13301) and Flow-GRPO. It grows with the number of pixels: compare pictures of
+    one size. The version of Pillow's JPEG library may move it by a few bytes.
+
+    Scaling: DDPO and Flow-GRPO use kB as they are here, but Flow-GRPO divides compressibility by 500; (0, 500) puts
+    pictures of 512 x 512 pixels into [0, 0.7].
+    """
+
+    spec = ScorerSpec(
+        name="jpeg_incompressibility",
+        description="Size of the picture as a JPEG of quality 95, in kB.",
+        range=(0.0, math.inf),
+        uses_prompt=False,
+        scaling=(0.0, 500.0),
+        citation="https://arxiv.org/abs/2305.13301",
+    )
+    sign = 1.0
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of pictures.
+
+        Raises:
+            RewardError: the media are videos.
+        """
+        self.spec.require(batch)
+        return output_of_scores(self.sign * torch.tensor([kilobytes(picture) for picture in batch.media]))
+
+    def to(self, device: str | torch.device) -> IncompressibilityScorer:
+        """Nothing to move: JPEG is written on the CPU."""
+        return self
+
+    def contrasts(self) -> list[Contrast]:
+        """Noise is larger than a drawing, and a drawing larger than a flat picture."""
+        steps = [torch.full_like(noise(), 128), drawing("red", "circle"), noise()]
+        pairs = list(zip(steps, steps[1:], strict=False))
+        why = "fewer details make a smaller file" if self.sign < 0 else "more details make a larger file"
+        ordered = [(small, large) if self.sign < 0 else (large, small) for small, large in pairs]
+        return [Contrast(Sample(good, "a picture"), Sample(bad, "a picture"), why) for good, bad in ordered]
+
+
+class CompressibilityScorer(IncompressibilityScorer):
+    """How well a picture compresses: - the size of its JPEG in kB.
+
+    raw = - bytes / 1000 of the picture as a JPEG of quality 95, as in DDPO (Black et al. 2023, arXiv:2305.13301). It
+    falls with the number of pixels: compare pictures of one size.
+
+    Scaling: DDPO uses it raw; Flow-GRPO divides by 500, which is the scaling (0, 500): [-0.7, 0] for pictures of
+    512 x 512 pixels.
+    """
+
+    spec = ScorerSpec(
+        name="jpeg_compressibility",
+        description="Minus the size of the picture as a JPEG of quality 95, in kB.",
+        range=(-math.inf, 0.0),
+        uses_prompt=False,
+        scaling=(0.0, 500.0),
+        citation="https://arxiv.org/abs/2305.13301",
+    )
+    sign = -1.0

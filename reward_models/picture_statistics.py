@@ -1,0 +1,185 @@
+"""Sharpness, contrast and colourfulness: numbers of the pixels alone, for watching a training more than for driving it.
+
+Values are of the stored (gamma-encoded) sRGB pixels, never linearised, as in the sources. Luma is that of ITU-R BT.601,
+0.299 R + 0.587 G + 0.114 B, and is not rounded. Variances and standard deviations divide by the number of pixels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows, output_of_scores
+from reward_models.self_test import Contrast, Sample, drawing, noise
+
+LUMA = (0.299, 0.587, 0.114)
+
+
+def luma_of(pictures: Tensor) -> Tensor:
+    """Luma (B, H, W) in [0, 255], float32, of uint8 pictures (B, 3, H, W)."""
+    red, green, blue = pictures.float().unbind(1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+
+
+def laplacian_variance(pictures: Tensor) -> Tensor:
+    """Variance of the four-neighbour Laplacian of the luma, over the pixels that have all four neighbours.
+
+    Laplacian at (y, x): Y(y-1, x) + Y(y+1, x) + Y(y, x-1) + Y(y, x+1) - 4 Y(y, x).
+
+    Args:
+        pictures: (B, 3, H, W) uint8 with H, W >= 3.
+
+    Returns:
+        (B,) float32, in squared grey levels.
+    """
+    luma = luma_of(pictures)
+    middle = luma[:, 1:-1, 1:-1]
+    around = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
+    return (around - 4 * middle).flatten(1).var(dim=1, correction=0)
+
+
+def rms_contrast(pictures: Tensor) -> Tensor:
+    """Standard deviation of the luma in [0, 1] of pictures (B, 3, H, W) uint8, (B,) float32."""
+    return (luma_of(pictures) / 255).flatten(1).std(dim=1, correction=0)
+
+
+def colourfulness(pictures: Tensor) -> Tensor:
+    """Colourfulness M(3) of pictures (B, 3, H, W) uint8, (B,) float32.
+
+    With rg = R - G and yb = (R + G) / 2 - B, channels in [0, 255]:
+    M = sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2).
+    """
+    red, green, blue = pictures.float().flatten(2).unbind(1)
+    opponents = torch.stack([red - green, (red + green) / 2 - blue])  # (2, B, pixels)
+    spread = opponents.var(dim=2, correction=0).sum(0).sqrt()
+    return spread + 0.3 * opponents.mean(dim=2).square().sum(0).sqrt()
+
+
+class SharpnessScorer:
+    """Sharpness: the variance of the Laplacian of the luma.
+
+    raw = variance of Y(y-1, x) + Y(y+1, x) + Y(y, x-1) + Y(y, x+1) - 4 Y(y, x) over the inner pixels, Y the BT.601 luma
+    in [0, 255] (Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield microscopy"). The same kernel as
+    OpenCV's `Laplacian` with ksize=1, whose usual recipe also rounds the luma and mirrors at the border.
+
+    Noise is sharp, and so is every picture that is made smaller: compare pictures of one size, and watch it rather than
+    reward it. Flat pictures score 0, blurred photographs below 100, sharp ones hundreds to thousands.
+    """
+
+    spec = ScorerSpec(
+        name="sharpness",
+        description="Variance of the Laplacian of the luma, in squared grey levels.",
+        range=(0.0, math.inf),
+        uses_prompt=False,
+        scaling=(0.0, 1000.0),
+        citation="https://doi.org/10.1109/ICPR.2000.903548",
+    )
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of pictures; below 3 x 3 pixels there is no Laplacian, and the score is NaN.
+
+        Raises:
+            RewardError: the media are videos.
+        """
+        self.spec.require(batch)
+        height, width = batch.media.shape[-2:]
+        if min(height, width) < 3:
+            error = f"a picture of {width} x {height} pixels has no inner pixels to measure sharpness at"
+            return output_of_rows([(math.nan, {}, error)] * len(batch))
+        return output_of_scores(laplacian_variance(batch.media))
+
+    def to(self, device: str | torch.device) -> SharpnessScorer:
+        """Nothing to move: it computes where the media are."""
+        return self
+
+    def contrasts(self) -> list[Contrast]:
+        """A drawing against the same one blurred, and against a flat picture."""
+        sharp = drawing("red", "square")
+        blurred = torch.nn.functional.avg_pool2d(sharp.float(), 9, 1, 4, count_include_pad=False).round().byte()
+        return [
+            _contrast(sharp, blurred, "its edges are sharper"),
+            _contrast(sharp, torch.full_like(sharp, 128), "it has edges at all"),
+        ]
+
+
+class ContrastScorer:
+    """Root-mean-square contrast: the standard deviation of the luma.
+
+    raw = standard deviation of the BT.601 luma in [0, 1] over all pixels (Peli 1990, "Contrast in complex images"); 0
+    for a flat picture, 0.5 for one that is half black and half white.
+    """
+
+    spec = ScorerSpec(
+        name="contrast",
+        description="Standard deviation of the luma in [0, 1].",
+        range=(0.0, 0.5),
+        uses_prompt=False,
+        scaling=(0.0, 0.5),
+        citation="https://doi.org/10.1364/JOSAA.7.002032",
+    )
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of pictures.
+
+        Raises:
+            RewardError: the media are videos.
+        """
+        self.spec.require(batch)
+        return output_of_scores(rms_contrast(batch.media))
+
+    def to(self, device: str | torch.device) -> ContrastScorer:
+        """Nothing to move: it computes where the media are."""
+        return self
+
+    def contrasts(self) -> list[Contrast]:
+        """A dark shape on light ground against a light one, and against a flat picture."""
+        dark = drawing("black", "square")
+        return [
+            _contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
+            _contrast(dark, torch.full_like(dark, 128), "a flat picture has no contrast"),
+        ]
+
+
+class ColourfulnessScorer:
+    """Colourfulness as people see it, after Hasler and Süsstrunk (2003).
+
+    raw = sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2) with rg = R - G, yb = (R + G) / 2 - B and channels
+    in [0, 255]: the paper's M(3). In their scale about 0 is not colourful, 15 slightly, 33 moderately, 45 averagely, 59
+    quite, 82 highly and 109 extremely so (numbers from the paper's table).
+    """
+
+    spec = ScorerSpec(
+        name="colourfulness",
+        description="Colourfulness of Hasler and Süsstrunk: spread and mean of the opponent colours.",
+        range=(0.0, math.inf),
+        uses_prompt=False,
+        scaling=(0.0, 100.0),
+        citation="https://doi.org/10.1117/12.477378",
+    )
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of pictures.
+
+        Raises:
+            RewardError: the media are videos.
+        """
+        self.spec.require(batch)
+        return output_of_scores(colourfulness(batch.media))
+
+    def to(self, device: str | torch.device) -> ColourfulnessScorer:
+        """Nothing to move: it computes where the media are."""
+        return self
+
+    def contrasts(self) -> list[Contrast]:
+        """Coloured pictures against grey ones."""
+        red, coloured = drawing("red", "circle"), noise()
+        return [
+            _contrast(red, drawing("black", "circle"), "red is a colour and black is none"),
+            _contrast(coloured, coloured[:1].expand(3, -1, -1).contiguous(), "grey noise has no colour"),
+        ]
+
+
+def _contrast(good: Tensor, bad: Tensor, why: str) -> Contrast:
+    return Contrast(Sample(good, "a picture"), Sample(bad, "a picture"), why)

@@ -1,0 +1,111 @@
+"""Any scorer of pictures as a scorer of clips: its mean over frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec, output_of_rows
+from reward_models.errors import RewardError
+from reward_models.registry import load_reward
+from reward_models.self_test import FRAMES, Contrast, Sample, contrasts_of
+
+
+def frame_rows(count: int, frames: int) -> list[int]:
+    """Which of `count` frames are scored: `frames` of them, evenly spaced from the first to the last.
+
+    Row k of n = min(count, frames) is k (count - 1) / (n - 1), rounded to the nearest and halves up; for n = 1 it is
+    the middle frame, the earlier one of two. With frames >= count it is every frame once.
+    """
+    n = min(count, frames)
+    if n < 2:
+        return [(count - 1) // 2] * n
+    return [(2 * k * (count - 1) + (n - 1)) // (2 * (n - 1)) for k in range(n)]
+
+
+class VideoMeanScorer:
+    """The mean of a picture's score over frames of a clip.
+
+    raw and every part = mean over the sampled frames, which are evenly spaced from the first to the last
+    (`frame_rows`), so the same clip is always judged by the same frames. If one of them cannot be scored, the clip is
+    NaN. Range, direction, scaling, required metadata and licences are the wrapped scorer's. A scorer of groups compares
+    frames of the same time with each other.
+
+    Args:
+        reward: name of a scorer of pictures, or "module:Object".
+        reward_options: its options.
+        frames: how many frames to score, at least 1. Memory and time of one call are those of a batch of pictures,
+            that many times one after the other.
+    """
+
+    spec = ScorerSpec(
+        name="video_mean",
+        description="The mean of any picture reward over frames of a clip.",
+        range=(-math.inf, math.inf),
+        media=("video",),
+    )
+
+    def __init__(self, reward: str, reward_options: Mapping[str, Any] | None = None, frames: int = 8) -> None:
+        if frames < 1:
+            raise RewardError(f"frames of video_mean must be at least 1. Got {frames}.")
+        self.frames = frames
+        self.scorer: Scorer = load_reward(reward, **(reward_options or {}))
+        inner = self.scorer.spec
+        if "image" not in inner.media:
+            raise RewardError(
+                f"video_mean averages a reward of images over frames. Got {reward!r}, which scores "
+                f"{' and '.join(inner.media)}s. Use it as it is."
+            )
+        self.spec = replace(
+            inner,
+            name="video_mean",
+            description=f"Mean over {frames} frames of {inner.name}: {inner.description}",
+            media=("video",),
+            version=f"1 of {inner.name} {inner.version}",
+        )
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of clips.
+
+        Raises:
+            RewardError: the media are images, or the wrapped scorer cannot work on them.
+        """
+        self.spec.require(batch)
+        rows = frame_rows(batch.media.shape[1], self.frames)
+        if not rows:
+            return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
+        outputs = [
+            self.scorer(RewardBatch(batch.media[:, row], batch.prompts, batch.metadata, groups=batch.groups))
+            for row in rows
+        ]
+        errors: list[str | None] = [None] * len(batch)
+        for row, output in reversed(list(zip(rows, outputs, strict=True))):  # the earliest frame's error stays
+            errors = [
+                f"frame {row}: {error}" if error else old for error, old in zip(output.errors, errors, strict=True)
+            ]
+        ok = torch.stack([output.ok for output in outputs]).all(0)
+        raw = torch.stack([output.raw for output in outputs]).mean(0)
+        parts = {name: torch.stack([output.parts[name] for output in outputs]).mean(0) for name in outputs[0].parts}
+        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors, parts)
+
+    def to(self, device: str | torch.device) -> VideoMeanScorer:
+        """Move the wrapped scorer."""
+        self.scorer.to(device)
+        return self
+
+    def contrasts(self) -> list[Contrast]:
+        """The wrapped scorer's, as clips that stand still."""
+        return [
+            Contrast(_still(contrast.good), _still(contrast.bad), contrast.why)
+            for contrast in contrasts_of(self.scorer)
+        ]
+
+
+def _still(sample: Sample) -> Sample:
+    if sample.media.ndim == 4:  # a clip already, of a scorer of both
+        return sample
+    return Sample(sample.media.expand(FRAMES, *sample.media.shape).contiguous(), sample.prompt, sample.metadata)

@@ -1,0 +1,99 @@
+"""Against naive loops in double precision, SciPy, OpenCV and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+
+from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.self_test import self_test
+
+NAMES = ("sharpness", "contrast", "colourfulness")
+
+
+def random_pictures(count=3, height=37, width=53, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, height, width), generator=generator, dtype=torch.uint8)
+
+
+def score(name, media):
+    return load_reward(name)(RewardBatch(media, ["a"] * len(media))).raw
+
+
+def luma(picture):
+    red, green, blue = picture.numpy().astype(np.float64)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def test_sharpness_is_a_naive_double_loop():
+    picture = random_pictures(1, 11, 7)[0]
+    grey = luma(picture)
+    values = []
+    for y in range(1, 10):
+        for x in range(1, 6):
+            values.append(grey[y - 1, x] + grey[y + 1, x] + grey[y, x - 1] + grey[y, x + 1] - 4 * grey[y, x])
+    mean = sum(values) / len(values)
+    expected = sum((value - mean) ** 2 for value in values) / len(values)
+    assert score("sharpness", picture[None]).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sharpness_is_scipys_laplacian_inside():
+    media = random_pictures()
+    expected = [ndimage.laplace(luma(picture))[1:-1, 1:-1].var() for picture in media]
+    assert score("sharpness", media).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sharpness_is_near_opencvs_recipe():
+    """Which rounds the luma and mirrors at the border."""
+    cv2 = pytest.importorskip("cv2")
+    picture = random_pictures(1, 128, 160)[0]
+    grey = cv2.cvtColor(picture.permute(1, 2, 0).contiguous().numpy(), cv2.COLOR_RGB2GRAY)
+    assert score("sharpness", picture[None]).item() == pytest.approx(cv2.Laplacian(grey, cv2.CV_64F).var(), rel=0.03)
+
+
+def test_a_picture_without_inner_pixels_is_not_scored():
+    output = load_reward("sharpness")(RewardBatch(random_pictures(2, 2, 9), ["a", "b"]))
+    assert output.ok.tolist() == [False, False] and torch.isnan(output.raw).all()
+    assert "9 x 2 pixels" in output.errors[0]
+
+
+def test_contrast():
+    media = random_pictures()
+    assert score("contrast", media).tolist() == pytest.approx([(luma(p) / 255).std() for p in media], rel=1e-5)
+    half = torch.zeros(1, 3, 6, 10, dtype=torch.uint8)
+    half[..., 5:] = 255
+    assert score("contrast", half).item() == pytest.approx(0.5)
+    assert score("contrast", half[..., :5]).item() == 0
+
+
+def test_colourfulness_in_closed_form():
+    """Flat red has no spread: 0.3 |(255, 127.5)|. Half red, half blue: rg is 255, 0 and yb is 127.5, -255."""
+    red = torch.zeros(1, 3, 4, 6, dtype=torch.uint8)
+    red[:, 0] = 255
+    assert score("colourfulness", red).item() == pytest.approx(0.3 * math.hypot(255, 127.5), rel=1e-6)
+    both = red.clone()
+    both[..., 3:] = torch.tensor([0, 0, 255], dtype=torch.uint8)[:, None, None]
+    expected = math.hypot(255 / 2, 382.5 / 2) + 0.3 * math.hypot(127.5, -63.75)
+    assert score("colourfulness", both).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_colourfulness_against_a_loop_over_pixels():
+    picture = random_pictures(1, 7, 5)[0]
+    pairs = [(r - g, (r + g) / 2 - b) for r, g, b in picture.flatten(1).T.double().tolist()]
+    means = [sum(pair[k] for pair in pairs) / len(pairs) for k in (0, 1)]
+    variances = [sum((pair[k] - means[k]) ** 2 for pair in pairs) / len(pairs) for k in (0, 1)]
+    expected = math.sqrt(sum(variances)) + 0.3 * math.hypot(*means)
+    assert score("colourfulness", picture[None]).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_single_self_test_and_refusal(name):
+    media = random_pictures()
+    alone = torch.cat([score(name, picture[None]) for picture in media])
+    assert torch.allclose(score(name, media), alone, rtol=1e-6)
+    scorer = load_reward(name)
+    assert self_test(scorer).passed
+    with pytest.raises(RewardError, match="scores images"):
+        scorer(RewardBatch(media[:, None], ["a"] * 3))
