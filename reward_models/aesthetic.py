@@ -56,6 +56,7 @@ class AestheticScorer:
         weights=ADDRESS,
         weights_license="Apache-2.0 (predictor), MIT (OpenAI's CLIP)",
         citation="Schuhmann 2022, github.com/christophschuhmann/improved-aesthetic-predictor",
+        batch_size=32,
     )
 
     def __init__(

@@ -132,6 +132,7 @@ class ScorerSpec:
         uses_prompt: False if only the media matter.
         scope: "sample", or "group" if a score depends on the samples of the same group.
         remote: it asks a server, so that its time is not this machine's.
+        batch_size: samples to give it at once where nobody says otherwise; fewer for large models.
         scaling: the usual (shift, scale): (raw - shift) / scale is about [0, 1].
         version: changes whenever the same sample may score differently.
         memory: of the weights, in words ("3.9 GB float32, 2.0 GB in half precision").
@@ -151,6 +152,7 @@ class ScorerSpec:
     uses_prompt: bool = True
     scope: Literal["sample", "group"] = "sample"
     remote: bool = False
+    batch_size: int = 256
     scaling: tuple[float, float] = (0.0, 1.0)
     version: str = "1"
     memory: str | None = None

@@ -54,6 +54,7 @@ class ClipScorer:
         code_license="Apache-2.0 (transformers), MIT (open_clip)",
         weights_license="MIT (OpenAI's repository; the card on the hub names none)",
         citation="Radford et al. 2021, arXiv:2103.00020; Hessel et al. 2021, arXiv:2104.08718",
+        batch_size=32,
     )
 
     def __init__(

@@ -66,6 +66,7 @@ class GenEvalScorer:
         weights=f"{DETECTOR} and {CLIP}",
         weights_license="detector: 'other' on its card (its repository is MIT); CLIP: MIT",
         citation="https://arxiv.org/abs/2310.11513",
+        batch_size=8,
     )
     summary = "partial"
 

@@ -56,6 +56,7 @@ class HPSv2Scorer:
         code_license="Apache-2.0 (HPSv2), MIT (open_clip)",
         weights_license="Apache-2.0",
         citation="Wu et al. 2023, arXiv:2306.09341",
+        batch_size=32,
     )
 
     def __init__(

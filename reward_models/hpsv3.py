@@ -102,6 +102,7 @@ class HPSv3Scorer:
         code_license="MIT (instruction text), Apache-2.0 (this code)",
         weights_license="Apache-2.0",
         citation="https://arxiv.org/abs/2508.03789",
+        batch_size=4,
     )
 
     def __init__(

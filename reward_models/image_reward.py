@@ -104,6 +104,7 @@ class ImageRewardScorer:
         weights="THUDM/ImageReward",
         weights_license="Apache-2.0",
         citation="Xu et al. 2023, arXiv:2304.05977",
+        batch_size=32,
     )
 
     def __init__(

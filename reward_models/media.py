@@ -180,7 +180,7 @@ def score_media(
     *,
     fps: float | None = None,
     groups: Sequence[int] = (),
-    batch_size: int = 16,
+    batch_size: int | None = None,
 ) -> RewardOutput:
     """Score pictures or clips of any sizes; those of one size share batches, the order stays.
 
@@ -191,7 +191,8 @@ def score_media(
         metadata: S mappings, or none.
         fps: frames per second of clips that do not say it themselves.
         groups: S group ids, or none: equal prompts are a group.
-        batch_size: samples given to the scorer at once; a scorer of groups gets whole groups, however large.
+        batch_size: samples given to the scorer at once, at most; None = its own default. A scorer of groups gets whole
+            groups, however large.
 
     Raises:
         RewardError: an item is no picture, lengths differ, or the scorer cannot work on them.
@@ -207,9 +208,8 @@ def score_media(
         alike.setdefault((media.shape, own_fps or fps), []).append(row)
     keys = list(groups) if groups else list(prompts)
     for (_, rate), members in alike.items():
-        for piece in batches_of(
-            members, batch_size, [keys[i] for i in members] if scorer.spec.scope == "group" else ()
-        ):
+        whole = [keys[i] for i in members] if scorer.spec.scope == "group" else ()
+        for piece in batches_of(members, batch_size or scorer.spec.batch_size, whole):
             output = scorer(
                 RewardBatch(
                     torch.stack([opened[i][0] for i in piece]),

@@ -112,6 +112,7 @@ class OcrScorer:
         weights="PP-OCRv6 small, in the wheel of rapidocr",
         weights_license="Apache-2.0",
         citation="https://arxiv.org/abs/2505.05470",
+        batch_size=32,
     )
 
     def __init__(self, engine: str = "rapidocr", threads: int = 0) -> None:

@@ -94,6 +94,7 @@ class DynamicDegreeScorer:
         uses_prompt=False,
         extra="video",
         citation="after https://arxiv.org/abs/2311.17982",
+        batch_size=32,
     )
 
     def __init__(self) -> None:

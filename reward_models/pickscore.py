@@ -47,6 +47,7 @@ class PickScorer:
         code_license="MIT",
         weights_license="unknown: the card names none",
         citation="Kirstain et al. 2023, arXiv:2305.01569",
+        batch_size=32,
     )
 
     def __init__(

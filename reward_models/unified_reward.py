@@ -94,6 +94,7 @@ class UnifiedRewardScorer:
         code_license="MIT (questions), Apache-2.0 (this code)",
         weights_license="MIT (the repository's; the model cards were not read)",
         citation="https://arxiv.org/abs/2503.05236",
+        batch_size=64,
     )
 
     def __init__(

@@ -156,6 +156,7 @@ class VideoAlignScorer:
         code_license="MIT (instruction text), Apache-2.0 (this code)",
         weights_license="Apache-2.0",
         citation="https://arxiv.org/abs/2501.13918",
+        batch_size=4,
     )
 
     def __init__(

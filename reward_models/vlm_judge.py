@@ -67,6 +67,7 @@ class VlmJudgeScorer:
         scaling=(0.0, 10.0),
         memory="none here: the model runs behind its server",
         citation="https://arxiv.org/abs/2404.01291",
+        batch_size=64,
     )
 
     def __init__(

@@ -90,10 +90,7 @@ def main() -> None:
         for name, (own_lane, at_once) in ways.items():
             found[name].append(draw(seconds, own_lane, at_once))
     first = statistics.median(found["one after the other"])
-    print(
-        f"{len(forest)} samples of {arguments.prompts} prompts; {torch.get_num_threads()} threads; the reward takes as"
-    )
-    print("long as the rollout without it.\n")
+    print(f"{len(forest)} samples of {arguments.prompts} prompts, {torch.get_num_threads()} threads.\n")
     print("| scored | seconds | of the first |\n|---|---|---|")
     for name, values in found.items():
         print(f"| {name} | {statistics.median(values):.2f} | {statistics.median(values) / first:.2f} |")

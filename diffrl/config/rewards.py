@@ -53,7 +53,9 @@ class RewardSettings(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$",
         description="What it is called in metrics and files, where one scorer is used twice. null = its name.",
     )
-    batch_size: int = Field(256, ge=1, description="Samples given to the scorer at once; bounds memory.")
+    batch_size: int | None = Field(
+        None, ge=1, description="Samples given to the scorer at once; bounds memory. null = the scorer's own default."
+    )
     device: str | None = Field(
         None,
         pattern=r"^(cpu|cuda(:\d+)?)$",

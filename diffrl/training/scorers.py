@@ -49,7 +49,8 @@ def make_scorers(
             raise ConfigError(f"{where}.{number}: {error}") from error
         key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
         lane = None if lanes is None else lanes.setdefault(key, Lane(key))
-        made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, s.batch_size, fps, lane, s.timeout))
+        size = s.batch_size or scorer.spec.batch_size
+        made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
     return made
 
 

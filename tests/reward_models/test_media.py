@@ -1,0 +1,134 @@
+"""Files, PIL images and arrays to tensors and back; pictures of any sizes scored in order."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from reward_models import RewardBatch, RewardError, ScorerSpec, load_reward, score_media
+from reward_models.base import output_of_rows
+from reward_models.media import as_media, batches_of, from_pil, open_media, save_media, to_pil
+
+
+def noise(*shape, seed=0):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_everything_that_shows_a_picture_is_the_same_picture(tmp_path):
+    picture = noise(3, 37, 53)
+    to_pil(picture).save(tmp_path / "a.png")
+    save_media(picture, tmp_path / "a.webp", 8)
+    array = picture.permute(1, 2, 0).numpy()
+    for item in (tmp_path / "a.png", str(tmp_path / "a.webp"), to_pil(picture), array, picture):
+        media, fps = as_media(item)
+        assert torch.equal(media, picture) and fps is None
+
+
+def test_clips_keep_their_frames_and_their_rate(tmp_path):
+    clip = noise(5, 3, 24, 36)
+    clip[3] = clip[2]  # an encoder would merge these
+    save_media(clip, tmp_path / "clip.webp", 8.0)
+    media, fps = open_media(tmp_path / "clip.webp")
+    assert torch.equal(media, clip) and fps == pytest.approx(8.0)
+    assert torch.equal(as_media(clip.permute(0, 2, 3, 1).numpy())[0], clip)
+
+
+def test_a_video_file_is_read_frame_by_frame(tmp_path):
+    av = pytest.importorskip("av")
+    frames = [np.full((32, 48, 3), value, np.uint8) for value in (20, 90, 160, 230)]
+    with av.open(str(tmp_path / "v.mp4"), "w") as out:
+        stream = out.add_stream("mpeg4", rate=12)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for frame in frames:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        out.mux(stream.encode(None))
+    media, fps = open_media(tmp_path / "v.mp4")
+    assert media.shape == (4, 3, 32, 48) and fps == 12
+    assert (media.float().mean((1, 2, 3)) - torch.tensor([20.0, 90.0, 160.0, 230.0])).abs().max() < 4
+    (tmp_path / "half.mp4").write_bytes((tmp_path / "v.mp4").read_bytes()[:200])
+    with pytest.raises(RewardError, match="cannot be read as a video"):
+        open_media(tmp_path / "half.mp4")
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    image = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
+    exif = image.getexif()
+    exif[274] = 6  # turned by 90 degrees
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert open_media(tmp_path / "turned.jpg")[0].shape == (3, 30, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("gone.png", None, "There is no file"),
+        ("text.png", b"hello", "is no picture that can be read"),
+        ("gone.mp4", None, "There is no file"),
+    ],
+)
+def test_what_is_no_picture(tmp_path, name, content, sentence):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RewardError, match=sentence):
+        open_media(tmp_path / name)
+
+
+def test_a_cut_off_picture_and_more_than_eight_bits(tmp_path):
+    to_pil(noise(3, 64, 64)).save(tmp_path / "whole.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
+    with pytest.raises(RewardError, match=r"half.png cannot be read as a picture"):
+        open_media(tmp_path / "half.png")
+    with pytest.raises(RewardError, match="8 bits a channel"):
+        from_pil(Image.fromarray(np.zeros((4, 4), np.uint16)))
+
+
+@pytest.mark.parametrize("item", [torch.rand(3, 4, 4), np.zeros((4, 4, 3)), torch.zeros(4, 4, 3, dtype=torch.uint8), 7])
+def test_what_is_neither_is_refused(item):
+    with pytest.raises(RewardError, match="A picture is a path, a PIL image"):
+        as_media(item)
+
+
+class Sizes:
+    """Scores a picture by its height; remembers how many came at once."""
+
+    spec = ScorerSpec("sizes", "Height.", (0.0, 1e4), media=("image", "video"))
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, batch: RewardBatch):
+        self.batches.append((len(batch), batch.fps))
+        rows = [(float(batch.media.shape[-2]), {"row": float(prompt)}, None) for prompt in batch.prompts]
+        return output_of_rows(rows, ["row"])
+
+
+def test_sizes_share_batches_and_order_stays():
+    heights = [11, 13, 11, 11, 13, 17, 11]
+    items = [noise(3, height, 19, seed=i) for i, height in enumerate(heights)]
+    scorer = Sizes()
+    output = score_media(scorer, items, [str(i) for i in range(7)], batch_size=3)
+    assert output.raw.tolist() == heights and output.parts["row"].tolist() == list(range(7))
+    assert sorted(count for count, _ in scorer.batches) == [1, 1, 2, 3]
+    clips = [noise(2, 3, 8, 8), noise(2, 3, 8, 8)]
+    score_media(scorer, clips, ["0", "1"], fps=6.0)
+    assert scorer.batches[-1] == (2, 6.0)
+
+
+def test_groups_stay_whole_in_batches():
+    assert batches_of(range(7), 3, "aababcc") == [[0, 1, 3], [2, 4], [5, 6]]
+    assert batches_of(range(5), 2, "aaaab") == [[0, 1, 2, 3], [4]]
+    assert batches_of(range(5), 2) == [[0, 1], [2, 3], [4]]
+
+
+def test_lengths_that_differ_are_refused():
+    with pytest.raises(RewardError, match="prompts must have one entry a picture. Got 1 for 2 pictures"):
+        score_media(Sizes(), [noise(3, 4, 4)] * 2, ["0"])
+    with pytest.raises(RewardError, match="metadata must have one entry a sample. Got 1 for 2"):
+        RewardBatch(noise(2, 3, 4, 4), ["a", "b"], [{}])
+
+
+def test_a_failed_sample_keeps_its_place():
+    output = score_media(load_reward("shapes"), [noise(3, 32, 32)] * 3, ["a red circle", "nonsense", "a red circle"])
+    assert output.ok.tolist() == [True, False, True] and math.isnan(output.raw[1]) and output.errors[1]
