@@ -7,9 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from reward_models.cli import score_command
+
+if TYPE_CHECKING:
+    from reward_models.scoring.drawing import Drawing
 
 app = typer.Typer(
     name="diffrl",
@@ -273,6 +278,16 @@ def compare(
         return
     request = CompareRequest(tuple(configs or ()), out, budget, seeds, evals, metric, target)
     start(request, _console(), dry_run)
+
+
+def _draw(drawing: Drawing) -> list[str]:
+    _quiet_libraries()
+    from diffrl.score import draw_pictures
+
+    return draw_pictures(drawing)
+
+
+app.command()(score_command(_draw))
 
 
 def _console() -> Any:

@@ -1,0 +1,13 @@
+"""What `diffrl score` and `python -m reward_models` do: files in, a table of scores out.
+
+    sources, runs, captions   which pictures and videos, with which prompts and metadata
+    choices                   which rewards, with which options
+    checks                    what is refused before anything is scored
+    identity, cache           what a score depends on, and scores that are known already
+    run, groups, samples      the work itself, a window of pictures at a time
+    output, summary, plots    rows in files, statistics, figures
+    catalogue                 all scorers, their self-tests and the contract
+    command                   all of it, in order
+
+Nothing of it is imported before a command runs.
+"""

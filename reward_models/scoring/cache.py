@@ -1,0 +1,142 @@
+"""Scores that are known already: an SQLite file from a sample's key to its score. Failures are never kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from reward_models.errors import RewardError
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE scores (
+    key TEXT PRIMARY KEY,       -- see reward_models/scoring/identity.py
+    reward TEXT NOT NULL,       -- the scorer's name and version, for whoever looks into the file
+    raw REAL NOT NULL,
+    parts TEXT NOT NULL         -- JSON object; null where a part is unknown
+) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One reward of one sample.
+
+    Args:
+        raw: NaN where it failed.
+        parts: named components; NaN where unknown.
+        error: why it failed, or None.
+    """
+
+    raw: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a score."""
+        return self.error is None
+
+
+def failure(error: str) -> Score:
+    """The score of a sample that has none."""
+    return Score(math.nan, {}, error)
+
+
+def default_path() -> Path:
+    """~/.cache/diffrl/scores.sqlite, or below XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffrl" / "scores.sqlite"
+
+
+class ScoreCache:
+    """The file. Several processes and threads may use it at once; `None` keeps scores in memory, for one run only."""
+
+    def __init__(self, path: Path | None):
+        """Open it, making it if there is none.
+
+        Raises:
+            RewardError: it cannot be made, is no cache, or is one of another version.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        with self._explained():
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(
+                path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _prepare(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL").fetchall()
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute("BEGIN IMMEDIATE")
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version == 0 and tables == 0:
+            self._database.execute(SCHEMA)
+            self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise RewardError(
+                f"{self.path} is no cache of scores that this version reads. Give another file to --cache, or "
+                "--no-cache."
+            )
+        self._database.execute("COMMIT")
+
+    def get(self, key: str) -> Score | None:
+        """A known score."""
+        with self._lock, self._explained():
+            row = self._database.execute("SELECT raw, parts FROM scores WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        parts = {name: math.nan if value is None else value for name, value in json.loads(row[1]).items()}
+        return Score(row[0], parts)
+
+    def put(self, reward: str, scores: Sequence[tuple[str, Score]]) -> None:
+        """Keep scores by key, all or none; those that failed are left out."""
+        rows = [(key, reward, score.raw, _json(score.parts)) for key, score in scores if score.ok]
+        with self._lock, self._explained():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", rows)
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file; closing twice does nothing."""
+        self._database.close()
+
+    def __enter__(self) -> ScoreCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise RewardError(
+                f"The cache of scores {self.path} cannot be used: {error}. Give another file to --cache, or --no-cache."
+            ) from error
+
+
+def _json(parts: Mapping[str, float]) -> str:
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in parts.items()})

@@ -1,0 +1,145 @@
+"""What there is, and whether it works: `--list`, `--self-test` and `--check`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reward_models.base import ScorerSpec
+from reward_models.contract import check_scorer
+from reward_models.errors import RewardError
+from reward_models.registry import SCORERS
+from reward_models.scoring.choices import Loaded, factory_of
+from reward_models.self_test import self_test
+
+PACKAGES = {
+    "clip": ("open_clip",),
+    "ocr": ("rapidocr", "onnxruntime"),
+    "tesseract": ("pytesseract",),
+    "video": ("av", "cv2"),
+    "serve": ("fastapi", "uvicorn"),
+    "parquet": ("pyarrow",),
+}
+"""Modules that each extra of the package installs."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered reward: its spec, or why it cannot be imported; `install` is what is still to be installed."""
+
+    name: str
+    spec: ScorerSpec | None
+    problem: str | None
+    install: str | None
+
+
+def entries() -> list[Entry]:
+    """All registered rewards, also those that cannot be imported here."""
+    return [_entry(name) for name in sorted(SCORERS)]
+
+
+def _entry(name: str) -> Entry:
+    try:
+        spec = factory_of(name).spec
+    except RewardError as error:
+        return Entry(name, None, str(error), _extra_of(error.__cause__))
+    missing = spec.extra is not None and any(not _is_installed(module) for module in PACKAGES.get(spec.extra, ()))
+    return Entry(name, spec, None, f"diffrl[{spec.extra}]" if missing else None)
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _extra_of(cause: BaseException | None) -> str | None:
+    """What to install for a module that an import did not find."""
+    module = (getattr(cause, "name", None) or "").partition(".")[0]
+    extra = next((extra for extra, modules in PACKAGES.items() if module in modules), None)
+    return f"diffrl[{extra}]" if extra else None
+
+
+def entries_as_json() -> list[dict[str, Any]]:
+    """The list for machines; an unbounded range ends in null."""
+    made = []
+    for entry in entries():
+        spec = entry.spec
+        facts: dict[str, Any] = {"name": entry.name, "problem": entry.problem, "install": entry.install}
+        if spec is not None:
+            facts |= {
+                "description": spec.description,
+                "range": [value if math.isfinite(value) else None for value in spec.range],
+                "higher_is_better": spec.higher_is_better,
+                "media": list(spec.media),
+                "requires": list(spec.requires),
+                "uses_prompt": spec.uses_prompt,
+                "scope": spec.scope,
+                "version": spec.version,
+                "memory": spec.memory,
+                "extra": spec.extra,
+                "weights": spec.weights,
+                "code_license": spec.code_license,
+                "weights_license": spec.weights_license,
+                "citation": spec.citation,
+            }
+        made.append(facts)
+    return made
+
+
+def show_entries(console: Console) -> None:
+    """Print the list."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("reward", style="bold", no_wrap=True)
+    for column in ("media", "needs", "range", "install"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it measures")
+    for entry in entries():
+        install = Text(f"pip install '{entry.install}'" if entry.install else "", style="yellow")
+        if entry.spec is None:
+            table.add_row(entry.name, "", "", "", install, Text(entry.problem or "", style="red"))
+            continue
+        spec = entry.spec
+        needs = [
+            *(["prompt"] if spec.uses_prompt else []),
+            *spec.requires,
+            *(["group"] if spec.scope == "group" else []),
+        ]
+        low, high = ("" if math.isinf(value) else f"{value:g}" for value in spec.range)
+        arrow = "" if spec.higher_is_better else ", lower is better"
+        span = f"{low or '-inf'} to {high or 'inf'}{arrow}"
+        table.add_row(entry.name, ", ".join(spec.media), ", ".join(needs), span, install, Text(spec.description))
+    console.print(table)
+
+
+def show_self_test(reward: Loaded, console: Console) -> bool:
+    """Score pairs of known order and print them; whether all is well."""
+    found = self_test(reward.scorer)
+    higher = reward.scorer.spec.higher_is_better
+    table = Table(title=Text(f"Self-test of {reward.label}"), title_justify="left", box=None, pad_edge=False)
+    table.add_column("the right sample is right because")
+    for column in ("right", "wrong", ""):
+        table.add_column(column, justify="right")
+    for why, good, bad in found.scores:
+        won = good > bad if higher else good < bad
+        table.add_row(Text(why), f"{good:.5g}", f"{bad:.5g}", Text("ok" if won else "LOST", "green" if won else "red"))
+    console.print(table)
+    return _verdict("self-test", reward, found.passed, list(found.problems), console)
+
+
+def show_check(reward: Loaded, console: Console) -> bool:
+    """Hold a scorer against the contract and print what is wrong; whether all is well."""
+    problems = check_scorer(reward.scorer)
+    return _verdict("contract", reward, not problems, problems, console)
+
+
+def _verdict(what: str, reward: Loaded, passed: bool, problems: list[str], console: Console) -> bool:
+    for problem in problems:
+        console.print(Text(f"- {problem}"), soft_wrap=True)
+    verdict = Text("PASS" if passed else "FAIL", style="bold green" if passed else "bold red")
+    console.print(verdict.append(f" {what} of {reward.label}", style="default"), soft_wrap=True)
+    return passed

@@ -1,0 +1,225 @@
+"""Which rewards are wanted, with which options: from the command line, or from a training recipe."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reward_models.base import Scorer, ScorerSpec
+from reward_models.errors import RewardError
+from reward_models.registry import load_reward, resolve_scorer
+from reward_models.scoring.values import read_yaml
+
+BATCH_SIZE = 16
+NUMBERS = {"weight": 1.0, "shift": 0.0, "scale": 1.0}
+KEYS = ("name", "label", "options", *NUMBERS, "batch_size", "device", "dtype")
+"""What is read of a recipe's reward."""
+TRAINING_KEYS = ("schedule", "timeout")
+"""What a recipe may say besides; it concerns training only."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One reward.
+
+    Args:
+        name: a registered name or "module:Object".
+        label: what it is called in tables and files.
+        options: keyword arguments of the scorer.
+        weight: of its share in the total, `weight * (raw - shift) / scale`; None where no total is asked for.
+        shift: see weight.
+        scale: see weight.
+        batch_size: samples given to the scorer at once; None: 16.
+        device: None: "auto".
+        dtype: of the scorer's weights; None: its own default.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weight: float | None = None
+    shift: float = 0.0
+    scale: float = 1.0
+    batch_size: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A reward that is ready to score."""
+
+    choice: Choice
+    scorer: Scorer
+    batch_size: int
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables and files."""
+        return self.choice.label
+
+
+def choose(rewards: Sequence[str], options: Sequence[str], config: Path | None = None) -> list[Choice]:
+    """Read `--reward [LABEL=]NAME`, `--option [LABEL.]KEY=VALUE` and `--config FILE`.
+
+    Raises:
+        RewardError: no reward, an unknown one, two of the same label, or an option that belongs to none.
+    """
+    choices = _of_recipe(config) if config is not None else []
+    for text in rewards:
+        label, separator, name = text.partition("=")
+        choices.append(Choice(name if separator else text, label))
+    if not choices:
+        raise RewardError("At least one reward is needed. Give --reward NAME; diffrl score --list shows all.")
+    for choice in choices:
+        resolve_scorer(choice.name)
+    labels = [choice.label for choice in choices]
+    if "total" in labels:
+        raise RewardError("The label 'total' is that of the weighted sum. Give another: --reward LABEL=NAME.")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise RewardError(
+            f"Two rewards cannot have the same label. Got {', '.join(repeated)} more than once. Give labels: --reward "
+            f"first={repeated[0]} --reward second={repeated[0]}."
+        )
+    for text in options:
+        number, key, value = _option(text, labels)
+        choices[number] = replace(choices[number], options={**choices[number].options, key: value})
+    return choices
+
+
+def _option(text: str, labels: Sequence[str]) -> tuple[int, str, Any]:
+    """The number of the reward that an option belongs to, its key and its value."""
+    path, separator, value = text.partition("=")
+    owners = [label for label in labels if path.startswith(f"{label}.")]
+    owner = max(owners, key=len, default=labels[0] if len(labels) == 1 else None)
+    key = path.removeprefix(f"{owner}.")
+    if separator and owner is not None and key.isidentifier():
+        return labels.index(owner), key, read_yaml(value, f"The value of --option {path}")
+    if separator and key.isidentifier():
+        raise RewardError(
+            f"With several rewards an option says whose it is: --option LABEL.{key}={value}. Labels: "
+            f"{', '.join(labels)}."
+        )
+    raise RewardError(
+        f"An option is [LABEL.]KEY=VALUE, such as {labels[0]}.device=cpu. Got {text!r}. Labels: {', '.join(labels)}."
+    )
+
+
+def _of_recipe(path: Path) -> list[Choice]:
+    """The rewards of a YAML file: a list of them, or a training configuration with `rewards:`."""
+    try:
+        found = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+    except FileNotFoundError:
+        raise RewardError(f"There is no file {path}. Check the path given to --config.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RewardError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    rewards = found.get("rewards") if isinstance(found, Mapping) else found
+    if not isinstance(rewards, list) or not rewards:
+        raise RewardError(f"--config takes a YAML list of rewards, or a mapping with `rewards:`. {path} has neither.")
+    return [_of_entry(entry, f"rewards.{number} of {path}") for number, entry in enumerate(rewards)]
+
+
+def _of_entry(entry: Any, where: str) -> Choice:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise RewardError(f"{where} must be a mapping with a `name`. Got {entry!r}.")
+    unknown = [key for key in entry if key not in (*KEYS, *TRAINING_KEYS)]
+    if unknown:
+        close = difflib.get_close_matches(str(unknown[0]), KEYS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise RewardError(f"{where} has the unknown key {unknown[0]!r}.{hint} Known keys: {', '.join(KEYS)}.")
+    numbers = {key: entry.get(key, default) for key, default in NUMBERS.items()}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise RewardError(f"{key} of {where} must be a number. Got {value!r}.")
+    if numbers["scale"] == 0:
+        raise RewardError(f"scale of {where} divides: it must not be 0.")
+    options, batch_size = entry.get("options") or {}, entry.get("batch_size")
+    if not isinstance(options, Mapping):
+        raise RewardError(f"options of {where} must be a mapping. Got {options!r}.")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise RewardError(f"batch_size of {where} must be a whole number of at least 1. Got {batch_size!r}.")
+    label = str(entry.get("label") or entry["name"])
+    choice = Choice(entry["name"], label, options, **numbers)
+    return replace(choice, batch_size=batch_size, device=entry.get("device"), dtype=entry.get("dtype"))
+
+
+def load(
+    choices: Sequence[Choice], device: str | None = None, dtype: str | None = None, batch_size: int | None = None
+) -> list[Loaded]:
+    """Make the scorers.
+
+    Args:
+        choices: what is wanted.
+        device: auto, cpu, cuda or cuda:1, in place of what the choices say.
+        dtype: of the weights of those that have some, in place of what the choices say.
+        batch_size: in place of what the choices say.
+
+    Raises:
+        RewardError: one of them cannot be loaded, or none of them has a dtype although one is given.
+    """
+    taking = [takes(choice.name, "dtype") for choice in choices]
+    if dtype is not None and not any(taking):
+        raise RewardError(
+            f"--dtype is for rewards with weights. None of {', '.join(c.label for c in choices)} takes one. Remove it."
+        )
+    made = []
+    for choice, has_dtype in zip(choices, taking, strict=True):
+        wanted = dtype if dtype is not None and has_dtype else choice.dtype
+        if wanted is not None:
+            choice = replace(choice, options={"dtype": wanted, **choice.options})
+        place = device_of(device or choice.device or "auto")
+        scorer = load_reward(choice.name, **choice.options)
+        if not isinstance(getattr(scorer, "spec", None), ScorerSpec) or not callable(scorer):
+            raise RewardError(
+                f"A reward is a callable with a `spec` and `to`. {choice.name} gives a {type(scorer).__name__}, which "
+                "is none. See reward_models.Scorer."
+            )
+        made.append(Loaded(choice, scorer.to(place), batch_size or choice.batch_size or BATCH_SIZE))
+    return made
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether a scorer's constructor names this option."""
+    factory = factory_of(name)
+    try:
+        return option in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable that does not tell its arguments
+        return False
+
+
+def factory_of(name: str) -> Any:
+    """The class, or function, behind a reward's name.
+
+    Raises:
+        RewardError: it cannot be imported.
+    """
+    module, _, attribute = resolve_scorer(name).partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RewardError(f"The reward {name!r} cannot be imported: {error}.") from error
+
+
+def device_of(name: str) -> str:
+    """The torch device that a name stands for; "auto" is cuda if there is one, else cpu.
+
+    Raises:
+        RewardError: no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise RewardError(f"--device is auto, cpu, cuda or cuda:NUMBER. Got {name!r}.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise RewardError(f"There is no device {name}: {torch.cuda.device_count()} CUDA devices are seen. Use cpu.")
+    return name

@@ -1,0 +1,114 @@
+"""Rewards that compare a sample with its group, such as diversity: one whole group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reward_models.errors import RewardError
+from reward_models.media import open_media
+from reward_models.scoring.cache import Score, ScoreCache, failure
+from reward_models.scoring.choices import Loaded
+from reward_models.scoring.identity import file_digest, sample_key
+from reward_models.scoring.items import Item, Peek
+from reward_models.scoring.samples import Read, call_scorer, title, wrong_kind
+
+LARGEST, LARGEST_BYTES = 1024, 2**31
+"""Samples of a group, and their pixels, all of which are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A score, and whether it was known before."""
+
+    score: Score
+    cached: bool = False
+
+
+def score_groups(
+    reward: Loaded,
+    identity: str,
+    items: Sequence[Item],
+    peeks: Sequence[Peek],
+    cache: ScoreCache,
+    advance: Callable[[int], None],
+) -> list[Known]:
+    """Score all groups with one reward.
+
+    Groups are those of a run; elsewhere pictures of the same prompt, or those of one folder where there are no prompts.
+    A picture that cannot be read has a failure, and the others of its group are compared without it. Scores are cached
+    under a key of all members, so that one more picture makes all of its group new.
+
+    Returns:
+        A score an item.
+
+    Raises:
+        RewardError: a group that is too large to be held, or that the scorer refuses.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row, item in enumerate(items):
+        groups.setdefault(item.group_key, []).append(row)
+    for rows in groups.values():
+        size = sum(peeks[row].size for row in rows)
+        if len(rows) > LARGEST or size > LARGEST_BYTES:
+            raise RewardError(
+                f"The reward {reward.label} compares all files of a group with each other, and takes groups of up to "
+                f"{LARGEST} files and {LARGEST_BYTES / 1e9:.1f} GB of pixels. Got one of {len(rows)} files and "
+                f"{size / 1e9:.1f} GB, with {items[rows[0]].name}. Give prompts (equal prompts are a group), put "
+                "groups into folders, or use --limit."
+            )
+    found: list[Known] = [Known(failure("not scored"))] * len(items)
+    for rows in groups.values():
+        members = [items[row] for row in rows]
+        for row, known in zip(rows, _score_group(reward, identity, members, cache), strict=True):
+            found[row] = known
+        advance(len(rows))
+    return found
+
+
+def _score_group(reward: Loaded, identity: str, members: Sequence[Item], cache: ScoreCache) -> list[Known]:
+    scores: dict[int, Known] = {}
+    digests: dict[int, str] = {}
+    for place, item in enumerate(members):
+        try:
+            digests[place] = file_digest(item.path)
+        except OSError as error:
+            scores[place] = Known(failure(f"{item.name} cannot be read: {error.strerror}."))
+    everyone = list(digests.values())
+    keys = {
+        place: sample_key(identity, digest, members[place], reward.scorer.spec.uses_prompt, everyone)
+        for place, digest in digests.items()
+    }
+    known = {place: cache.get(key) for place, key in keys.items()}
+    if keys and all(score is not None for score in known.values()):
+        scores |= {place: Known(score, cached=True) for place, score in known.items() if score is not None}
+        return [scores[place] for place in range(len(members))]
+    opened: dict[int, Read] = {}
+    for place in keys:
+        try:
+            media, fps = open_media(members[place].path)
+        except RewardError as error:
+            scores[place] = Known(failure(str(error)))
+        else:
+            opened[place] = Read(members[place], media=media, fps=fps)
+            problem = wrong_kind(reward, opened[place])
+            if problem is not None:
+                del opened[place]
+                scores[place] = Known(failure(problem))
+    for place, score in zip(opened, _compare(reward, list(opened.values())), strict=True):
+        scores[place] = Known(score)
+    cache.put(
+        title(reward),
+        [(keys[place], scores[place].score) for place in opened],
+    )
+    return [scores[place] for place in range(len(members))]
+
+
+def _compare(reward: Loaded, samples: Sequence[Read]) -> list[Score]:
+    if not samples:
+        return []
+    shapes = {sample.shape for sample in samples}
+    if len(shapes) == 1 and len({sample.fps for sample in samples}) == 1:
+        return call_scorer(reward, samples, grouped=True)
+    sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(shapes)[:3])
+    return [failure(f"its group holds pictures of different sizes ({sizes}), which cannot be compared")] * len(samples)

@@ -1,0 +1,143 @@
+"""What a score depends on, as one hash: change any of it and the sample is scored anew.
+
+    the file's bytes, prompt and metadata     of the sample; prompts only where the scorer uses them
+    the scorer's name and version             as its spec says
+    its options, defaults filled in           without `device`, which changes the last digits at most
+    its weights                               size and modification time of every file that an option names, the commit
+                                              of a hub repository as it lies in the local cache
+    its source                                of scorers of the user's own, which rarely count versions
+    the other members                         of the sample's group, for scorers that compare them
+
+The weights behind a server cannot be seen: of remote scorers only the address, the options and the version count.
+
+Bytes and not pixels: a known file is then never decoded, so a second run over thousands of pictures takes seconds. The
+price is that the same picture saved in another format is scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reward_models.registry import SCORERS
+from reward_models.scoring.choices import Loaded, factory_of
+from reward_models.scoring.items import Item
+
+SCHEME = 1
+"""Changes whenever the same sample and scorer would hash otherwise."""
+BLOCK = 2**20
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes; OSError where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def scorer_identity(reward: Loaded) -> str:
+    """Everything of a scorer that its scores depend on, as a hash."""
+    spec = reward.scorer.spec
+    factory = factory_of(reward.choice.name)
+    options = _with_defaults(factory, reward.choice.options)
+    options.pop("device", None)
+    values = list(_texts(options))
+    return _hash(
+        {
+            "scheme": SCHEME,
+            "name": reward.choice.name,
+            "spec": [spec.name, spec.version],
+            "options": options,
+            "weights": [mark for value in [*values, spec.weights] if value for mark in _weights(value)],
+            "source": [mark for value in [reward.choice.name, *values] for mark in _source(value)],
+        }
+    )
+
+
+def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group: Sequence[str] = ()) -> str:
+    """The key of a score.
+
+    Args:
+        identity: of the scorer.
+        digest: of the item's file.
+        item: the sample.
+        uses_prompt: whether its prompt matters.
+        group: digests of all members of its group, where they matter; in any order.
+    """
+    prompt = item.prompt if uses_prompt else None
+    return _hash([identity, digest, prompt, dict(item.metadata), sorted(group)])
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _with_defaults(factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        bound = inspect.signature(factory).bind(**options)
+    except (TypeError, ValueError):  # a callable that does not tell its arguments
+        return dict(options)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested options."""
+    if isinstance(value, str | Path):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _texts(value[key])
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _weights(text: str) -> list[str]:
+    """Marks of the files that a text names: a file, a folder, or a hub repository in the local cache."""
+    try:
+        path = Path(text).expanduser()
+        if path.is_file():
+            return [_mark(path, path.parent)]
+        if path.is_dir():
+            inside = sorted(Path(folder) / name for folder, _, files in os.walk(path) for name in files)
+            return [_mark(file, path) for file in inside]
+    except (OSError, ValueError, RuntimeError):  # a long prompt template, or "~nobody"
+        return []
+    return [_commit(text)] if text.count("/") == 1 and not text.startswith((".", "/", "~")) else []
+
+
+def _mark(file: Path, root: Path) -> str:
+    facts = file.stat()
+    return f"{file.relative_to(root)} {facts.st_size} {facts.st_mtime_ns}"
+
+
+def _commit(repository: str) -> str:
+    """The commit of `main` that the local hub cache holds; empty if it holds none."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    reference = cache / f"models--{repository.replace('/', '--')}" / "refs" / "main"
+    try:
+        return reference.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _source(text: str) -> list[str]:
+    """The hash of the source of a scorer that is named as "module:Object"."""
+    module, separator, attribute = text.partition(":")
+    if text in SCORERS or not separator or not attribute.isidentifier() or not module.replace(".", "").isidentifier():
+        return []
+    try:
+        return [file_digest(Path(str(inspect.getsourcefile(importlib.import_module(module)))))]
+    except (ImportError, OSError, TypeError, ValueError):  # it only looks like a module
+        return []

@@ -1,0 +1,92 @@
+"""The samples of a training run, from the index that the run keeps of them: samples.sqlite, opened read-only.
+
+Its tables belong to diffrl, of which nothing is imported here; only the columns that scoring needs are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from reward_models.errors import RewardError
+from reward_models.scoring.items import Item
+
+INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
+ADDRESS = ("stage", "iteration", "group_id", "root", "path", "seed")
+NO_PICTURE = "stored without a picture"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is the directory of a run that kept samples."""
+    return (path / INDEX).is_file()
+
+
+def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skipped: Counter[str]) -> list[Item]:
+    """Samples whose pictures were kept, in the order of iteration, stage, group, root and path.
+
+    Args:
+        run: its directory; the run may be going on.
+        stage: "train", "eval", ...; None: all.
+        iterations: only these; empty: all.
+        skipped: gets the count of samples without a picture.
+
+    Raises:
+        RewardError: an index of another version or a broken one, or nothing of that stage and iteration in it.
+    """
+    index = run / INDEX
+    with _opened(index) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise RewardError(
+                f"{index} has schema {version}, this version reads {SCHEMA_VERSION}. Use matching versions."
+            )
+        where: list[str] = ["1"]
+        values: list[Any] = []
+        if stage is not None:
+            where.append("stage = ?")
+            values.append(stage)
+        if iterations:
+            where.append(f"iteration IN ({', '.join('?' * len(iterations))})")
+            values.extend(iterations)
+        order = "iteration, stage, group_id, root, path"
+        select = f"SELECT {', '.join(ADDRESS)}, prompt, metadata, picture FROM samples"
+        rows = database.execute(f"{select} WHERE {' AND '.join(where)} ORDER BY {order}", values).fetchall()
+        if not rows:
+            there = database.execute(
+                "SELECT stage, min(iteration), max(iteration) FROM samples GROUP BY stage"
+            ).fetchall()
+            told = "; ".join(f"{name}, iterations {low} to {high}" for name, low, high in there) or "nothing"
+            raise RewardError(f"{index} holds no samples of that stage and iteration. It has: {told}.")
+    skipped[NO_PICTURE] += sum(row[-1] is None for row in rows)
+    return [_item(run, row) for row in rows if row[-1] is not None]
+
+
+@contextmanager
+def _opened(index: Path) -> Iterator[sqlite3.Connection]:
+    mode = "ro"
+    if not os.access(index.parent, os.W_OK) and not index.with_name(f"{INDEX}-wal").exists():
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
+    try:
+        database = sqlite3.connect(f"{index.resolve().as_uri()}?mode={mode}", uri=True, timeout=30)
+        try:
+            yield database
+        finally:
+            database.close()
+    except sqlite3.Error as error:
+        raise RewardError(f"The sample index {index} cannot be used: {error}. Is it a run's, and whole?") from error
+
+
+def _item(run: Path, row: tuple[Any, ...]) -> Item:
+    *address, prompt, metadata, picture = row
+    path = run / picture
+    if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(run / PICTURES)):
+        raise RewardError(f"{run / INDEX} names a picture outside its run: {picture!r}. Do not trust this run.")
+    sample = dict(zip(("stage", "iteration", "group", "root", "path", "seed"), address, strict=True))
+    group = (str(run), sample["stage"], sample["iteration"], sample["group"])
+    return Item(path, str(path), run, prompt, json.loads(metadata), sample, group)

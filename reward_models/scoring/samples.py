@@ -1,0 +1,91 @@
+"""One sample in work, and the one place where a scorer is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from reward_models.base import RewardBatch
+from reward_models.errors import RewardError
+from reward_models.scoring.cache import Score, failure
+from reward_models.scoring.choices import Loaded
+from reward_models.scoring.items import Item
+
+
+@dataclass
+class Read:
+    """A sample of the window.
+
+    Args:
+        item: what it is.
+        scores: what is known of it, by label.
+        keys: of what is not known, by label.
+        media: its pixels, if there is anything left to score.
+        fps: of a video.
+        cached: labels of the scores that were known before this run.
+    """
+
+    item: Item
+    scores: dict[str, Score] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    media: Tensor | None = None
+    fps: float | None = None
+    cached: frozenset[str] = frozenset()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its pixels; empty if they are not held."""
+        return () if self.media is None else tuple(self.media.shape)
+
+
+def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) -> list[Score]:
+    """Give a scorer one batch of samples of one size.
+
+    Raises:
+        RewardError: it refuses them, or the memory does not suffice.
+    """
+    batch = RewardBatch(
+        torch.stack([sample.media for sample in samples if sample.media is not None]),
+        [sample.item.prompt or "" for sample in samples],
+        [sample.item.metadata for sample in samples],
+        samples[0].fps,
+        [0] * len(samples) if grouped else (),
+    )
+    try:
+        output = reward.scorer(batch)
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).lower()
+        if not isinstance(error, MemoryError) and "out of memory" not in text and "can't allocate memory" not in text:
+            raise
+        raise RewardError(
+            f"The memory did not suffice for {len(batch)} sample{'s' if len(batch) > 1 else ''} at once with the "
+            f"reward {reward.label}. Lower --batch-size, or score with fewer rewards at a time; what was scored so far "
+            "is in the cache."
+        ) from error
+    made = []
+    for row in range(len(batch)):
+        raw, error_text = float(output.raw[row]), output.errors[row]
+        if not bool(output.ok[row]) or not math.isfinite(raw):
+            made.append(failure(error_text or f"the scorer returned {raw}"))
+        else:
+            made.append(Score(raw, {name: float(values[row]) for name, values in output.parts.items()}))
+    return made
+
+
+def wrong_kind(reward: Loaded, sample: Read) -> str | None:
+    """Why a sample's pixels are not what a reward scores: a file whose suffix says another thing than its content."""
+    kind = "video" if len(sample.shape) == 4 else "image"
+    return (
+        None
+        if kind in reward.scorer.spec.media
+        else f"{sample.item.name} is a {kind}, which {reward.label} cannot score."
+    )
+
+
+def title(reward: Loaded) -> str:
+    """The scorer's name and version, as the cache notes them."""
+    return f"{reward.choice.name} {reward.scorer.spec.version}"

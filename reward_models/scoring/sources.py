@@ -1,0 +1,187 @@
+"""Paths to samples: files, folders, patterns, folders of `diffrl generate` and directories of runs."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reward_models.errors import RewardError
+from reward_models.scoring.captions import (
+    METADATA_INDEX,
+    SAMPLE_KEYS,
+    SAMPLES_INDEX,
+    Caption,
+    from_prompts_file,
+    read_captions,
+    with_captions,
+)
+from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
+from reward_models.scoring.runs import is_run, samples_of_run
+
+HIDDEN, OTHER, UNLISTED = "hidden", "neither picture nor video", f"not in {SAMPLES_INDEX}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples, and their prompts.
+
+    Args:
+        paths: files, folders, patterns ("out/**/*.png") or directories of runs.
+        stage: of runs, only this stage.
+        iterations: of runs, only these; empty: all.
+        prompt: of every picture.
+        prompts: a file of prompts; see `captions.from_prompts_file`.
+        media: "image" or "video": only these; None: all.
+        limit: only the first, after sorting.
+    """
+
+    paths: Sequence[str]
+    stage: str | None = None
+    iterations: Sequence[int] = ()
+    prompt: str | None = None
+    prompts: Path | None = None
+    media: str | None = None
+    limit: int | None = None
+
+
+def collect(selection: Selection) -> Found:
+    """Find the samples. The order is that of the paths given; within a folder by name, runs by address.
+
+    Raises:
+        RewardError: a path that does not exist, no picture at all, or prompts that cannot be read.
+    """
+    if selection.prompt is not None and selection.prompts is not None:
+        raise RewardError("--prompt TEXT and --prompts FILE cannot both say the prompts. Give one of them.")
+    if selection.media not in (None, "image", "video"):
+        raise RewardError(f"--media is image or video. Got {selection.media!r}.")
+    skipped: Counter[str] = Counter()
+    found: dict[Path, Item] = {}
+    runs = [path for path in selection.paths if is_run(Path(path))]
+    if not runs and (selection.stage is not None or selection.iterations):
+        raise RewardError("--stage and --iteration choose from the directory of a run. None was given. Remove them.")
+    for text in selection.paths:
+        if text in runs:
+            items = samples_of_run(Path(text), selection.stage, selection.iterations, skipped)
+        else:
+            items = _of_path(text, skipped)
+        for item in items:  # of a file that is given twice the first counts
+            found.setdefault(Path(os.path.abspath(item.path)), item)
+    items = list(found.values())
+    if selection.media is not None:
+        kept = [item for item in items if peek(item.path).kind in (selection.media, None)]
+        skipped[f"not {'an' if selection.media == 'image' else 'a'} {selection.media}"] = len(items) - len(kept)
+        items = kept
+    if not items:
+        told = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        raise RewardError(
+            f"There is no picture or video in {', '.join(selection.paths)}{f' ({told})' if told else ''}. Files must "
+            f"end in {', '.join(MEDIA_SUFFIXES)}."
+        )
+    if selection.prompt is not None:
+        items = [replace(item, prompt=selection.prompt) for item in with_captions(items)]
+    elif selection.prompts is not None:
+        items = from_prompts_file(items, selection.prompts, [item.root for item in _one_a_root(items)])
+    else:
+        items = with_captions(items)
+    return Found(items[: selection.limit], +skipped)
+
+
+def _one_a_root(items: Sequence[Item]) -> list[Item]:
+    return list({item.root: item for item in items}.values())
+
+
+def _of_path(text: str, skipped: Counter[str]) -> list[Item]:
+    path = Path(text)
+    if path.is_dir():
+        return _of_folder(path, skipped)
+    if path.is_file():
+        if not is_media(path):
+            raise RewardError(
+                f"{path} is no picture or video that can be scored. Files must end in {', '.join(MEDIA_SUFFIXES)}."
+            )
+        listed = _listed(path.parent, [path], Counter())
+        return listed or [Item(path, str(path), path.parent)]
+    if not glob.has_magic(text):
+        raise RewardError(f"There is no file or folder {text}. Check the path; put patterns in quotes.")
+    matches = sorted(Path(match) for match in glob.glob(text, recursive=True))
+    if not matches:
+        raise RewardError(f"No file matches {text!r}. Check the pattern; ** stands for any depth of folders.")
+    root = Path(*_before_magic(path.parts))
+    items: list[Item] = []
+    files: dict[Path, list[Path]] = {}
+    for match in matches:
+        if match.is_dir():
+            continue  # "**/*" lists folders beside the files in them
+        if is_media(match):
+            files.setdefault(match.parent, []).append(match)
+        else:
+            skipped[OTHER] += not _is_caption(match)
+    for folder, members in files.items():
+        items += [replace(item, root=root) for item in _listed(folder, members, skipped)]
+    return sorted(items, key=lambda item: item.path.parts)
+
+
+def _before_magic(parts: Sequence[str]) -> list[str]:
+    plain = []
+    for part in parts[:-1]:
+        if glob.has_magic(part):
+            break
+        plain.append(part)
+    return plain
+
+
+def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
+    """Everything below a folder, sorted, without what is hidden."""
+    items: list[Item] = []
+    for name, folders, files in os.walk(root):
+        skipped[HIDDEN] += sum(entry.startswith(".") for entry in [*files, *folders])
+        folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
+        visible = sorted(entry for entry in files if not entry.startswith("."))
+        paths = [Path(name) / entry for entry in visible]
+        skipped[OTHER] += sum(not is_media(path) and not _is_caption(path) for path in paths)
+        items += _listed(Path(name), [path for path in paths if is_media(path)], skipped, whole=True)
+    return [replace(item, root=root) for item in sorted(items, key=lambda item: item.path.parts)]
+
+
+def _is_caption(path: Path) -> bool:
+    if path.name in (METADATA_INDEX, SAMPLES_INDEX):
+        return True
+    return path.suffix == ".txt" and any(path.with_suffix(suffix).exists() for suffix in MEDIA_SUFFIXES)
+
+
+def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:
+    """Items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
+
+    So the grid of all pictures, which lies beside them, is left out.
+
+    Args:
+        folder: where they are.
+        files: some of them, or all.
+        skipped: gets the count of those left out.
+        whole: all are meant, also listed ones that are gone: they will fail.
+    """
+    index = folder / SAMPLES_INDEX
+    captions = read_captions(index) if index.is_file() else []
+    if not any(caption.file is not None for caption in captions):  # somebody else's file of that name
+        return [Item(path, str(path), folder) for path in files]
+    by_path = {_inside(folder, caption, index): caption for caption in captions if caption.file is not None}
+    skipped[UNLISTED] += sum(path not in by_path for path in files)
+    chosen = by_path if whole else [path for path in files if path in by_path]
+    return [_generated(path, by_path[path], folder) for path in chosen]
+
+
+def _inside(folder: Path, caption: Caption, index: Path) -> Path:
+    path = folder / str(caption.file)
+    if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
+        return path
+    raise RewardError(f"{index} names a picture outside its folder: {caption.file!r}. Do not trust this folder.")
+
+
+def _generated(path: Path, caption: Caption, folder: Path) -> Item:
+    metadata = {key: value for key, value in caption.metadata.items() if key not in SAMPLE_KEYS}
+    sample = {key: caption.metadata[key] for key in SAMPLE_KEYS if key in caption.metadata}
+    return Item(path, str(path), folder, caption.prompt, metadata, sample)

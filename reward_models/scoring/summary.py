@@ -1,0 +1,172 @@
+"""What all the scores amount to: statistics, the best and the worst, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reward_models.scoring.choices import Loaded
+from reward_models.scoring.output import total_of
+from reward_models.scoring.run import Row
+
+TOTAL = "total"
+EXTREMES = 3
+"""How many of the best and of the worst are shown."""
+STATISTICS = ("n", "mean", "std", "min", "median", "max", "failed")
+
+
+@dataclass
+class Series:
+    """All scores of one reward.
+
+    Args:
+        label: of the reward, or "total".
+        higher_is_better: see the scorer's spec.
+        version: of the scorer; None for the total.
+        remote: a server computed it, whose weights cannot be seen from here.
+        values: NaN where it failed.
+        cached: how many were known before.
+        errors: the first different messages, each with the file that it was first said of.
+        failed: how many failed.
+    """
+
+    label: str
+    higher_is_better: bool = True
+    version: str | None = None
+    remote: bool = False
+    values: list[float] = field(default_factory=list)
+    cached: int = 0
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    failed: int = 0
+
+    def add(self, name: str, value: float, error: str | None, cached: bool) -> None:
+        """Add a sample's score."""
+        self.values.append(value)
+        self.cached += cached
+        if error is not None:
+            self.failed += 1
+            if len(self.errors) < EXTREMES and error not in (told for _, told in self.errors):
+                self.errors.append((name, error))
+
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """(N,) with NaN where it failed."""
+        return np.array(self.values, dtype=np.float64)
+
+    def statistics(self) -> dict[str, float | int | None]:
+        """N scored, mean, standard deviation (of the sample, n - 1), min, median, max and failed."""
+        good = self.array[np.isfinite(self.array)]
+        made: dict[str, float | int | None] = {"n": len(good)}
+        if len(good) == 0:
+            made |= dict.fromkeys(("mean", "std", "min", "median", "max"))
+        else:
+            std = float(good.std(ddof=1)) if len(good) > 1 else 0.0
+            made |= {"mean": float(good.mean()), "std": std, "min": float(good.min())}
+            made |= {"median": float(np.median(good)), "max": float(good.max())}
+        return {**made, "failed": self.failed}
+
+    def ranked(self) -> list[int]:
+        """Rows that have a score, best first; equal ones in their order."""
+        sign = -1 if self.higher_is_better else 1
+        rows = [row for row, value in enumerate(self.values) if math.isfinite(value)]
+        return sorted(rows, key=lambda row: sign * self.values[row])
+
+
+class Summary:
+    """Collects rows; keeps a name and a number per reward of each."""
+
+    def __init__(self, rewards: Sequence[Loaded]):
+        self._rewards = rewards
+        self.names: list[str] = []
+        specs = [(reward.label, reward.scorer.spec) for reward in rewards]
+        self.series = [Series(label, spec.higher_is_better, spec.version, spec.remote) for label, spec in specs]
+        if any(reward.choice.weight for reward in rewards):
+            self.series.append(Series(TOTAL))
+        self.failed_files = 0
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self.names.append(row.item.name)
+        self.failed_files += any(not score.ok for score in row.scores.values())
+        for series in self.series[: len(self._rewards)]:
+            score = row.scores[series.label]
+            series.add(row.item.name, score.raw, score.error, series.label in row.cached)
+        total = total_of(row, self._rewards)
+        if total is not None:
+            error = None if math.isfinite(total) else "a reward of the sum failed"
+            self.series[-1].add(row.item.name, total, error, cached=False)
+
+    def extremes(self, series: Series) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+        """The best samples, best first, and the worst, worst first, with their scores; none is both."""
+        ranked = series.ranked()
+        count = min(EXTREMES, len(ranked) // 2) or len(ranked)
+        named = [(self.names[row], series.values[row]) for row in ranked]
+        return named[:count], named[: -count - 1 : -1] if len(ranked) > 1 else []
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for machines."""
+        rewards = {}
+        for series in self.series:
+            best, worst = self.extremes(series)
+            rewards[series.label] = {
+                **series.statistics(),
+                "version": series.version,
+                "cached": series.cached,
+                "higher_is_better": series.higher_is_better,
+                "best": [{"file": name, "raw": value} for name, value in best],
+                "worst": [{"file": name, "raw": value} for name, value in worst],
+                "errors": [{"file": name, "error": error} for name, error in series.errors],
+            }
+        return {"files": len(self.names), "failed_files": self.failed_files, "rewards": rewards}
+
+    def show(self, console: Console) -> None:
+        """Print a table of statistics, and the best and the worst of each reward."""
+        table = Table(title=f"{len(self.names)} files", title_justify="left", box=None, pad_edge=False)
+        table.add_column("reward", style="bold")
+        for name in STATISTICS:
+            table.add_column(name, justify="right")
+        for series in self.series:
+            cells = ["–" if value is None else _short(value) for value in series.statistics().values()]
+            label = Text(series.label + ("" if series.higher_is_better else " (lower is better)"))
+            table.add_row(label, *cells[:-1], Text(cells[-1], style="red" if series.failed else "dim"))
+        console.print(table)
+        for series in self.series:
+            for title, entries in zip(("best", "worst"), self.extremes(series), strict=True):
+                line = Text(f"{title} {series.label}: ", style="dim")
+                line.append(", ".join(f"{name} ({_short(value)})" for name, value in entries), style="default")
+                if entries:
+                    console.print(line, soft_wrap=True)
+
+    def notes(self) -> list[str]:
+        """A line for each reward whose cached scores may be older than what its server has by now."""
+        return [
+            f"{series.cached} scores of {series.label} are from the cache. What a server computes with cannot be seen "
+            "from here: if its weights were changed, score with --no-cache."
+            for series in self.series
+            if series.remote and series.cached
+        ]
+
+    def failures(self) -> list[str]:
+        """A line for each reward that failed on something."""
+        lines = []
+        for series in self.series[: len(self._rewards)]:
+            if series.failed:
+                told = "; ".join(f"{name}: {error}" for name, error in series.errors)
+                more = "; ..." if series.failed > len(series.errors) else ""
+                lines.append(f"{series.label} failed for {series.failed} of {len(self.names)} files. {told}{more}")
+        return lines
+
+
+def _short(value: float) -> str:
+    """Four digits; large numbers in full, so that columns stay narrow."""
+    if isinstance(value, int) or 1e4 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:.4g}"

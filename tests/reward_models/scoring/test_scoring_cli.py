@@ -1,0 +1,162 @@
+"""`python -m reward_models` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reward_models.registry import SCORERS
+
+PROGRAM = """
+import sys
+from reward_models.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    print(sorted(loaded & {"diffrl", "accelerate", "diffusers", "transformers"}))
+"""
+
+
+def test_it_imports_neither_diffrl_nor_accelerate(pictures, tmp_path):
+    command = ["--reward", "shapes", "--reward", "sharpness", "--out", "s.csv", "--plot", "p.png"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(pictures), *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path.cwd()), "XDG_CACHE_HOME": str(tmp_path), "PATH": ""},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]" and "10 scores made" in done.stdout
+    assert done.stderr == ""  # no progress bar where there is no terminal
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom reward_models.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'numpy', 'yaml', 'PIL', 'sqlite3'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--self-test" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "one thing to do"),
+        (["IN"], "At least one reward"),
+        (["IN", "--list"], "Got 2 of them"),
+        (["IN", "--reward", "shaps"], "Did you mean 'shapes'"),
+        (["IN", "--reward", "no_such_module:X"], "cannot be imported"),
+        (["IN", "--reward", "json:JSONDecoder"], "callable with a `spec`"),
+        (["IN", "--reward", "total=shapes"], "weighted sum"),
+        (["IN", "--reward", "shapes", "--reward", "shapes"], "the same label"),
+        (["IN", "--reward", "shapes", "--option", "no_such=1"], "does not take these options"),
+        (["IN", "--reward", "shapes", "--option", "color_error"], "KEY=VALUE"),
+        (["IN", "--reward", "shapes", "--option", "other.color_error=1"], "KEY=VALUE"),
+        (["IN", "--reward", "shapes", "--option", "color_error=[1"], "cannot be read as YAML"),
+        (["IN", "--reward", "shapes", "--reward", "sharpness", "--option", "x=1"], "whose it is"),
+        (["IN", "--reward", "shapes", "--device", "gpu"], "auto, cpu, cuda or cuda:NUMBER"),
+        (["IN", "--reward", "shapes", "--device", "cuda:77"], "no device cuda:77"),
+        (["IN", "--reward", "shapes", "--dtype", "float16"], "--dtype is for rewards with weights"),
+        (["IN", "--reward", "shapes", "--config", "no.yaml"], "no.yaml"),
+        (["IN", "--reward", "shapes", "--media", "sound"], "--media is image or video"),
+        (["IN", "--reward", "shapes", "--prompt", "x", "--prompts", "y.txt"], "Give one of them"),
+        (["IN", "--reward", "shapes", "--prompts", "y.csv"], ".txt file"),
+        (["--pipeline", "x", "--images", "y", "--reward", "shapes"], "draws no pictures"),
+        (["IN", "--images", "y", "--reward", "shapes"], "go together"),
+        (["--self-test", "shaps"], "Did you mean 'shapes'"),
+        (["--serve"], "At least one reward"),
+        (["--serve", "--reward", "shapes", "--server-option", "x"], "KEY=VALUE"),
+        (["--serve", "--reward", "shapes", "--server-option", "max_samples=0"], "max_samples"),
+    ],
+)
+def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
+    assert expected in refused(*[pictures if argument == "IN" else argument for argument in arguments])
+
+
+def test_options_are_values_and_belong_to_labels(score, pictures, rows, tmp_path):
+    rewards = ["--reward", "easy=shapes_strict", "--reward", "hard=shapes_strict", "--reward", "shapes"]
+    options = ["--option", "easy.color_error=4.5e2", "--option", "hard.max_area=0.01", "--option", "shapes.overlap=0.9"]
+    assert score(pictures, *rewards, *options, "--out", tmp_path / "s.jsonl").code == 0
+    made = rows(tmp_path / "s.jsonl")
+    assert [row["rewards"]["easy"]["raw"] for row in made] == [1, 1, 1, 0, 1]
+    assert sum(row["rewards"]["hard"]["raw"] for row in made) == 0
+    assert made[0]["rewards"]["easy"]["scorer"] == "shapes_strict"
+
+
+def test_the_list_shows_every_reward_and_what_it_lacks(score, monkeypatch):
+    entries = {entry["name"]: entry for entry in json.loads(score("--list", "--json").out)}
+    assert set(entries) == set(SCORERS)
+    assert entries["shapes"]["range"] == [0, 1] and entries["jpeg_compressibility"]["range"][0] is None
+    text = score("--list").out
+    assert all(name in text for name in SCORERS)
+
+    class Hidden:
+        """An installation without open_clip, and a module that imports it at once."""
+
+        def find_spec(self, name, path=None, target=None):
+            if name == "reward_models.shapes":
+                raise ModuleNotFoundError("No module named 'open_clip'", name="open_clip")
+            return None
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "reward_models.shapes")
+    entries = {entry["name"]: entry for entry in json.loads(score("--list", "--json").out)}
+    assert entries["shapes"]["install"] == "diffrl[clip]" and "open_clip" in entries["shapes"]["problem"]
+    assert "pip install 'diffrl[clip]'" in score("--list").out
+
+
+def test_the_self_test_tells_a_working_reward_from_a_dead_one(score, tmp_path, monkeypatch):
+    good = score("--self-test", "shapes", "--option", "overlap=0.9")
+    assert good.code == 0 and "PASS" in good.out and "a red circle" in good.out
+    (tmp_path / "dead.py").write_text(
+        "import dataclasses, torch\nfrom reward_models.base import output_of_scores\n"
+        "from reward_models.shapes import ShapesScorer\n"
+        "class Dead(ShapesScorer):\n"
+        "    def __call__(self, batch):\n        return output_of_scores(torch.zeros(len(batch)))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bad = score("--self-test", "dead:Dead")
+    assert bad.code == 3 and "FAIL" in bad.out and "All scores are 0" in bad.out
+
+
+def test_the_contract_is_checked(score, tmp_path, monkeypatch):
+    assert score("--check", "sharpness").code == 0
+    (tmp_path / "rude.py").write_text(
+        "from reward_models.shapes import ShapesScorer\n"
+        "class Rude(ShapesScorer):\n    def to(self, device):\n        return type(self)()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = score("--check", "rude:Rude")
+    assert done.code == 3 and "must return the scorer itself" in done.out
+
+
+def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
+    """Scores over HTTP are the same numbers, and what the cache cannot know of a server is said."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-m", "reward_models", "--serve", "--reward", "easy=shapes", "--option", "overlap=0.5"]
+    server = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        words = server.stdout.readline().replace(";", " ").split()
+        assert words[:3] == ["Serving", "easy", "at"], server.communicate()
+        options = ["--option", f"remote.url={words[3]}", "--option", "remote.reward=easy"]
+        rewards = ["--reward", "remote", "--reward", "shapes", "--option", "shapes.overlap=0.5"]
+        made = [score(pictures, *rewards, *options, "--json").summary["rewards"] for _ in range(2)]
+        assert made[0]["remote"]["mean"] == made[0]["shapes"]["mean"] > 0.5
+        assert [one["remote"]["cached"] for one in made] == [0, 5]
+        assert "cannot be seen from here" in score(pictures, *rewards, *options).out
+    finally:
+        server.send_signal(signal.SIGINT)
+        told = server.communicate(timeout=60)[1]
+    assert server.returncode == 0 and "Traceback" not in told

@@ -1,0 +1,296 @@
+"""Scores are those of the scorers themselves, whatever the batches; what fails, fails alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from reward_models import RewardBatch, load_reward
+from reward_models.media import from_pil, save_media, to_pil
+from reward_models.self_test import clip, drawing, noise
+
+
+def directly(name: str, path, prompt: str = "", **options) -> float:
+    """One picture, read by PIL and scored alone by the scorer itself."""
+    with Image.open(path) as image:
+        return float(load_reward(name, **options)(RewardBatch(from_pil(image)[None], [prompt])).raw[0])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_scores_are_those_of_the_scorers(score, pictures, rows, tmp_path, batch_size):
+    names = ["shapes", "shapes_strict", "jpeg_compressibility", "sharpness"]
+    wanted = list(itertools.chain.from_iterable(("--reward", name) for name in names))
+    done = score(pictures, *wanted, "--batch-size", batch_size, "--out", tmp_path / "s.jsonl", "--no-cache")
+    assert done.code == 0, done.err
+    made = rows(tmp_path / "s.jsonl")
+    assert [row["file"] for row in made] == [str(pictures / f"{number}.png") for number in range(5)]
+    for row in made:
+        prompt = (pictures / row["file"]).with_suffix(".txt").read_text().strip()
+        assert row["prompt"] == prompt
+        for name in names:
+            assert row["rewards"][name]["raw"] == directly(name, row["file"], prompt)
+            assert row["rewards"][name] | {"raw": 0, "parts": 0} == {
+                "raw": 0,
+                "parts": 0,
+                "ok": True,
+                "error": None,
+                "scorer": name,
+                "version": load_reward(name).spec.version,
+            }
+    assert [row["rewards"]["shapes_strict"]["raw"] for row in made][3] == 0
+    assert set(made[0]["rewards"]["shapes"]["parts"]) >= {"count", "colour", "binding"}
+
+
+def test_broken_files_are_rows_and_stop_nothing(score, pictures, rows, tmp_path):
+    whole = (pictures / "0.png").read_bytes()
+    (pictures / "5.png").write_bytes(whole[: len(whole) // 2])
+    (pictures / "6.jpg").write_text("no picture at all")
+    (pictures / "7.webp").write_bytes(b"")
+    (pictures / "8.png").symlink_to(tmp_path / "gone.png")
+    Image.fromarray(np.full((5, 5), 7, np.uint16)).save(pictures / "9.png")
+    command = [pictures, "--prompt", "a red circle", "--reward", "shapes", "--reward", "sharpness"]
+    done = score(*command, "--out", tmp_path / "s.jsonl")
+    assert done.code == 0 and "shapes failed for 5 of 10 files" in done.out
+    made = rows(tmp_path / "s.jsonl")
+    for row in made[5:]:
+        for name in ("shapes", "sharpness"):
+            assert row["rewards"][name]["raw"] is None and row["rewards"][name]["ok"] is False
+            assert row["rewards"][name]["error"]
+    assert all(row["rewards"]["sharpness"]["ok"] for row in made[:5])
+    assert "8 bits" in made[9]["rewards"]["shapes"]["error"]
+    assert score(*command, "--strict").code == 3
+    assert score(*command, "--strict", "--limit", 5).code == 0
+
+
+def test_a_sample_that_a_scorer_cannot_judge_fails_for_it_alone(score, pictures):
+    done = score(pictures, "--prompt", "nonsense", "--reward", "shapes", "--reward", "sharpness", "--json")
+    assert done.summary["rewards"]["shapes"]["failed"] == 5 and done.summary["rewards"]["shapes"]["mean"] is None
+    assert done.summary["rewards"]["sharpness"]["failed"] == 0 and done.summary["failed_files"] == 5
+
+
+def test_missing_prompts_are_told_before_anything_is_scored(refused, score, pictures, counting, tmp_path):
+    (pictures / "2.txt").unlink()
+    (pictures / "4.txt").write_text("  \n")
+    own = counting("mine_prompts", uses_prompt=False)
+    command = [pictures, "--reward", own, "--option", f"{own}.log={tmp_path / 'log'}", "--reward", "shapes"]
+    message = refused(*command)
+    assert "2.png" in message and "4.png" in message and "3.png" not in message
+    assert not (tmp_path / "log.txt").exists()
+    assert score(*command[:5]).code == 0
+
+
+def test_missing_metadata_is_told_before_anything_is_scored(refused, pictures, tmp_path):
+    (tmp_path / "needs.py").write_text(
+        "from reward_models.shapes import *\nimport dataclasses\nclass Needs(ShapesScorer):\n"
+        "    spec = dataclasses.replace(ShapesScorer.spec, requires=('target',))\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        assert "needs target in the metadata" in refused(pictures, "--reward", "needs:Needs")
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_videos_go_to_video_rewards(refused, score, tmp_path):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    moving = clip("red", "circle")[:, :, ::4, ::4].contiguous()
+    save_media(moving, folder / "clip.webp", 8.0)
+    to_pil(drawing("red", "circle", side=64)).save(folder / "still.webp", lossless=True)
+    command = [folder, "--prompt", "a red circle moving right"]
+    message = refused(*command, "--reward", "shapes")
+    assert "clip.webp is a video" in message and "video_mean" in message and "still.webp" not in message
+    assert "still.webp is a still" in refused(*command, "--reward", "moving_shapes")
+    done = score(*command, "--reward", "moving_shapes", "--media", "video", "--json")
+    expected = load_reward("moving_shapes")(RewardBatch(moving[None], [command[2]], (), 8.0))
+    assert done.summary["rewards"]["moving_shapes"]["mean"] == float(expected.raw[0])
+    done = score(*command, "--reward", "sharpness", "--media", "image", "--json")
+    assert done.summary["files"] == 1 and done.summary["left_out"] == {"not an image": 1}
+
+
+def test_a_clip_behind_the_suffix_of_a_still_fails_alone(score, tmp_path):
+    save_media(clip("red", "circle")[:, :, ::8, ::8].contiguous(), tmp_path / "a.webp", 8.0)
+    (tmp_path / "a.webp").rename(tmp_path / "a.jpg")
+    to_pil(noise(16)).save(tmp_path / "b.jpg")
+    done = score(tmp_path, "--reward", "sharpness", "--json")
+    assert "is a video" in done.summary["rewards"]["sharpness"]["errors"][0]["error"]
+    assert done.summary["rewards"]["sharpness"]["n"] == 1
+
+
+def test_groups_are_compared_whole(score, tmp_path, rows):
+    folder = tmp_path / "groups"
+    folder.mkdir()
+    made = {}
+    for number, prompt in enumerate(["one", "two", "one", "one", "two", "single"]):
+        made[number] = noise(12, seed=number)
+        to_pil(made[number]).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(prompt)
+    (folder / "7.png").write_text("broken")
+    (folder / "7.txt").write_text("one")
+    command = [
+        folder,
+        "--reward",
+        "diversity",
+        "--reward",
+        "sharpness",
+        "--batch-size",
+        "2",
+        "--out",
+        tmp_path / "s.jsonl",
+    ]
+    assert score(*command).code == 0
+    found = {row["file"][-5]: row["rewards"]["diversity"] for row in rows(tmp_path / "s.jsonl")}
+    for members in ([0, 2, 3], [1, 4]):
+        batch = RewardBatch(torch.stack([made[i] for i in members]), ["p"] * len(members), (), None, [0] * len(members))
+        expected = load_reward("diversity")(batch).raw.tolist()
+        assert [found[str(i)]["raw"] for i in members] == pytest.approx(expected, rel=1e-6)
+    assert found["7"]["ok"] is False
+    again = score(*command, "--json").summary["rewards"]["diversity"]
+    assert again["cached"] >= 2  # the whole groups; the one with a broken member is compared again
+    to_pil(noise(13)).save(folder / "8.png")
+    (folder / "8.txt").write_text("two")
+    score(*command)
+    found = {row["file"][-5]: row["rewards"]["diversity"] for row in rows(tmp_path / "s.jsonl")}
+    assert "different sizes" in found["1"]["error"] and found["0"]["ok"]
+
+
+def test_a_group_too_large_to_hold_is_refused(refused, score, tmp_path, monkeypatch):
+    for number in range(5):
+        to_pil(noise(8, seed=number)).save(tmp_path / f"{number}.png")
+    monkeypatch.setattr("reward_models.scoring.groups.LARGEST", 4)
+    assert "groups of up to 4" in refused(tmp_path, "--reward", "diversity")
+    assert score(tmp_path, "--reward", "diversity", "--limit", 4).code == 0
+
+
+def test_clips_keep_their_own_frame_rate(score, rows, tmp_path, monkeypatch):
+    (tmp_path / "rates.py").write_text(
+        "import torch\nfrom reward_models.base import ScorerSpec, output_of_scores\n"
+        "class Rate:\n"
+        "    spec = ScorerSpec('rate', 'Frames a second.', (0.0, 99.0), media=('video',), uses_prompt=False)\n"
+        "    def __call__(self, batch):\n        return output_of_scores(torch.full((len(batch),), batch.fps))\n"
+        "    def to(self, device):\n        return self\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "in").mkdir()
+    for number, fps in enumerate((8.0, 20.0, 8.0)):
+        save_media(torch.stack([noise(8, seed=number), noise(8, seed=9)]), tmp_path / f"in/{number}.webp", fps)
+    assert score(tmp_path / "in", "--reward", "rates:Rate", "--out", tmp_path / "s.jsonl").code == 0
+    assert [row["rewards"]["rates:Rate"]["raw"] for row in rows(tmp_path / "s.jsonl")] == [8.0, 20.0, 8.0]
+
+
+def test_video_files(refused, score, tmp_path, monkeypatch):
+    """The frames that PyAV decodes; without it, one sentence before anything is scored."""
+    av = pytest.importorskip("av")
+    frames = clip("red", "circle")[:, :, ::4, ::4].permute(0, 2, 3, 1).contiguous().numpy()
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=8, width=64, height=64)
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        decoded = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+    media = torch.stack(decoded).permute(0, 3, 1, 2)[None].contiguous()
+    (tmp_path / "b.mp4").write_bytes(b"broken")
+    prompt = "a red circle moving right"
+    command = [tmp_path, "--prompt", prompt, "--reward", "moving_shapes", "--reward", "temporal_flicker", "--json"]
+    found = score(*command).summary["rewards"]
+    for name in ("moving_shapes", "temporal_flicker"):
+        expected = load_reward(name)(RewardBatch(media, [prompt], (), 8.0)).raw[0]
+        assert found[name]["mean"] == float(expected) and found[name]["failed"] == 1
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "diffrl[video]" in refused(*command)
+
+
+def test_too_little_memory_is_one_sentence(refused, pictures, counting, tmp_path):
+    name = counting("greedy", before="raise RuntimeError('CUDA out of memory. Tried to allocate 7 GiB.')")
+    message = refused(pictures, "--reward", name, "--option", f"log={tmp_path / 'log'}", "--batch-size", 2)
+    assert "1 sample at once" in message and "--batch-size" in message
+
+
+def test_equal_samples_are_scored_once(score, pictures, counting, tmp_path):
+    for number in range(10, 60):
+        (pictures / f"{number}.png").write_bytes((pictures / "0.png").read_bytes())
+    name = counting("mine_equal")
+    log = tmp_path / "log.txt"
+    command = [pictures, "--prompt", "p", "--reward", name, "--option", f"log={tmp_path / 'log'}", "--batch-size", "3"]
+    assert score(*command, "--no-cache").code == 0
+    assert len(log.read_text().splitlines()) == 5
+    assert max(int(line.split()[0]) for line in log.read_text().splitlines()) <= 3
+
+
+def test_a_recipe_gives_a_weighted_total(score, refused, pictures, rows, tmp_path):
+    recipe = {
+        "run": {"name": "x"},
+        "rewards": [
+            {"name": "shapes", "weight": 2, "shift": 0.25, "scale": 0.5, "schedule": [[0, 1.0]], "timeout": 3},
+            {"name": "jpeg_compressibility", "label": "small", "weight": -1.0e-1, "batch_size": 2, "device": "cpu"},
+            {"name": "sharpness", "weight": 0},
+            {"name": "shapes_strict", "options": {"color_error": 1e1}},
+        ],
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    (pictures / "broken.png").write_text("x")
+    (pictures / "broken.txt").write_text("a red circle")
+    assert score(pictures, "--config", path, "--out", tmp_path / "s.jsonl").code == 0
+    made = rows(tmp_path / "s.jsonl")
+    for row in made[:5]:
+        raw = {label: one["raw"] for label, one in row["rewards"].items()}
+        assert set(raw) == {"shapes", "small", "sharpness", "shapes_strict"}
+        expected = 2 * (raw["shapes"] - 0.25) / 0.5 - 0.1 * raw["small"] + raw["shapes_strict"]
+        assert math.isclose(row["total"], expected, rel_tol=1e-6)
+    assert made[5]["total"] is None
+    for wrong, expected in (
+        ({"name": "shapes", "wieght": 1}, "Did you mean 'weight'"),
+        ({"name": "shapes", "scale": 0}, "must not be 0"),
+        ({"name": "shapes", "weight": "much"}, "must be a number"),
+        ({"name": "shapes", "batch_size": 0}, "at least 1"),
+        ({"name": "shaps"}, "Did you mean 'shapes'"),
+        ({"weight": 1}, "with a `name`"),
+    ):
+        path.write_text(json.dumps([wrong]))
+        assert expected in refused(pictures, "--config", path)
+
+
+def test_memory_does_not_grow_with_the_number_of_files(tmp_path):
+    """A thousand pictures take 157 MB more than two hundred of them, decoded; held are two windows of 64."""
+    program = """
+import resource, sys
+from reward_models.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    assert not stop.code
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    picture = np.zeros((256, 256, 3), np.uint8)
+    for number in range(1000):
+        picture[0, 0] = divmod(number, 256) + (number % 7,)
+        Image.fromarray(picture).save(folder / f"{number:04d}.png", compress_level=1)
+    (tmp_path / "flat.py").write_text(
+        "import torch\nfrom reward_models.base import ScorerSpec, output_of_scores\n"
+        "class Flat:\n"
+        "    spec = ScorerSpec('flat', 'First pixel.', (0.0, 255.0), uses_prompt=False)\n"
+        "    def __call__(self, batch):\n        return output_of_scores(batch.media[:, 1, 0, 0])\n"
+        "    def to(self, device):\n        return self\n"
+    )
+
+    def peak(count: int) -> int:
+        command = [sys.executable, "-c", program, str(folder), "--reward", "flat:Flat", "--limit", str(count), "--json"]
+        done = subprocess.run([*command, "--no-cache"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert f'"n": {count}' in done.stdout
+        return int(done.stdout.rsplit("peak", 1)[1]) * 1024
+
+    assert peak(1000) - peak(200) < 60e6
