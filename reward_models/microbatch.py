@@ -1,0 +1,210 @@
+"""One thread a scorer, which joins waiting requests into batches and splits the scores again.
+
+What is scored together is only a matter of speed: requests are joined where their media have one size and one frame
+rate, never for scorers of groups, and if a joined batch fails each request is tried alone, so that it fails by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from reward_models.base import RewardBatch, RewardOutput, Scorer
+from reward_models.errors import RewardError
+from reward_models.media import batches_of
+from reward_models.wire import rows_of
+
+log = logging.getLogger(__name__)
+
+
+class ScorerError(Exception):
+    """The scorer raised what it should not, or returned what is no output."""
+
+
+class ClosedError(Exception):
+    """The service is shutting down."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request that waits for its scores."""
+
+    batch: RewardBatch
+    future: Future[RewardOutput] = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def key(self) -> Hashable:
+        """Jobs with one key may share a batch."""
+        return (self.batch.media.shape[1:], self.batch.fps)
+
+
+class MicroBatcher:
+    """Scores requests one batch at a time, in order of arrival.
+
+    Args:
+        scorer: called from this batcher's thread only.
+        max_batch: samples given to the scorer at once; larger requests are cut, but groups stay whole.
+        max_wait_ms: how long the first request of a batch that is not full waits for others.
+    """
+
+    def __init__(self, scorer: Scorer, max_batch: int = 16, max_wait_ms: float = 5.0) -> None:
+        self.scorer, self.max_batch, self.max_wait = scorer, max_batch, max_wait_ms / 1000
+        self.batches = 0
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"scorer {scorer.spec.name}", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    def submit(self, batch: RewardBatch) -> Job:
+        """Queue a request; its `future` gets the output, a `RewardError`, `ScorerError` or `ClosedError`."""
+        job = Job(batch)
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            self._waiting.append(job)
+            self._changed.notify()
+        return job
+
+    def cancel(self, job: Job) -> bool:
+        """Drop a request that has not been started; whether it could be."""
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            return job.future.cancel()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Let the batch under way end, fail what waits, and stop the thread."""
+        with self._changed:
+            self._closed = True
+            left, self._waiting = list(self._waiting), deque()
+            self._changed.notify()
+        for job in left:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(ClosedError())
+        self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while True:
+            jobs = self._take()
+            if not jobs:
+                return
+            self._score(jobs)
+            del jobs  # or the last batch's media would be held until the next request
+
+    def _take(self) -> list[Job]:
+        """Wait for a request, then for others that fit; empty when closed."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            while not self._closed and self._waiting:
+                jobs = self._fitting()
+                left = jobs[0].arrived + self.max_wait - time.monotonic()
+                full = sum(len(job.batch) for job in jobs) >= self.max_batch
+                if full or left <= 0 or self.scorer.spec.scope == "group":
+                    for job in jobs:
+                        self._waiting.remove(job)
+                    jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+                    if jobs:
+                        return jobs
+                else:
+                    self._changed.wait(left)
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+            return []
+
+    def _fitting(self) -> list[Job]:
+        """The request that has waited longest, and those that may join it."""
+        first = self._waiting[0]
+        jobs, count = [first], len(first.batch)
+        if self.scorer.spec.scope == "sample":
+            for job in list(self._waiting)[1:]:
+                if job.key == first.key and count + len(job.batch) <= self.max_batch:
+                    jobs.append(job)
+                    count += len(job.batch)
+        return jobs
+
+    def _score(self, jobs: Sequence[Job]) -> None:
+        try:
+            output = self._run(jobs[0].batch if len(jobs) == 1 else _joined([job.batch for job in jobs]))
+        except (RewardError, ScorerError) as error:
+            if len(jobs) == 1:
+                jobs[0].future.set_exception(error)
+                return
+            for job in jobs:
+                self._score([job])
+            return
+        start = 0
+        for job in jobs:
+            stop = start + len(job.batch)
+            job.future.set_result(_rows(output, start, stop))
+            start = stop
+
+    def _run(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch in pieces of `max_batch`."""
+        keys = list(batch.groups or batch.prompts) if self.scorer.spec.scope == "group" else []
+        pieces = batches_of(range(len(batch)), self.max_batch, keys)
+        outputs = [self._call(batch if len(pieces) == 1 else rows_of(batch, piece)) for piece in pieces]
+        order = torch.tensor([row for piece in pieces for row in piece]).argsort()
+        return _ordered(outputs, order)
+
+    def _call(self, batch: RewardBatch) -> RewardOutput:
+        self.batches += 1
+        try:
+            output = self.scorer(batch)
+            lengths = {len(output.raw), len(output.ok), len(output.errors), *map(len, output.parts.values())}
+        except RewardError:
+            raise
+        except Exception as error:
+            name = self.scorer.spec.name
+            log.exception("The reward %s failed on %d samples of shape %s", name, len(batch), batch.media.shape[1:])
+            raise ScorerError(f"{type(error).__name__}: {error}") from error
+        if lengths != {len(batch)}:
+            raise ScorerError(f"it returned {sorted(lengths)} scores for {len(batch)} samples")
+        return output
+
+
+def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:
+    """One batch of several; ids of groups, which may collide, are left out: no scorer of samples reads them."""
+    return RewardBatch(
+        torch.cat([batch.media for batch in batches]),
+        [prompt for batch in batches for prompt in batch.prompts],
+        [batch.meta(row) for batch in batches for row in range(len(batch))],
+        batches[0].fps,
+    )
+
+
+def _rows(output: RewardOutput, start: int, stop: int) -> RewardOutput:
+    rows = slice(start, stop)
+    parts = {name: values[rows] for name, values in output.parts.items()}
+    return RewardOutput(output.raw[rows], output.ok[rows], output.errors[rows], parts)
+
+
+def _ordered(outputs: Sequence[RewardOutput], order: torch.Tensor) -> RewardOutput:
+    """Outputs of pieces as one, in the given order; a part that a piece lacks is NaN there."""
+    if len(outputs) == 1:
+        return outputs[0]
+    names = list(dict.fromkeys(name for output in outputs for name in output.parts))
+    errors = [error for output in outputs for error in output.errors]
+    parts = {
+        name: torch.cat([o.parts.get(name, torch.full((len(o.raw),), float("nan"))) for o in outputs])[order]
+        for name in names
+    }
+    return RewardOutput(
+        torch.cat([output.raw for output in outputs])[order],
+        torch.cat([output.ok for output in outputs])[order],
+        [errors[row] for row in order.tolist()],
+        parts,
+    )

@@ -1,0 +1,210 @@
+"""A reward that a server computes: the client of `diffrl score --serve` (docs/reward-server.md)."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import get_args
+from urllib.parse import urlsplit
+
+import torch
+
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.errors import RewardError
+from reward_models.media import batches_of
+from reward_models.remote_call import RETRIED, Call, Sending, refused, said
+from reward_models.transport import Lane, Replicas, UnreachableError
+from reward_models.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
+
+
+class RemoteScorer:
+    """Any reward behind a diffrl reward server, with that reward's own scores, parts and errors, bit for bit.
+
+    Its spec is the served reward's, asked for at the start. A batch is cut into pieces that are sent side by side, to
+    all replicas by turns. What fails for a reason that may pass (no connection, no answer in time, half an answer, 408,
+    429, 5xx) is tried again after a pause that doubles, elsewhere first. After the last attempt, or at the deadline,
+    the samples are NaN with an error, never a number. What would fail again (wrong token, unknown reward, a batch that
+    the server refuses, another version of the reward than at the start) raises.
+
+    Args:
+        url: address of the server, "http://127.0.0.1:8123".
+        urls: instead of `url`, addresses of several servers of the same reward in the same version.
+        reward: the name under which the server has it.
+        timeout: seconds to connect, and from there until a piece of a batch is sent, scored and answered.
+        retries: attempts after the first; every further replica adds one.
+        backoff: seconds before the second attempt at a server; doubles up to 30, times a random factor in [0.5, 1].
+        deadline: seconds after which a batch ends, whatever is missing.
+        wait: seconds to wait at the start for a server that is not up yet.
+        token_env: environment variable with the server's token; default: DIFFRL_REWARD_TOKEN, if it is set.
+        format: how media travel: "safetensors" (raw), "png" or "webp" (smaller, for slow networks); all lossless.
+        chunk: samples of a piece; a reward of groups gets whole groups.
+        concurrency: pieces under way at one time.
+
+    Raises:
+        RewardError: an option is wrong, or a server does not answer, has no such reward or wants another token.
+    """
+
+    spec = ScorerSpec(
+        name="remote",
+        description="Any reward that a diffrl reward server computes.",
+        range=(-math.inf, math.inf),
+        media=("image", "video"),
+        remote=True,
+    )
+
+    def __init__(
+        self,
+        *,
+        reward: str,
+        url: str | None = None,
+        urls: Sequence[str] = (),
+        timeout: Sequence[float] = (5.0, 60.0),
+        retries: int = 4,
+        backoff: float = 0.5,
+        deadline: float = 300.0,
+        wait: float = 10.0,
+        token_env: str | None = None,
+        format: Format = "safetensors",
+        chunk: int = 16,
+        concurrency: int = 4,
+    ) -> None:
+        self.reward, self.format = reward, format
+        self.urls = _addresses(url, urls)
+        self.connect, self.answer = _numbers("timeout", timeout, 2)
+        (self.deadline,), (self.backoff,) = _numbers("deadline", [deadline], 1), _numbers("backoff", [backoff], 1, 0)
+        (patience,) = _numbers("wait", [wait], 1, 0)
+        for name, value, least in (("retries", retries, 0), ("chunk", chunk, 1), ("concurrency", concurrency, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise RewardError(f"{name} of the reward remote must be a whole number >= {least}. Got {value!r}.")
+        if format not in get_args(Format):
+            raise RewardError(f"format of the reward remote is one of {', '.join(get_args(Format))}. Got {format!r}.")
+        if not isinstance(reward, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", reward):
+            raise RewardError(f"reward must be the name of a reward that the server has. Got {reward!r}.")
+        self.chunk, self.concurrency = chunk, concurrency
+        self._token = _token(token_env)
+        self._replicas = Replicas(self.urls, self.backoff)
+        self._attempts = retries + len(self.urls)
+        self._lanes: deque[Lane] = deque()
+        found = [self._listed(address, time.monotonic() + patience) for address in self.urls]
+        told = [asdict(spec) for spec, _ in found]
+        unlike = [key for key in told[0] if any(other[key] != told[0][key] for other in told)]
+        if unlike:
+            seen = "; ".join(f"{key}: {', '.join(str(other[key]) for other in told)}" for key in unlike[:3])
+            raise RewardError(
+                f"All servers must have the same reward {reward} in one version. At {', '.join(self.urls)} it has "
+                f"{seen}. Bring them to one."
+            )
+        self.spec = replace(found[0][0], remote=True)
+        self._limits = [limits for _, limits in found]
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Have the batch scored; ends within `deadline` seconds (and the moment it takes to cut off the rest).
+
+        Raises:
+            RewardError: see the class.
+        """
+        self.spec.require(batch)
+        if not len(batch) or not batch.media.numel():
+            return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
+        self._replicas.begin()
+        sending = Sending(self.reward, self.spec.version, self.format, (self.connect, self.answer), self._attempts)
+        call = Call(batch, self._pieces(batch), sending, self._replicas, self.deadline)
+        lanes = [self._lane() for _ in range(min(self.concurrency, len(call.pieces)))]
+        output, free = call.run(lanes)
+        self._lanes.extend(free)
+        return output
+
+    def to(self, device: str | torch.device) -> RemoteScorer:
+        """Nothing to move: the weights are elsewhere."""
+        return self
+
+    def _pieces(self, batch: RewardBatch) -> list[list[int]]:
+        """Rows of each request, within what all servers take on."""
+        sample = math.prod(batch.media.shape[1:])
+        room = min(min(limits.max_media_mb, limits.max_body_mb * 0.7) * 1e6 for limits in self._limits)  # base64: 4/3
+        most = min(self.chunk, max(1, int(room // sample)), *(limits.max_samples for limits in self._limits))
+        keys = list(batch.groups or batch.prompts) if self.spec.scope == "group" else ()
+        return batches_of(range(len(batch)), most, keys)
+
+    def _lane(self) -> Lane:
+        try:
+            return self._lanes.popleft()
+        except IndexError:
+            return Lane(self.urls[0], self._token)
+
+    def _listed(self, address: str, until: float) -> tuple[ScorerSpec, Limits]:
+        """What a server says of the reward; waits for it to come up."""
+        lane, timeout = self._lane(), (self.connect, min(self.answer, 10.0))
+        while True:
+            guard = threading.Timer(sum(timeout), lane.cut)
+            guard.daemon = True
+            guard.start()
+            try:
+                answer = lane.ask("GET", f"{address}/v1/rewards", timeout, math.inf)
+                if answer.status not in RETRIED:
+                    break
+                why = f"it answered {answer.status}: {said(answer)}"
+            except UnreachableError as error:
+                why = str(error)
+            finally:
+                guard.cancel()
+            if time.monotonic() >= until:
+                raise RewardError(
+                    f"No reward server answers at {address}: {why}. Start one there: diffrl score --serve "
+                    f"--reward {self.reward} --port {urlsplit(address).port or 80}. Or correct the address."
+                )
+            time.sleep(0.2)
+        self._lanes.append(lane)
+        if answer.status != 200:
+            raise refused(address, answer)
+        try:
+            specs, limits = decode_listing(answer.body)
+            known = sorted(specs)
+            if self.reward in specs:
+                return decode_spec(specs[self.reward]), limits
+        except ValueError as error:
+            raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
+        raise RewardError(f"The server {address} has no reward {self.reward!r}. It has: {', '.join(known)}.")
+
+
+def _addresses(url: str | None, urls: Sequence[str]) -> list[str]:
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if (url is None) == (not given):
+        raise RewardError(
+            f"The reward remote needs either url or urls. Got {'neither' if url is None else 'both'}. For a server on "
+            "this machine: url: http://127.0.0.1:8123."
+        )
+    found = [str(address).rstrip("/") for address in (given if url is None else [url])]
+    for address in found:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise RewardError(f"A server's address is http://HOST:PORT or https://HOST:PORT. Got {address!r}.")
+    if len(set(found)) < len(found):
+        raise RewardError(f"urls must be different servers. Got {', '.join(found)}.")
+    return found
+
+
+def _numbers(name: str, values: Sequence[float], count: int, least: float = 1e-3) -> tuple[float, ...]:
+    right = isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+    for value in values if right else ():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        right = right and number and least <= value <= threading.TIMEOUT_MAX
+    if not right:
+        shown = values if count > 1 or not right and len(values) != 1 else values[0]
+        what = f"{count} numbers" if count > 1 else "a number"
+        raise RewardError(f"{name} of the reward remote must be {what} of seconds >= {least:g}. Got {shown!r}.")
+    return tuple(float(value) for value in values)
+
+
+def _token(variable: str | None) -> str | None:
+    """The token of the environment variable; the default one may be missing."""
+    token = os.environ.get(variable or TOKEN_VARIABLE)
+    if variable is not None and not token:
+        raise RewardError(f"token_env names an environment variable with the server's token. {variable!r} is not set.")
+    return token or None

@@ -1,0 +1,211 @@
+"""The endpoints of the scoring service, without the server around them (server.py).
+
+GET /health, GET /v1/rewards, POST /v1/score/{name}. Errors are answered as {"error": sentence}; what is wrong with a
+request never reaches the log, what is wrong with a scorer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from reward_models.admission import Admission, BusyError, Ticket
+from reward_models.base import RewardBatch, RewardOutput, Scorer
+from reward_models.errors import RewardError
+from reward_models.microbatch import ClosedError, Job, MicroBatcher, ScorerError
+from reward_models.request_body import decode_request
+from reward_models.wire import Limits, RefusedError, encode_output, encode_spec
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+log = logging.getLogger(__name__)
+RETRY_AFTER = 1
+"""Seconds that a client is asked to wait when the service is full."""
+
+
+class Service:
+    """State and answers of the scoring service.
+
+    Args:
+        rewards: scorers by the name that clients ask for.
+        token: what clients must show, or None.
+        limits: what is taken on.
+    """
+
+    def __init__(self, rewards: Mapping[str, Scorer], token: str | None, limits: Limits) -> None:
+        self.limits, self.token, self.closing = limits, token, False
+        self.batchers = {n: MicroBatcher(r, limits.max_batch, limits.max_wait_ms) for n, r in rewards.items()}
+        self.admission = Admission(limits.queue_size, int(limits.max_held_mb * 1e6))
+        self.decoders = ThreadPoolExecutor(2, thread_name_prefix="decoder")
+        self.started = time.monotonic()
+        self.answers: Counter[int] = Counter()
+        self.samples = self.dropped = 0
+
+    def close(self) -> None:
+        """Stop the scorers' threads; requests that still wait are answered 503."""
+        self.closing = True
+        end = time.monotonic() + 5
+        for batcher in self.batchers.values():
+            batcher.close(timeout=0)
+        for batcher in self.batchers.values():
+            batcher.close(timeout=max(0.0, end - time.monotonic()))
+        self.decoders.shutdown(wait=False, cancel_futures=True)
+
+    def endpoint(
+        self, handler: Callable[[Request], Awaitable[bytes]], public: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """A handler as an endpoint: the token is asked for, refusals become answers, answers are counted."""
+        from starlette.requests import ClientDisconnect
+
+        async def answer(request: Request) -> Response:
+            try:
+                if not public:
+                    self._check_token(request.headers.get("authorization", ""))
+                return self.reply(200, await handler(request))
+            except RefusedError as refusal:
+                return self.refuse(refusal.status, refusal.sentence)
+            except ClientDisconnect:
+                self.dropped += 1
+                return self.reply(499, b"")  # nobody reads it
+            except asyncio.CancelledError:  # the time for finishing at the end is over
+                return self.refuse(503, "The server is shutting down. Ask again later.")
+            except Exception:
+                log.exception("The reward server failed on a request")
+                return self.refuse(500, "The server failed on this request; its log says why.")
+
+        return answer
+
+    def refuse(self, status: int, sentence: str) -> Response:
+        """An error as an answer."""
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER)}}.get(status)
+        return self.reply(status, json.dumps({"error": sentence}).encode(), headers)
+
+    def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer in JSON."""
+        from starlette.responses import Response
+
+        self.answers[status] += 1
+        return Response(body, status, headers, "application/json")
+
+    async def health(self, request: Request) -> bytes:
+        """Whether it is ready, for how long, what waits and what it has done."""
+        told = {
+            "ready": not self.closing,
+            "uptime_s": round(time.monotonic() - self.started, 1),
+            "queue": {name: len(batcher) for name, batcher in self.batchers.items()},
+            "under_way": self.admission.requests,
+            "held_mb": round(self.admission.bytes / 1e6, 3),
+            "answers": {str(status): count for status, count in sorted(self.answers.items())},
+            "samples": self.samples,
+            "batches": {name: batcher.batches for name, batcher in self.batchers.items()},
+            "dropped": self.dropped,
+        }
+        return json.dumps(told).encode()
+
+    async def rewards(self, request: Request) -> bytes:
+        """The specs of the scorers, and the limits that clients keep to."""
+        specs = {name: encode_spec(batcher.scorer.spec) for name, batcher in self.batchers.items()}
+        return json.dumps({"rewards": specs, "limits": asdict(self.limits)}).encode()
+
+    async def score(self, request: Request) -> bytes:
+        """Scores of the request's batch."""
+        name = request.path_params["name"]
+        batcher = self.batchers.get(name)
+        if batcher is None:
+            raise RefusedError(
+                404, f"There is no reward {name[:80]!r} here. Known: {', '.join(sorted(self.batchers))}."
+            )
+        received = False
+        try:
+            async with asyncio.timeout(self.limits.request_timeout):
+                with self.admission.request() as ticket:
+                    body = await self._body(request, ticket)
+                    received = True
+                    batch = await self._batch(request, body, ticket)
+                    ticket.reserve(-len(body))
+                    del body
+                    output = await self._scores(request, batcher, batch)
+        except TimeoutError:
+            what, limit = ("scored" if received else "received"), f"{self.limits.request_timeout:g} s"
+            sentence = f"The request was not {what} within {limit}. Ask again, or send less at once."
+            raise RefusedError(503 if received else 408, sentence) from None
+        self.samples += len(batch)
+        return encode_output(output, batcher.scorer.spec.version)
+
+    def _check_token(self, header: str) -> None:
+        if self.token is None:
+            return
+        kind, _, shown = header.partition(" ")
+        right = hmac.compare_digest(shown.strip().encode(), self.token.encode())
+        if kind.lower() != "bearer" or not right:
+            said = "a wrong one" if shown else "none"
+            raise RefusedError(401, f"This server asks for a token: 'Authorization: Bearer TOKEN'. Got {said}.")
+
+    async def _body(self, request: Request, ticket: Ticket) -> bytes:
+        """Receive the body, holding no more of it than allowed."""
+        most = int(self.limits.max_body_mb * 1e6)
+        told = request.headers.get("content-length", "0")
+        size = int(told) if told.isdecimal() and len(told) < 20 else most + 1
+        pieces: list[bytes] = []
+        if size <= most:
+            size = 0
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    pieces.clear()
+                    break
+                ticket.reserve(len(piece))
+                pieces.append(piece)
+        if size > most:
+            raise RefusedError(413, f"A request may have {self.limits.max_body_mb:g} MB. Got more. Send fewer at once.")
+        return b"".join(pieces)
+
+    async def _batch(self, request: Request, body: bytes, ticket: Ticket) -> RewardBatch:
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise RefusedError(415, "A request's body must not be compressed. Send it without Content-Encoding.")
+        kind = request.headers.get("content-type", "")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.decoders, decode_request, kind, body, self.limits, ticket.reserve)
+
+    async def _scores(self, request: Request, batcher: MicroBatcher, batch: RewardBatch) -> RewardOutput:
+        """Have the batch scored, unless the client goes away before it is begun."""
+        from starlette.requests import ClientDisconnect
+
+        name = batcher.scorer.spec.name
+        try:
+            batcher.scorer.spec.require(batch)  # before it could be joined with others
+            job: Job = batcher.submit(batch)
+            answer = asyncio.wrap_future(job.future)
+            gone = asyncio.ensure_future(_disconnected(request))
+            try:
+                both: set[asyncio.Future[Any]] = {answer, gone}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    raise ClientDisconnect
+                return answer.result()
+            finally:
+                gone.cancel()
+                batcher.cancel(job)
+                answer.cancel()
+        except RewardError as error:
+            raise RefusedError(422, str(error)) from None
+        except ScorerError as error:
+            raise RefusedError(500, f"The reward {name} failed on this request: {str(error)[:300]}.") from None
+        except ClosedError:
+            raise BusyError("The server is shutting down. Ask again later.") from None
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone; after the body nothing else is received."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,20 @@
+"""The load test of scripts/load_test_rewards.py: nothing lost, nothing wrong, no traceback, memory flat."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nothing_is_lost_under_load(count, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from load_test_rewards import load_test
+
+    figures = load_test(count, clients=8, seed=count)
+    assert figures["problems"] == [] and figures["tracebacks"] == 0
+    parts = ("good and right", "refused as they must", "dropped on purpose")
+    assert sum(figures[part] for part in parts) == count and figures["good and right"] > 0.4 * count
+    assert figures["memory after, MB"] - figures["memory before, MB"] < 30
+    assert figures["log lines"] < 0.1 * count + 20  # one for each request that is no HTTP

@@ -1,0 +1,53 @@
+"""docs/rewards.md: its tables are those of the classes, its scorer runs, its commands and configuration are valid."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+from diffrl.config.rewards import RewardSettings
+from reward_models import SCORERS, check_scorer
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("make_rewards_page", ROOT / "scripts/make_rewards_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_tables_are_those_of_the_classes():
+    assert script().page(PAGE) == PAGE, "run: python scripts/make_rewards_page.py"
+    assert all(f"| `{name}` |" in PAGE for name in SCORERS)
+
+
+def test_every_spec_says_what_a_user_needs():
+    for name, spec in script().specs().items():
+        assert spec.name == name and spec.code_license and spec.description.endswith(".")
+        if spec.weights:
+            assert spec.memory and spec.weights_license, name
+
+
+def test_the_scorer_of_ten_lines_keeps_the_contract(tmp_path, monkeypatch):
+    (code,) = [block for block in blocks("python") if "class Brightness" in block]
+    (tmp_path / "my_module_of_the_page.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("my_module_of_the_page")
+    assert check_scorer(module.Brightness()) == []
+    sys.modules.pop("my_module_of_the_page")
+
+
+def test_the_configuration_is_valid():
+    (block,) = blocks("yaml")
+    found = yaml.safe_load(block)
+    rewards = [RewardSettings.model_validate(row) for row in [*found["rewards"], *found["eval"]["rewards"]]]
+    assert rewards[1].factor(50) == 0.5 and rewards[2].key == "judge"
