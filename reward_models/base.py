@@ -62,6 +62,16 @@ class RewardBatch:
         """A sample's metadata; empty if none were given."""
         return self.metadata[row] if self.metadata else {}
 
+    def rows(self, rows: Sequence[int]) -> RewardBatch:
+        """Some of its samples, in the order given."""
+        return RewardBatch(
+            self.media[list(rows)],
+            [self.prompts[row] for row in rows],
+            [self.metadata[row] for row in rows] if self.metadata else (),
+            self.fps,
+            [self.groups[row] for row in rows] if self.groups else (),
+        )
+
     def group_rows(self) -> list[list[int]]:
         """Rows of each group, in order of appearance."""
         found: dict[Any, list[int]] = {}

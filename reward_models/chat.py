@@ -13,20 +13,19 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
 from torch import Tensor
 
 from reward_models.answers import AnswerError, shortened
 from reward_models.errors import RewardError
-from reward_models.lossless import encode_picture
+from reward_models.serving.lossless import encode_picture
+from reward_models.serving.transport import Answer, Lane, UnreachableError
 
 LONGEST_WAIT = 60.0
 """Between two attempts, in seconds, whatever the server asks for."""
@@ -56,7 +55,7 @@ class ChatClient:
     times, after backoff * 2^n seconds or what Retry-After says (at most a minute). Everything else fails at once. Once
     a request got no answer in all its attempts, later ones of the same batch have one attempt until one is answered, so
     that a dead server does not hold up a batch for long.
-    The time-out bounds every wait, and the answer as a whole where a server sends a byte now and then. Redirects are
+    The time-out bounds an attempt as a whole, also where a server sends a byte now and then. Redirects are
     not followed: they would take the pictures, and the key, elsewhere. The key is sent in one header only, and is cut
     out of messages.
 
@@ -115,10 +114,7 @@ class ChatClient:
         self.concurrency = concurrency
         self._fields = {"temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
         self._turn, self._lock = 0, threading.Lock()
-        self._session = requests.Session()
-        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=concurrency))
+        self._lanes: deque[Lane] = deque()  # one for each request under way
         if check:
             for base in self.urls:
                 self._check(base)
@@ -159,55 +155,39 @@ class ChatClient:
             base = self.urls[(turn + attempt) % len(self.urls)]
             wait, status = self.backoff * 2**attempt, None
             try:
-                status, headers, content = self._send("POST", f"{base}/v1/chat/completions", data)
-            except (requests.Timeout, urllib3.exceptions.TimeoutError):
-                problem = f"{base} did not answer within {self.timeout:g} s"
-            except (requests.ConnectionError, urllib3.exceptions.HTTPError) as error:
-                problem = f"the connection to {base} broke ({type(error).__name__})"
-            except requests.RequestException as error:
-                raise AnswerError(self._clean(f"{base} cannot be asked: {error}")) from None
+                answer = self._send("POST", f"{base}/v1/chat/completions", data)
+            except UnreachableError as error:
+                problem = self._clean(f"{base} did not answer: {error}")
             else:
                 dead.clear()
+                status = answer.status
                 if status == 200:
-                    return _reply(content, base)
-                problem = self._clean(f"{base} answered {status}{_reason(status, content)}")
+                    return _reply(answer.body, base)
+                problem = self._clean(f"{base} answered {status}{_reason(status, answer.body)}")
                 if status not in (408, 429) and status < 500:
                     raise AnswerError(problem)
-                wait = max(wait, _asked_wait(headers.get("Retry-After", "")))
+                wait = max(wait, _asked_wait(answer.headers.get("Retry-After", "")))
             if attempt < attempts - 1:
                 time.sleep(min(wait, LONGEST_WAIT))
         if status is None:
             dead.set()
         raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
 
-    def _send(self, method: str, url: str, data: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
-        """One attempt, which ends within the time-out after its last byte; urllib3 raises where a body is cut off."""
-        end = time.monotonic() + self.timeout
-        with self._session.request(
-            method,
-            url,
-            data=data,
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-            auth=self._authorise,
-            timeout=self.timeout,
-            allow_redirects=False,
-            stream=True,
-        ) as response:
-            pieces, size = [], 0
-            while piece := response.raw.read1(2**16):
-                pieces.append(piece)
-                size += len(piece)
-                if size > LARGEST_REPLY:
-                    raise requests.RequestException(f"its reply has more than {LARGEST_REPLY} bytes")
-                if time.monotonic() > end:
-                    raise requests.Timeout
-            return response.status_code, response.headers, b"".join(pieces)
-
-    def _authorise(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """As `auth`, so that requests does not look for another key in ~/.netrc."""
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
+    def _send(self, method: str, url: str, data: bytes | None = None) -> Answer:
+        """One attempt, which ends within the time-out, whatever the server does."""
+        try:
+            lane = self._lanes.popleft()
+        except IndexError:
+            lane = Lane(self.urls[0], self._key or None)
+        timer = threading.Timer(self.timeout, lane.cut)
+        timer.start()
+        try:
+            until = time.monotonic() + self.timeout
+            headers = {"Content-Type": "application/json"}
+            return lane.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)
+        finally:
+            timer.cancel()
+            self._lanes.append(lane)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
@@ -215,17 +195,17 @@ class ChatClient:
     def _check(self, base: str) -> None:
         advice = "Start it, mend url, or give check=False to find out with the first batch"
         try:
-            status, _, content = self._send("GET", f"{base}/v1/models")
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            answer = self._send("GET", f"{base}/v1/models")
+        except UnreachableError as error:
             raise RewardError(
                 f"The chat server {base} must answer /v1/models within {self.timeout:g} s. It did not "
-                f"({type(error).__name__}). {advice}."
+                f"({self._clean(str(error))}). {advice}."
             ) from None
-        if status != 200:
-            told = self._clean(f"answered {status}{_reason(status, content)}")
+        if answer.status != 200:
+            told = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
             raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")
         try:
-            names = [str(item["id"]) for item in json.loads(content)["data"]]
+            names = [str(item["id"]) for item in json.loads(answer.body)["data"]]
         except (ValueError, KeyError, TypeError):
             raise RewardError(f"{base} must be an OpenAI-compatible server. Its /v1/models is none's.") from None
         if self.model not in names:

@@ -136,11 +136,11 @@ def _check_batches(scorer: Scorer, batch: RewardBatch, whole: RewardOutput) -> l
     problems = []
     count = len(batch)
     order = [*range(1, count), 0]
-    turned = scorer(_rows(batch, order))
+    turned = scorer(batch.rows(order))
     if not same(turned.raw, whole.raw[order], TOLERANCE):
         problems.append("The scores of a batch in another order must be the same scores in that order.")
     if scorer.spec.scope == "sample":
-        alone = torch.cat([scorer(_rows(batch, [row])).raw for row in range(count)])
+        alone = torch.cat([scorer(batch.rows([row])).raw for row in range(count)])
         if not same(alone, whole.raw, TOLERANCE):
             problems.append(f"A sample alone must score as in a batch. Got {alone.tolist()} and {whole.raw.tolist()}.")
     return problems
@@ -170,13 +170,3 @@ def _must_refuse(call: Callable[[], Any], what: str) -> list[str]:
     except Exception as error:  # any other exception is a broken promise, and named
         return [f"{rule} It raised {type(error).__name__}: {error}"]
     return [rule]
-
-
-def _rows(batch: RewardBatch, rows: Sequence[int]) -> RewardBatch:
-    return RewardBatch(
-        batch.media[list(rows)],
-        [batch.prompts[row] for row in rows],
-        [batch.metadata[row] for row in rows] if batch.metadata else (),
-        batch.fps,
-        [batch.groups[row] for row in rows] if batch.groups else (),
-    )

@@ -18,9 +18,9 @@ import torch
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.media import batches_of
-from reward_models.remote_call import RETRIED, Call, Sending, refused, said
-from reward_models.transport import Lane, Replicas, UnreachableError
-from reward_models.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
+from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, said
+from reward_models.serving.transport import Lane, Replicas, UnreachableError
+from reward_models.serving.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
 
 
 class RemoteScorer:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from reward_models.base import Scorer
 from reward_models.errors import RewardError
-from reward_models.service import Service
-from reward_models.wire import TOKEN_VARIABLE, Limits
+from reward_models.serving.endpoints import Service
+from reward_models.serving.wire import TOKEN_VARIABLE, Limits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -40,7 +40,7 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
     Args:
         rewards: scorers by the name that clients ask for.
         token: what clients must show as `Authorization: Bearer TOKEN`; None: nothing.
-        **limits: fields of `reward_models.wire.Limits`.
+        **limits: fields of `reward_models.serving.wire.Limits`.
 
     Raises:
         RewardError: the `serve` extra is missing, a name that is no part of an address, a wrong limit or token.
@@ -104,7 +104,8 @@ def serve(
         allow_anonymous: serve without a token on an address that others can reach.
         ready: called with the service's address once it listens.
         grace_s: seconds that requests under way have to finish at the end.
-        **limits: fields of `reward_models.wire.Limits`: max_body_mb=64, max_samples=256, max_batch=16, max_wait_ms=5,
+        **limits: fields of `reward_models.serving.wire.Limits`: max_body_mb=64, max_samples=256, max_batch=16,
+            max_wait_ms=5,
             queue_size=64, request_timeout=120, ...
 
     Raises:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from reward_models.wire import JSON, SAFETENSORS
+from reward_models.serving.wire import JSON, SAFETENSORS
 
 TOKEN = "load-test-token"
 """Of the server under test."""

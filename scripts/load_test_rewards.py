@@ -35,7 +35,7 @@ from bad_reward_requests import BAD, TOKEN
 
 from reward_models import RewardBatch, RewardOutput, load_reward
 from reward_models.self_test import drawing, noise
-from reward_models.wire import decode_output, encode_request
+from reward_models.serving.wire import decode_output, encode_request
 
 LIMITS: dict[str, Any] = {"max_body_mb": 1.0, "max_media_mb": 8.0, "max_held_mb": 64.0, "request_timeout": 30.0}
 """Of the server under test: small, so that what is too much is made quickly."""

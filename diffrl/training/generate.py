@@ -112,7 +112,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
                     to_pil(picture).save(request.out / name)
                 else:
                     save_media(picture, request.out / name, fps or 16.0)
-                row = {**prompts[i].metadata, "file": name, "prompt": prompts[i].text, "seed": request.seed, "number": j}
+                prompt = prompts[i]
+                row = {**prompt.metadata, "file": name, "prompt": prompt.text, "seed": request.seed, "number": j}
                 index.write(json.dumps(row) + "\n")
                 if j < shown and i < GRID_PROMPTS:
                     first.setdefault(i, []).append(still(picture))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from reward_models.base import ScorerSpec
-from reward_models.wire import Limits, encode_spec
+from reward_models.serving.wire import Limits, encode_spec
 
 SPEC = ScorerSpec("mean", "Mean value.", (0.0, 255.0), media=("image", "video"))
 STOP = threading.Event()

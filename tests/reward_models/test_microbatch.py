@@ -8,7 +8,7 @@ import torch
 
 from reward_models import RewardBatch, RewardError
 from reward_models.base import ScorerSpec, output_of_rows
-from reward_models.microbatch import ClosedError, MicroBatcher, ScorerError
+from reward_models.serving.microbatch import ClosedError, MicroBatcher, ScorerError
 
 
 class Mean:

@@ -20,7 +20,7 @@ from reward_models import RewardBatch, load_reward
 from reward_models.base import ScorerSpec
 from reward_models.self_test import drawing
 from reward_models.server import background
-from reward_models.wire import JSON, SAFETENSORS, decode_output, encode_request
+from reward_models.serving.wire import JSON, SAFETENSORS, decode_output, encode_request
 from tests.reward_models.test_microbatch import Mean, request
 
 TOKEN = "a-token-of-tests"

@@ -226,7 +226,8 @@ def test_a_server_that_dies_is_all_failures_and_no_exception():
     scorer = load(judge, retries=0)
     judge.shutdown()
     judge.server_close()
-    scorer.client._session.close()
+    for lane in scorer.client._lanes:
+        lane.session.close()
     output = scorer(RewardBatch(pictures(), PROMPTS))
     assert not output.ok.any() and output.raw.isnan().all() and all("127.0.0.1" in error for error in output.errors)
 

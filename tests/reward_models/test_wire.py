@@ -18,9 +18,9 @@ from PIL import Image
 
 from reward_models import RewardBatch, RewardError, RewardOutput
 from reward_models.base import ScorerSpec
-from reward_models.lossless import encode_picture, picture_size
-from reward_models.request_body import decode_request
-from reward_models.wire import (
+from reward_models.serving.lossless import encode_picture, picture_size
+from reward_models.serving.request_body import decode_request
+from reward_models.serving.wire import (
     JSON,
     SAFETENSORS,
     Limits,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reward_models.wire import RefusedError
+from reward_models.serving.wire import RefusedError
 
 
 class BusyError(RefusedError):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from reward_models.base import RewardBatch, RewardOutput, output_of_rows
 from reward_models.errors import RewardError
-from reward_models.transport import Answer, Lane, Replicas, UnreachableError
-from reward_models.wire import Format, decode_output, encode_request, rows_of
+from reward_models.serving.transport import Answer, Lane, Replicas, UnreachableError
+from reward_models.serving.wire import Format, decode_output, encode_request
 
 RETRIED = (408, 429, 500, 502, 503, 504)
 """Answers after which the same request may succeed later, or elsewhere."""
@@ -113,7 +113,7 @@ class Call:
 
     def _send(self, number: int, lane: Lane) -> None:
         """Try a piece until it is scored, or there is no attempt or no time left."""
-        kind, body = encode_request(rows_of(self.batch, self.pieces[number]), self.sending.format)
+        kind, body = encode_request(self.batch.rows(self.pieces[number]), self.sending.format)
         scored, silent, told = len(self._outputs), True, ""
         for attempt in range(1, self.sending.attempts + 1):
             address, pause = self.replicas.pick()

@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reward_models.admission import Admission, BusyError, Ticket
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import RewardError
-from reward_models.microbatch import ClosedError, Job, MicroBatcher, ScorerError
-from reward_models.request_body import decode_request
-from reward_models.wire import Limits, RefusedError, encode_output, encode_spec
+from reward_models.serving.admission import Admission, BusyError, Ticket
+from reward_models.serving.microbatch import ClosedError, Job, MicroBatcher, ScorerError
+from reward_models.serving.request_body import decode_request
+from reward_models.serving.wire import Limits, RefusedError, encode_output, encode_spec
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.errors import RewardError
-from reward_models.lossless import encode_picture
+from reward_models.serving.lossless import encode_picture
 
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 TOKEN_VARIABLE = "DIFFRL_REWARD_TOKEN"
@@ -84,17 +84,6 @@ class Limits:
                 "max_held_mb of the reward server must hold at least one request: max_body_mb + max_media_mb. "
                 f"Got {self.max_held_mb:g} < {self.max_body_mb:g} + {self.max_media_mb:g}. Raise it or lower them."
             )
-
-
-def rows_of(batch: RewardBatch, rows: Sequence[int]) -> RewardBatch:
-    """Some samples of a batch, in the given order."""
-    return RewardBatch(
-        batch.media[list(rows)],
-        [batch.prompts[row] for row in rows],
-        [batch.metadata[row] for row in rows] if batch.metadata else (),
-        batch.fps,
-        [batch.groups[row] for row in rows] if batch.groups else (),
-    )
 
 
 def encode_request(batch: RewardBatch, form: Format = "safetensors") -> tuple[str, bytes]:

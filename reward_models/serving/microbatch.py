@@ -19,7 +19,6 @@ import torch
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import RewardError
 from reward_models.media import batches_of
-from reward_models.wire import rows_of
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +155,7 @@ class MicroBatcher:
         """Score a batch in pieces of `max_batch`."""
         keys = list(batch.groups or batch.prompts) if self.scorer.spec.scope == "group" else []
         pieces = batches_of(range(len(batch)), self.max_batch, keys)
-        outputs = [self._call(batch if len(pieces) == 1 else rows_of(batch, piece)) for piece in pieces]
+        outputs = [self._call(batch if len(pieces) == 1 else batch.rows(piece)) for piece in pieces]
         order = torch.tensor([row for piece in pieces for row in piece]).argsort()
         return _ordered(outputs, order)
 

@@ -1,6 +1,6 @@
 """Reading of requests by the scoring service: every field is checked, and nothing large is made before it is allowed.
 
-The counterpart of `reward_models.wire.encode_request`. Whatever the bytes are, the end is a batch or a `RefusedError`.
+The counterpart of `encode_request` in wire.py. Whatever the bytes are, the end is a batch or a `RefusedError`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from reward_models.base import RewardBatch
 from reward_models.errors import RewardError
-from reward_models.lossless import (
+from reward_models.serving.lossless import (
     HugePictureError,
     LossyPictureError,
     UnreadablePictureError,
     decode_picture,
     picture_size,
 )
-from reward_models.wire import JSON, SAFETENSORS, SIDE, Limits, RefusedError
+from reward_models.serving.wire import JSON, SAFETENSORS, SIDE, Limits, RefusedError
 
 
 def decode_request(

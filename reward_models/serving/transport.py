@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,11 +59,13 @@ class Lane:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.expires = float("inf")
+        self._was_cut = False
         self._sockets: list[socket.socket] = []
         self.session = requests.Session()
         self.session.trust_env = not is_loopback(url)
         self.session.headers["Accept-Encoding"] = "identity"  # no body grows when it is unpacked
         self.session.auth = _bearer(token)
+        self.session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         adapter = _Adapter(self._connected)
         self.session.mount("http://", adapter)
         self.session.mount("https://", adapter)
@@ -91,7 +94,7 @@ class Lane:
         Raises:
             UnreachableError: no connection, no answer in time, half an answer, or too much of it.
         """
-        start = time.monotonic()
+        start, self._was_cut = time.monotonic(), False
         self.expires = min(until, start + sum(timeout))
         left = max(self.expires - start, 1e-3)
         pieces, size = [], 0
@@ -114,9 +117,11 @@ class Lane:
                 told = response.headers.get("Content-Length", "")
                 if told.isdecimal() and int(told) != size:
                     raise UnreachableError(f"its answer broke off after {size} of {told} bytes")
+                if self._was_cut:  # an end of headers, or of a body without a length, looks like a whole answer
+                    raise UnreachableError(f"no whole answer within {time.monotonic() - start:.1f} s")
                 return Answer(response.status_code, response.headers, b"".join(pieces))
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            if time.monotonic() >= self.expires:
+            if self._was_cut or time.monotonic() >= self.expires:
                 raise UnreachableError(f"no whole answer within {time.monotonic() - start:.1f} s") from error
             raise UnreachableError(_reason(error)) from error
         finally:
@@ -124,6 +129,7 @@ class Lane:
 
     def cut(self) -> None:
         """End the request under way, from another thread."""
+        self._was_cut = True
         for opened in list(self._sockets):
             try:
                 socket.socket.shutdown(opened, socket.SHUT_RDWR)
