@@ -183,7 +183,7 @@ def test_media_that_are_no_pictures_are_refused():
     scorer = load_reward("shapes")
     with pytest.raises(RewardError, match="uint8"):
         scorer(RewardBatch(torch.rand(1, 3, 32, 32), [PAIR]))
-    with pytest.raises(RewardError, match="one frame"):
+    with pytest.raises(RewardError, match="scores images. Got videos.*video_mean"):
         scorer(RewardBatch(torch.zeros(1, 5, 3, 32, 32, dtype=torch.uint8), [PAIR]))
 
 
