@@ -128,6 +128,33 @@ def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> 
     return RewardOutput(values.masked_fill(~ok, math.nan), ok, errors, named)
 
 
+def checked(output: RewardOutput, count: int, name: str) -> RewardOutput:
+    """An output of the right shape, or an error: one row too many would give every later sample another's score.
+
+    Args:
+        output: what a scorer returned for `count` samples.
+        count: of them.
+        name: of the reward, for the message.
+
+    Raises:
+        RewardError: it is no `RewardOutput`, or something in it has not one entry a sample.
+    """
+    rule = f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them."
+    if not isinstance(output, RewardOutput):
+        raise RewardError(f"{rule} Got {type(output).__name__}. Check it: diffrl score --check {name}.")
+    tensors = {"raw": output.raw, "ok": output.ok, **{f"part {key!r}": part for key, part in output.parts.items()}}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != (count,):
+            got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise RewardError(f"{rule} Its {key} is of {got}. Check it: diffrl score --check {name}.")
+    if output.ok.dtype != torch.bool or not output.raw.is_floating_point():
+        got = f"{output.raw.dtype} and {output.ok.dtype}"
+        raise RewardError(f"{rule} raw is of floats and ok of bool. Got {got}. Check it: diffrl score --check {name}.")
+    if len(output.errors) != count:
+        raise RewardError(f"{rule} It has {len(output.errors)} errors. Check it: diffrl score --check {name}.")
+    return output
+
+
 @dataclass(frozen=True)
 class ScorerSpec:
     """What a user should know of a scorer before using it.

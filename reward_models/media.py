@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, Scorer, checked, output_of_rows
 from reward_models.errors import RewardError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -210,15 +210,14 @@ def score_media(
     for (_, rate), members in alike.items():
         whole = [keys[i] for i in members] if scorer.spec.scope == "group" else ()
         for piece in batches_of(members, batch_size or scorer.spec.batch_size, whole):
-            output = scorer(
-                RewardBatch(
-                    torch.stack([opened[i][0] for i in piece]),
-                    [prompts[i] for i in piece],
-                    [metadata[i] for i in piece] if metadata else (),
-                    rate,
-                    [groups[i] for i in piece] if groups else (),
-                )
+            batch = RewardBatch(
+                torch.stack([opened[i][0] for i in piece]),
+                [prompts[i] for i in piece],
+                [metadata[i] for i in piece] if metadata else (),
+                rate,
+                [groups[i] for i in piece] if groups else (),
             )
+            output = checked(scorer(batch), len(piece), scorer.spec.name)
             names.update(dict.fromkeys(output.parts))
             for place, row in enumerate(piece):
                 parts = {name: float(values[place]) for name, values in output.parts.items()}

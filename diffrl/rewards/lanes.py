@@ -26,13 +26,14 @@ class Pending(Generic[T]):
 
     def __init__(self, work: Callable[[], T]):
         self._work: Callable[[], T] | None = work
-        self._done = threading.Event()
+        self._begun, self._done = threading.Event(), threading.Event()
         self._value: T
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Compute it; what is raised is kept for whoever waits."""
         assert self._work is not None
+        self._begun.set()
         try:
             with torch.no_grad():  # gradients are on in every new thread
                 self._value = self._work()
@@ -42,12 +43,14 @@ class Pending(Generic[T]):
         self._done.set()
 
     def wait(self, timeout: float | None = None) -> T:
-        """The value.
+        """The value; `timeout` counts from when the work begins, not while it queues.
 
         Raises:
             TimeoutError: it was not there after `timeout` seconds.
             BaseException: whatever the work raised.
         """
+        if timeout is not None:
+            self._begun.wait()
         if not self._done.wait(timeout):
             raise TimeoutError
         if self._error is not None:

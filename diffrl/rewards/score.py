@@ -12,6 +12,7 @@ from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.lanes import Lane, Pending
 from reward_models import RewardBatch, RewardOutput, Scorer
+from reward_models.base import checked
 from reward_models.media import batches_of
 
 
@@ -44,12 +45,16 @@ class WeightedScorer:
 
 @dataclass
 class _Stream:
-    """One scorer's part of the work: pictures that wait for a whole batch, and batches under way."""
+    """One scorer's part of the work: the rows of each of its batches, and those batches that are under way."""
 
     weighted: WeightedScorer
     pieces: Sequence[Sequence[int]]
-    waiting: dict[int, Tensor] = field(default_factory=dict)
     pending: list[Pending[RewardOutput]] = field(default_factory=list)
+
+    @property
+    def ahead(self) -> Sequence[Sequence[int]]:
+        """Batches whose pictures have not all come."""
+        return self.pieces[len(self.pending) :]
 
 
 class Scoring:
@@ -65,6 +70,7 @@ class Scoring:
 
     def __init__(self, scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt], groups: Sequence[int] = ()):
         self._prompts, self._groups, self._seen = prompts, groups, 0
+        self._pictures: dict[int, Tensor] = {}  # first row -> pictures that some scorer still waits for
         keys = list(groups) if groups else [prompt.text for prompt in prompts]
         self._streams = [
             _Stream(s, batches_of(range(len(prompts)), s.batch_size, keys if s.scorer.spec.scope == "group" else ()))
@@ -73,27 +79,40 @@ class Scoring:
 
     def add(self, images: Tensor) -> None:
         """The next pictures, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
-        rows = range(self._seen, self._seen + len(images))
+        self._pictures[self._seen] = images
         self._seen += len(images)
         for stream in self._streams:
-            stream.waiting.update(zip(rows, images, strict=True))
-            while len(stream.pending) < len(stream.pieces) and max(stream.pieces[len(stream.pending)]) < self._seen:
-                self._submit(stream, stream.pieces[len(stream.pending)])
+            while stream.ahead and max(stream.ahead[0]) < self._seen:
+                self._submit(stream, stream.ahead[0])
+        needed = min((min(map(min, stream.ahead)) for stream in self._streams if stream.ahead), default=self._seen)
+        self._pictures = {row: part for row, part in self._pictures.items() if row + len(part) > needed}
+
+    def _media(self, rows: Sequence[int]) -> Tensor:
+        """Pictures of these rows; a view where they came together, so that several scorers share them."""
+        for first, part in self._pictures.items():
+            if first <= rows[0] and rows[-1] < first + len(part) and list(rows) == list(range(rows[0], rows[-1] + 1)):
+                return part[rows[0] - first : rows[-1] + 1 - first]
+        place = {first + i: part[i] for first, part in self._pictures.items() for i in range(len(part))}
+        return torch.stack([place[row] for row in rows])
 
     def _submit(self, stream: _Stream, rows: Sequence[int]) -> None:
         weighted = stream.weighted
         batch = RewardBatch(
-            torch.stack([stream.waiting.pop(row) for row in rows]),
+            self._media(rows),
             [self._prompts[row].text for row in rows],
             [self._prompts[row].metadata for row in rows],
             weighted.fps,
             [self._groups[row] for row in rows] if self._groups else (),
         )
+
+        def work() -> RewardOutput:
+            return checked(weighted.scorer(batch), len(batch), weighted.name)
+
         if weighted.lane is None:
-            pending = Pending(lambda: weighted.scorer(batch))
+            pending = Pending(work)
             pending.run()
         else:
-            pending = weighted.lane.submit(lambda: weighted.scorer(batch))
+            pending = weighted.lane.submit(work)
         stream.pending.append(pending)
 
     def table(self) -> RewardTable:
@@ -119,7 +138,7 @@ class Scoring:
             values, good, messages, components = _joined(outputs, [row for piece in stream.pieces for row in piece])
             raw[weighted.name] = values
             parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
-            if weighted.weight == 0:  # only watched: its failures harm nobody
+            if weighted.weight == 0:  # only watched: samples that it fails on are no worse for it
                 continue
             total = total + weighted.weight * (values - weighted.shift) / weighted.scale
             ok &= good

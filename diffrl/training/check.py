@@ -18,7 +18,7 @@ from diffrl.precision.backends import find_backend
 from diffrl.training.memory import GIB, available_bytes, check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.run_dir import new_run_dir
-from diffrl.training.scorers import make_scorers, require_media, require_metadata
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers
 
 NOT_HERE = "not here yet: fetched from the hub at the first start"
@@ -75,7 +75,9 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
         held_out = make_scorers(config.eval.rewards, "eval.rewards")
         require_media(config.model.facts, [*scorers, *held_out])
         require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
-        require_metadata(held_out, load_prompts(config.prompts.eval), "prompts.eval")
+        shown = load_prompts(config.prompts.eval)[: config.eval.samples]
+        require_metadata(held_out, shown, "prompts.eval")
+        require_pairs(held_out, config.eval.samples, len(shown))
         return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
 
     def runs_here() -> str:

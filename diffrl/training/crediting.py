@@ -20,7 +20,7 @@ from diffrl.rollout.regenerate import decode
 from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import root_addresses
 from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import gather_rows, shared_names, sum_ranks
+from diffrl.training.distributed import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.sampling import Drawn, Sampling
 from diffrl.training.session import Session
@@ -59,7 +59,8 @@ class Crediting:
         rollout, forest, table = drawn.rollout, drawn.rollout.forest, drawn.table
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
-        ok = failed_samples(table, groups, prompts, self.config.guards.nonfinite_reward, self.report_own)
+        action = self.config.guards.nonfinite_reward
+        ok = agreed(accelerator, lambda: failed_samples(table, groups, prompts, action, self.report_own))
         usable = ok & drawn.trains
         everyone = tuple(gather_rows(accelerator, column) for column in (table.total, usable.long()))
         batch = (everyone[0], everyone[1].bool())
@@ -137,7 +138,7 @@ class Crediting:
             texts = [prompt.text for prompt in prompts]
             decode(s.adapter, latents, self.config.rollout.decode_batch, texts, scoring.add)
         with self.clock("reward"):
-            table = scoring.table()
+            table = agreed(s.accelerator, scoring.table)
         failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
         if failed:
             self.report_own(f"{failed} pictures of nodes could not be scored; the steps beside them train nothing.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, GuardStop
 from diffrl.training.lockstep import Lockstep, most_of
+from reward_models import RewardError
 
 T = TypeVar("T")
 
@@ -89,6 +90,35 @@ def shared_names(accelerator: Any, names: Iterable[str]) -> list[str]:
     if accelerator.num_processes == 1:
         return list(names)
     return sorted({name for own in gather_objects(accelerator, list(names)) for name in own})
+
+
+def agreed(accelerator: Any, work: Callable[[], T]) -> T:
+    """Do what may fail on one rank alone; what fails on any rank fails on all, or the others would wait for it forever.
+
+    Args:
+        accelerator: joins the ranks.
+        work: exchanges nothing with other ranks.
+
+    Raises:
+        RewardError: it was raised here, or on another rank, which is named.
+        GuardStop: likewise.
+    """
+    if accelerator.num_processes == 1:
+        return work()
+    raised: RewardError | GuardStop | None = None
+    value: list[T] = []
+    try:
+        value.append(work())
+    except (RewardError, GuardStop) as error:
+        raised = error
+    told = None if raised is None else (isinstance(raised, GuardStop), str(raised))
+    everyone = gather_objects(accelerator, told)
+    if raised is not None:
+        raise raised
+    for rank, error in enumerate(everyone):
+        if error is not None:
+            raise (GuardStop if error[0] else RewardError)(f"On rank {rank}: {error[1]}")
+    return value[0]
 
 
 def sum_ranks(accelerator: Any, values: Tensor) -> Tensor:

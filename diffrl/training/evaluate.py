@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.training.distributed import shared_names, sum_ranks
+from diffrl.training.distributed import agreed, shared_names, sum_ranks
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Evaluation:
     Args:
         means: per reward, and per "reward/part", the mean over the samples that could be scored, of all ranks.
         deviations: the same samples' population standard deviation.
+        counts: how many samples these are of.
         failed: samples that could not be scored, of all ranks.
         prompts: this rank's prompts, one a sample.
         addresses: this rank's initial noises.
@@ -36,11 +37,29 @@ class Evaluation:
 
     means: dict[str, float]
     deviations: dict[str, float]
+    counts: dict[str, int]
     failed: int
     prompts: Sequence[Prompt]
     addresses: Sequence[Address]
     images: Tensor
     table: RewardTable
+
+
+def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collection[str]) -> list[int]:
+    """A rank's samples: a contiguous part; with scorers of groups, all samples of a contiguous part of the prompts.
+
+    Args:
+        samples: of the evaluation; sample i takes prompt i modulo their number.
+        prompts: their number.
+        rank: this one.
+        world: how many there are.
+        scopes: of the scorers.
+    """
+    if "group" not in scopes:
+        return list(range(samples * rank // world, samples * (rank + 1) // world))
+    used = min(samples, prompts)
+    own = range(used * rank // world, used * (rank + 1) // world)
+    return [i for i in range(samples) if i % prompts in own]
 
 
 def evaluate(
@@ -52,7 +71,7 @@ def evaluate(
     settings: EvalSettings,
     decode_batch: int,
 ) -> Evaluation:
-    """Sample i takes prompt i modulo their number; ranks share the samples out in contiguous parts.
+    """Sample i takes prompt i modulo their number; `shared_out` says which rank draws it.
 
     Args:
         accelerator: joins the ranks.
@@ -64,7 +83,7 @@ def evaluate(
         decode_batch: samples a decoder call.
     """
     world, rank = accelerator.num_processes, accelerator.process_index
-    own = range(settings.samples * rank // world, settings.samples * (rank + 1) // world)
+    own = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
     rows = torch.tensor([i % len(prompts) for i in own], dtype=torch.int64)
     addresses = [Address("eval", settings.seed, 0, i % len(prompts), i // len(prompts), ()) for i in own]
     sampler = Sampler(
@@ -77,7 +96,7 @@ def evaluate(
     chosen = [prompts[int(row)] for row in rows]
     scoring = Scoring(scorers, chosen)
     images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen], scoring.add)
-    table = scoring.table()
+    table = agreed(accelerator, scoring.table)
     values = {**table.raw, **table.parts}
     names = shared_names(accelerator, sorted(values))
     unknown = torch.full((len(chosen),), torch.nan)
@@ -93,6 +112,7 @@ def evaluate(
     return Evaluation(
         means={names[i]: float(mean[i]) for i in known},
         deviations={names[i]: float(deviation[i]) for i in known},
+        counts={names[i]: int(count[i]) for i in known},
         failed=int(totals[-1]),
         prompts=chosen,
         addresses=addresses,

@@ -143,7 +143,7 @@ def _gains(model: AlignedModel) -> list[str]:
         return ["The run had not ended when this was exported.", ""]
     held_out = json.loads(path.read_text(encoding="utf-8"))["held_out"]
     known = [key for key in held_out if key.endswith("_before") and held_out[key] is not None]
-    names = [key.removesuffix("_before") for key in known]
+    names = [name for key in known if held_out[f"{(name := key.removesuffix('_before'))}_after"] is not None]
     rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]
     return [
         f"Held-out reward, {model.config.eval.samples} samples from the same noise:",

@@ -147,6 +147,7 @@ class Trainer:
             }
         )
         self.progress.iteration(self.iteration, metrics["reward/mean"], wall)
+        self.sentinel.act()
 
     def _since_last_iteration(self) -> float:
         """Wall seconds since the last call, or since training began, evaluations and checkpoints left out."""
@@ -172,7 +173,8 @@ class Trainer:
         metrics.update(found)
         groups = [batch.groups[row] for row in rollout.forest.sample_prompt.tolist()]
         with self.clock("reward"):
-            metrics.update(self.sentinel.look(rollout.images, groups, found["reward/mean"]))
+            raw = {name: found[f"reward/{name}"] for name in drawn.table.raw}
+            metrics.update(self.sentinel.look(rollout.images, groups, raw))
         kept = self.crediting.kept(drawn, credit)
         with self.clock("update"):
             metrics.update(self.update(rollout, credit, kept, conditioning))
@@ -289,8 +291,9 @@ class Trainer:
         self.journal.eval_samples(self.iteration, found)
         means = {name: found.means.get(name, math.nan) for name in (r.key for r in c.eval.rewards)}
         self.progress.held_out(self.iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
-        judged = self.sentinel.judge(found, c.eval.samples)
-        return {**{f"held_out/{name}": value for name, value in found.means.items()}, **judged}
+        judged = self.sentinel.judge(found, c.eval.samples, s.scorers_at(max(self.iteration - 1, 0)))
+        unknown = {f"held_out/{reward.key}": math.nan for reward in c.eval.rewards}
+        return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **judged}
 
     @cached_property
     def eval_conditioning(self) -> Conditioning:

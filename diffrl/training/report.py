@@ -35,7 +35,7 @@ def short_name(reward: str) -> str:
 
 
 def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:
-    """First and last held-out value of each reward, as `<name>_before` and `<name>_after`.
+    """Each reward in the first and the last held-out evaluation, `<name>_before` and `<name>_after`; None if it failed.
 
     Scorers of the embedded world report "strict" and "partial" as parts; these are named too, whichever was asked for.
     """
@@ -44,11 +44,11 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
         found = (f"held_out/{reward}/{part}" for reward in rewards if rows and f"held_out/{reward}/{part}" in rows[0])
         if part not in columns and (column := next(found, None)):
             columns[part] = column
+    evaluations = [row for row in rows if any(key.startswith("held_out/") for key in row)]
     change: dict[str, float | None] = {}
     for name, column in columns.items():
-        values = [row[column] for row in rows if column in row]
-        change[f"{name}_before"] = values[0] if values else None
-        change[f"{name}_after"] = values[-1] if values else None
+        change[f"{name}_before"] = evaluations[0].get(column) if evaluations else None
+        change[f"{name}_after"] = evaluations[-1].get(column) if evaluations else None
     return change
 
 
@@ -106,7 +106,8 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> Non
     if training:
         axes.plot(*zip(*training, strict=True), color="#9aa5b1", linewidth=1.2, label="training reward")
     for reward, color in zip(rewards, ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c"), strict=False):
-        points = [(row["iteration"], row[f"held_out/{reward}"]) for row in rows if f"held_out/{reward}" in row]
+        column = f"held_out/{reward}"
+        points = [(row["iteration"], row[column]) for row in rows if row.get(column) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=color, label=f"held-out {short_name(reward)}")
     axes.set_xlabel("iteration")
@@ -126,9 +127,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         table.add_column(column, justify="left" if not column else "right")
     for name in (key.removesuffix("_before") for key in held_out if key.endswith("_before")):
         before, after = held_out[f"{name}_before"], held_out[f"{name}_after"]
-        if before is None or after is None:
-            continue
-        table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+        change = "" if before is None or after is None else f"{after - before:+.3f}"
+        table.add_row(name, *("failed" if value is None else f"{value:.3f}" for value in (before, after)), change)
     console.print(table)
     console.print(timing_table(summary["seconds"]))
     evaluations = summary["network_evaluations"]

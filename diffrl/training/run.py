@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import CheckpointError
+from diffrl.errors import CheckpointError, GuardStop
 from diffrl.precision.report import PrecisionReport
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
@@ -120,6 +120,9 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
                 f"Go on with: diffrl train --resume {run_dir}"
             )
             raise SystemExit(128 + stop.number) from stop
+        except GuardStop as stop:
+            journal.log(str(stop))
+            raise
         finally:
             journal.close()
     if main:

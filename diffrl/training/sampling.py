@@ -26,7 +26,7 @@ from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
 from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import sum_ranks
+from diffrl.training.distributed import agreed, sum_ranks
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.session import Session
 from diffrl.transition import Transition
@@ -141,7 +141,7 @@ class Sampling:
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
         with self.clock("reward"):
-            return rollout, scoring.table()
+            return rollout, agreed(s.accelerator, scoring.table)
 
     @property
     def keeps_steps(self) -> bool:
@@ -176,11 +176,13 @@ class Sampling:
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 prompts_at_once=self.config.rollout.prompts_at_once,
+                accelerator=s.accelerator,
             )
         if failed := int((~proxy.ok).sum()):
             first = next(error for error in proxy.errors if error)
             self.report_own(f"{failed} of {len(pool)} candidates could not be scored; they are chosen last. {first}")
-        self.guard.check_failures(failed, len(pool))
+        everywhere = int(sum_ranks(s.accelerator, torch.tensor([failed]))[0])
+        self.guard.check_failures(everywhere, len(pool) * s.accelerator.num_processes)
         return Exploration(batch, pool, proxy)
 
     def fidelity(self, drawn: Drawn) -> dict[str, float | int]:
@@ -246,6 +248,7 @@ def draw_pool(
     clock: Clock = no_clock,
     prompts_at_once: int | None = None,
     each: Sink = ignore,
+    accelerator: Any = None,
 ) -> RewardTable:
     """Rewards of a pool's pictures, which are let go of once they are scored; without latents and densities.
 
@@ -262,6 +265,7 @@ def draw_pool(
         clock: entered with "explore", "decode" and "reward".
         prompts_at_once: prompts that are drawn together, and scored while the next are drawn; None = all.
         each: called with the pictures as they are decoded, in the order of the samples.
+        accelerator: joins the ranks, where each draws a pool of its own.
     """
     scoring = Scoring(scorers, *samples_of(batch, pool))
 
@@ -277,7 +281,7 @@ def draw_pool(
                 adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
             )
     with clock("reward"):
-        return scoring.table()
+        return scoring.table() if accelerator is None else agreed(accelerator, scoring.table)
 
 
 def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:

@@ -38,6 +38,8 @@ def make_scorers(
     for number, s in enumerate(settings):
         options = s.options if s.dtype is None else {**s.options, "dtype": s.dtype}
         own_device = torch.device(s.device or device)
+        if own_device == torch.device("cuda") and torch.cuda.is_available():
+            own_device = torch.device("cuda", torch.cuda.current_device())  # threads have a current device of their own
         if own_device.type == "cuda" and (own_device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
                 f"{where}.{number}.device must be a device of this machine. Got {own_device}, with "
@@ -88,3 +90,23 @@ def require_metadata(scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt
                     f"{where} must give {' and '.join(missing)} with every prompt, for the reward {scorer.name}. "
                     f'{prompt.text!r} has none. Use a .jsonl file: {{"prompt": ..., "{missing[0]}": ...}}.'
                 )
+
+
+def require_pairs(scorers: Sequence[WeightedScorer], samples: int, prompts: int) -> None:
+    """Refuse held-out rewards that compare the samples of a prompt where a prompt has one.
+
+    Args:
+        scorers: held-out rewards.
+        samples: of an evaluation.
+        prompts: that it takes in turn.
+
+    Raises:
+        ConfigError: names them, and says how many samples it takes.
+    """
+    wrong = [scorer.name for scorer in scorers if scorer.scorer.spec.scope == "group"]
+    if wrong and samples < 2 * prompts:
+        raise ConfigError(
+            f"eval.samples must be at least twice the number of held-out prompts with eval.rewards {', '.join(wrong)}, "
+            f"which compares the samples of a prompt. Got {samples} samples of {prompts} prompts. Raise it, give fewer "
+            "prompts, or watch sentinel/diversity instead."
+        )

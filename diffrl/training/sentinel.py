@@ -22,7 +22,7 @@ from diffrl.training.distributed import sum_ranks
 from diffrl.training.evaluate import Evaluation
 from reward_models import RewardBatch, load_reward
 
-WATCHED = ("reward", "diversity", "sharpness")
+RAW = "reward/"
 Metrics = dict[str, float | int]
 
 
@@ -31,21 +31,18 @@ class Watch:
     """What the sentinel remembers; plain values, as a checkpoint keeps them.
 
     Args:
-        sums: of the watched numbers since the last evaluation.
+        sums: of the training rewards' means, raw, and of diversity and sharpness, since the last evaluation.
         counts: how many iterations each was added up over.
-        first: the watched numbers' means up to the first evaluation after the start.
-        first_reward: training reward of the first iteration.
-        best: of each held-out reward the best mean, and the training reward at the time.
-        unit: of each held-out reward the standard deviation of its samples, the first that was not 0.
+        first: the first iteration's values of the same.
+        best: of each held-out reward its best evaluation: mean, deviation, samples, and the training rewards' raw means
+            at that time.
         alarmed: evaluations in a row with an alarm.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
-    first_reward: float | None = None
-    best: dict[str, list[float | None]] = field(default_factory=dict)
-    unit: dict[str, float] = field(default_factory=dict)
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
     alarmed: int = 0
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -54,8 +51,7 @@ class Watch:
             if math.isfinite(value):
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
-        if self.first_reward is None and math.isfinite(values.get("reward", math.nan)):
-            self.first_reward = values["reward"]
+                self.first.setdefault(name, value)
 
     def take(self) -> dict[str, float]:
         """Means since the last call, which begin anew."""
@@ -74,6 +70,7 @@ class Sentinel:
         accelerator: joins the ranks.
         report: tells the user something that all ranks know.
         watch: what it remembers.
+        verdict: why the run is to stop, once its last row is written; None while it may go on.
     """
 
     settings: RewardHackingGuard
@@ -81,6 +78,7 @@ class Sentinel:
     accelerator: Any
     report: Callable[[str], None]
     watch: Watch = field(default_factory=Watch)
+    verdict: str | None = None
 
     def __post_init__(self) -> None:
         """Make the two scorers of pictures that nothing but the sentinel asks."""
@@ -91,13 +89,13 @@ class Sentinel:
         """Whether anything is measured."""
         return self.settings.action != "off"
 
-    def look(self, images: Tensor, groups: Sequence[int], reward: float) -> Metrics:
+    def look(self, images: Tensor, groups: Sequence[int], rewards: Mapping[str, float]) -> Metrics:
         """Measure an iteration's training samples.
 
         Args:
             images: (S, 3, H, W) or (S, F, 3, H, W) uint8, this rank's.
             groups: S group ids.
-            reward: the iteration's mean training reward, over all ranks.
+            rewards: the raw mean of each training reward that was asked, over all ranks.
 
         Returns:
             Means over the samples of all ranks, NaN where none can be judged.
@@ -114,7 +112,7 @@ class Sentinel:
         counts = torch.stack([value.isfinite().sum().double() for value in found.values()])
         means = torch.div(*sum_ranks(self.accelerator, torch.cat([sums, counts])).chunk(2)).tolist()
         named = dict(zip(found, means, strict=True))
-        self.watch.add({"reward": reward, **named})
+        self.watch.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
         return {f"sentinel/{name}": value for name, value in named.items()}
 
     def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
@@ -124,15 +122,13 @@ class Sentinel:
     def _sharpness_of(self, stills: Tensor) -> Tensor:
         return self._sharpness(RewardBatch(stills, [""] * len(stills))).raw
 
-    def judge(self, found: Evaluation, samples: int) -> Metrics:
+    def judge(self, found: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
         """Compare a held-out evaluation, and the samples since the one before, with what was.
 
         Args:
             found: the evaluation.
-            samples: how many it is of, on all ranks.
-
-        Raises:
-            GuardStop: something is wrong, for long enough, and the action is stop.
+            samples: how many it drew, on all ranks.
+            rewards: the training rewards with their weights now; with these weights "then" and "now" are compared.
         """
         if not self.on:
             return {}
@@ -140,54 +136,69 @@ class Sentinel:
         alarms: list[str] = []
         metrics: Metrics = {}
         for scorer in self.scorers:
-            change = self._change(scorer, found, means.get("reward"))
-            if change is None:
+            if found.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
                 continue
+            change, alarming = self._change(scorer, found, means)
             metrics[f"sentinel/change/{scorer.name}"] = change
-            if change < -max(self.settings.held_out_drop, 3 * math.sqrt(2 / samples)) and self._rose(scorer, means):
+            if alarming and self._rose(scorer, means, rewards):
                 alarms.append(
                     f"held-out {scorer.name} is {-change:.2f} standard deviations worse than at its best, while the "
                     "training reward is higher than then"
                 )
         alarms += self._pictures(means)
-        for name in WATCHED:
-            if name in means:
-                self.watch.first.setdefault(name, means[name])
         self.watch.alarmed = self.watch.alarmed + 1 if alarms else 0
         metrics["sentinel/alarms"] = len(alarms)
         if alarms and self.watch.alarmed >= self.settings.patience:
             message = f"This looks like reward hacking: {'; '.join(alarms)}. (guards.reward_hacking)"
             if self.settings.action == "stop":
-                raise GuardStop(f"{message} The run stops; its last checkpoint is intact.")
-            self.report(f"{message} Look at the pictures; compare checkpoints.")
+                self.verdict = f"{message} The run stops; its last checkpoint is intact."
+            else:
+                self.report(f"{message} Look at the pictures; compare checkpoints.")
         return metrics
 
-    def _change(self, scorer: WeightedScorer, found: Evaluation, reward: float | None) -> float | None:
-        """A held-out reward against its best so far, in standard deviations, <= 0; a new best is remembered."""
-        watch, name = self.watch, scorer.name
-        if name not in found.means:
-            return None
-        value = found.means[name] if scorer.scorer.spec.higher_is_better else -found.means[name]
-        if found.deviations[name] > 0:
-            watch.unit.setdefault(name, found.deviations[name])
-        best = watch.best.get(name)
-        if best is None or best[0] is None or value >= best[0]:
-            watch.best[name] = [value, reward]
-            return 0.0
-        return (value - best[0]) / watch.unit.get(name, 1.0)
+    def act(self) -> None:
+        """End the run if the last evaluation was bad enough; called when that evaluation is written down.
 
-    def _rose(self, scorer: WeightedScorer, means: Mapping[str, float]) -> bool:
+        Raises:
+            GuardStop: it was, and the action is stop.
+        """
+        if self.verdict is not None:
+            raise GuardStop(self.verdict)
+
+    def _change(self, scorer: WeightedScorer, found: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
+        """A held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.
+
+        The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
+        difference: a pass or fail that begins near 0 has hardly any deviation then.
+        """
+        name, best = scorer.name, self.watch.best.get(scorer.name)
+        value = found.means[name] if scorer.scorer.spec.higher_is_better else -found.means[name]
+        if best is None or value >= best["mean"]:
+            raws = {key: mean for key, mean in (means or self.watch.first).items() if key.startswith(RAW)}
+            self.watch.best[name] = {
+                "mean": value,
+                "deviation": found.deviations[name],
+                "samples": found.counts[name],
+                "rewards": raws or None,  # none before the first iteration: the first iteration's are taken
+            }
+            return 0.0, False
+        fall = best["mean"] - value
+        unit = max(best["deviation"], found.deviations[name]) or fall
+        error = math.sqrt(best["deviation"] ** 2 / best["samples"] + found.deviations[name] ** 2 / found.counts[name])
+        return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
+
+    def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
         """Whether the training reward is above what it was when the held-out reward was at its best."""
-        then = self.watch.best[scorer.name][1]
-        then = self.watch.first_reward if then is None else then
-        return then is not None and means.get("reward", -math.inf) > then
+        then = self.watch.best[scorer.name]["rewards"] or self.watch.first
+        known = [r for r in rewards if r.weight != 0 and f"{RAW}{r.name}" in means and f"{RAW}{r.name}" in then]
+        return sum(r.weight * (means[f"{RAW}{r.name}"] - then[f"{RAW}{r.name}"]) / r.scale for r in known) > 0
 
     def _pictures(self, means: Mapping[str, float]) -> list[str]:
         first, alarms = self.watch.first, []
         if "diversity" in first and means.get("diversity", math.inf) < self.settings.diversity * first["diversity"]:
             share = means["diversity"] / first["diversity"]
             alarms.append(f"the pictures of a prompt differ by {share:.0%} of what they did at first")
-        if first.get("sharpness") and means.get("sharpness"):
+        if first.get("sharpness") and "sharpness" in means:
             ratio = means["sharpness"] / first["sharpness"]
             if ratio > self.settings.sharpness or ratio < 1 / self.settings.sharpness:
                 alarms.append(f"pictures are {ratio:.2g} times as sharp as at first")

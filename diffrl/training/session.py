@@ -32,7 +32,7 @@ from diffrl.training.explorer import make_explorer
 from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
-from diffrl.training.scorers import make_scorers, require_media, require_metadata
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.sharding import make_mesh
 from diffrl.training.update import Part
 from diffrl.transition import Transition, make_transition
@@ -106,6 +106,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     require_media(config.model.facts, [*scorers, *eval_scorers])
     require_metadata(scorers, prompts, "prompts.train")
     require_metadata(eval_scorers, eval_prompts, "prompts.eval")
+    require_pairs(eval_scorers, config.eval.samples, len(eval_prompts))
     refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
     world = accelerator.num_processes
     check_world_size(config, world)

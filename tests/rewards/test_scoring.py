@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -137,3 +138,51 @@ def test_a_timeout_raised_by_the_scorer_itself_is_not_ours():
 
     with pytest.raises(TimeoutError, match="theirs"):
         score([WeightedScorer("theirs", TimesOut(), lane=Lane("theirs"))], IMAGES, PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda out: replace(out, raw=torch.cat([out.raw, out.raw[:1]])), r"Its raw is of shape \(5,\)"),
+        (lambda out: replace(out, raw=out.raw[:, None]), r"Its raw is of shape \(4, 1\)"),
+        (lambda out: replace(out, ok=out.ok[1:]), r"Its ok is of shape \(3,\)"),
+        (lambda out: replace(out, parts={"a": out.raw[1:]}), r"Its part 'a' is of shape \(3,\)"),
+        (lambda out: replace(out, errors=[]), "It has 0 errors"),
+        (lambda out: out.raw, "Got Tensor"),
+        (lambda out: replace(out, raw=out.raw.tolist()), "Its raw is of list"),
+        (lambda out: replace(out, ok=out.ok.long()), "ok of bool"),
+    ],
+)
+def test_an_output_of_another_size_never_reaches_the_table(change, sentence):
+    class Wrong(Mean):
+        def __call__(self, batch):
+            return change(super().__call__(batch))
+
+    with pytest.raises(RewardError, match=sentence):
+        score([WeightedScorer("wrong", Wrong(), batch_size=4)], IMAGES[:8], PROMPTS[:8])
+
+
+def test_time_in_the_queue_is_not_a_rewards_own():
+    class Slow(Mean):
+        def __call__(self, batch):
+            time.sleep(0.3)
+            return super().__call__(batch)
+
+    lane = Lane("shared")
+    scorers = [
+        WeightedScorer("slow", Slow(), batch_size=4, lane=lane),
+        WeightedScorer("fast", Mean(), batch_size=4, lane=lane, timeout=0.2),
+    ]
+    assert bool(score(scorers, IMAGES, PROMPTS).ok.all())
+
+
+def test_scorers_share_pictures_that_came_together():
+    seen = []
+
+    class Keeps(Mean):
+        def __call__(self, batch):
+            seen.append(batch.media.data_ptr())
+            return super().__call__(batch)
+
+    score([WeightedScorer("a", Keeps(), batch_size=4), WeightedScorer("b", Keeps(), batch_size=4)], IMAGES, PROMPTS)
+    assert len(seen) == 6 and len(set(seen)) == 3 and seen[0] == IMAGES.data_ptr()

@@ -20,6 +20,9 @@ class OneProcess:
     num_processes = 1
 
 
+TRAINING = [WeightedScorer("raw", Brightness())]
+
+
 def sentinel(**options):
     said = []
     scorers = [WeightedScorer("good", Brightness()), WeightedScorer("bad", Lower())]
@@ -30,9 +33,10 @@ class Lower(Brightness):
     spec = Brightness.spec.__class__("lower", "lower is better", (0.0, 1.0), higher_is_better=False)
 
 
-def evaluation(good, bad=0.5, deviation=0.1):
+def evaluation(good, bad=0.5, deviation=0.1, samples=500):
     means = {"good": good, "bad": bad}
-    return Evaluation(means, dict.fromkeys(means, deviation), 0, [], [], torch.empty(0), None)
+    counts = dict.fromkeys(means, samples)
+    return Evaluation(means, dict.fromkeys(means, deviation), counts, 0, [], [], torch.empty(0), None)
 
 
 def noise(seed, count=4, size=32):
@@ -41,7 +45,13 @@ def noise(seed, count=4, size=32):
 
 def feed(guard, reward, images=None):
     images = noise(0) if images is None else images
-    return guard.look(images, [0] * len(images), reward)
+    return guard.look(images, [0] * len(images), {"raw": reward})
+
+
+def judge(guard, *args, samples=500, rewards=TRAINING, **options):
+    found = guard.judge(evaluation(*args, samples=samples, **options), samples, rewards)
+    guard.act()
+    return found
 
 
 def test_diversity_and_sharpness_by_hand():
@@ -63,19 +73,19 @@ def test_diversity_and_sharpness_by_hand():
 
 
 def feed_groups(guard, images, groups):
-    return guard.look(images, groups, 0.5)
+    return guard.look(images, groups, {"raw": 0.5})
 
 
 def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
     for rewards, expected in (((0.2, 0.3, 0.4), 1), ((0.5, 0.4, 0.3), 0)):
         guard, said = sentinel()
-        guard.judge(evaluation(0.6), 500)
+        judge(guard, 0.6)
         feed(guard, rewards[0])
-        assert guard.judge(evaluation(0.62), 500)["sentinel/alarms"] == 0
+        assert judge(guard, 0.62)["sentinel/alarms"] == 0
         feed(guard, rewards[1])
-        assert guard.judge(evaluation(0.605), 500)["sentinel/alarms"] == 0  # 0.15 standard deviations
+        assert judge(guard, 0.605)["sentinel/alarms"] == 0  # 0.15 standard deviations
         feed(guard, rewards[2])
-        metrics = guard.judge(evaluation(0.59), 500)
+        metrics = judge(guard, 0.59)
         assert metrics["sentinel/change/good"] == pytest.approx(-0.3, rel=1e-5)
         assert metrics["sentinel/alarms"] == expected == len(said)
         assert not expected or "held-out good is 0.30 standard deviations worse" in said[0]
@@ -83,32 +93,32 @@ def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
 
 def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
     guard, said = sentinel()
-    guard.judge(evaluation(0.5, bad=0.4), 500)
+    judge(guard, 0.5, bad=0.4)
     feed(guard, 0.1)
-    guard.judge(evaluation(0.5, bad=0.3), 500)
+    judge(guard, 0.5, bad=0.3)
     feed(guard, 0.2)
-    assert guard.judge(evaluation(0.5, bad=0.35), 500)["sentinel/change/bad"] == pytest.approx(-0.5, rel=1e-5)
+    assert judge(guard, 0.5, bad=0.35)["sentinel/change/bad"] == pytest.approx(-0.5, rel=1e-5)
     assert "held-out bad" in said[0]
 
 
 def test_few_samples_need_a_larger_fall():
     guard, said = sentinel()
-    guard.judge(evaluation(0.6), 16)
+    judge(guard, 0.6, samples=16)
     feed(guard, 0.1)
     feed(guard, 0.2)
-    guard.judge(evaluation(0.5), 16)  # 1.0 deviation, below 3 * sqrt(2 / 16) = 1.06
+    judge(guard, 0.5, samples=16)  # 1.0 deviation, below 4 * sqrt(2 / 16) = 1.41
     assert not said
     feed(guard, 0.3)
-    guard.judge(evaluation(0.49), 16)
+    judge(guard, 0.45, samples=16)
     assert len(said) == 1
 
 
 def test_the_first_iterations_reward_is_what_the_start_had():
     guard, said = sentinel()
-    guard.judge(evaluation(0.6), 500)  # before any training reward is known, and the best it will ever be
+    judge(guard, 0.6)  # before any training reward is known, and the best it will ever be
     feed(guard, 0.3)
     feed(guard, 0.4)
-    guard.judge(evaluation(0.4), 500)
+    judge(guard, 0.4)
     assert len(said) == 1
 
 
@@ -116,54 +126,95 @@ def test_collapse_and_changed_sharpness_are_alarms():
     flat = torch.full((4, 3, 32, 32), 99, dtype=torch.uint8)
     for later, sentence in ((noise(5)[:1].expand(4, -1, -1, -1), "differ by 0%"), (flat, "differ by 0%")):
         guard, said = sentinel()
-        guard.judge(evaluation(0.5), 500)
+        judge(guard, 0.5)
         feed(guard, 0.1)
-        guard.judge(evaluation(0.5), 500)
+        judge(guard, 0.5)
         feed(guard, 0.1, later)
-        guard.judge(evaluation(0.5), 500)
+        judge(guard, 0.5)
         assert sentence in said[0]
     faint = (noise(0).int() // 4 + 96).to(torch.uint8)
     guard, said = sentinel(diversity=0.0)
     feed(guard, 0.1)
-    guard.judge(evaluation(0.5), 500)
+    judge(guard, 0.5)
     feed(guard, 0.1, faint)
-    guard.judge(evaluation(0.5), 500)
+    judge(guard, 0.5)
     assert "times as sharp as at first" in said[0]
 
 
 def test_patience_stop_and_off():
     guard, said = sentinel(patience=2, action="stop")
-    guard.judge(evaluation(0.6), 500)
+    judge(guard, 0.6)
     feed(guard, 0.1)
     feed(guard, 0.2)
-    assert guard.judge(evaluation(0.3), 500)["sentinel/alarms"] == 1 and not said
+    assert judge(guard, 0.3)["sentinel/alarms"] == 1 and not said
     feed(guard, 0.3)
     with pytest.raises(GuardStop, match="looks like reward hacking"):
-        guard.judge(evaluation(0.3), 500)
+        judge(guard, 0.3)
     guard, said = sentinel(action="off")
-    assert feed(guard, 0.1) == {} and guard.judge(evaluation(0.1), 500) == {}
+    assert feed(guard, 0.1) == {} and judge(guard, 0.1) == {}
 
 
 def test_a_failed_reward_is_neither_a_fall_nor_a_best():
     guard, said = sentinel()
-    guard.judge(evaluation(0.6), 500)
+    judge(guard, 0.6)
     feed(guard, 0.1)
     feed(guard, math.nan)
     missing = evaluation(0.6)
     missing.means.pop("good")
-    assert "sentinel/change/good" not in guard.judge(missing, 500) and not said
-    assert guard.watch.best["good"][0] == 0.6
+    missing.counts.pop("good")
+    assert "sentinel/change/good" not in guard.judge(missing, 500, TRAINING) and not said
+    few = evaluation(0.1)
+    few.counts["good"] = 249  # fewer than half: what is left may be no fair sample
+    assert "sentinel/change/good" not in guard.judge(few, 500, TRAINING) and not said
+    assert guard.watch.best["good"]["mean"] == 0.6
+
+
+def test_a_pass_rate_that_rises_from_nothing_and_then_stands_still_is_no_alarm():
+    """Independent draws of a pass or a fail: its deviation is small at first, and the noise of a mean is not."""
+    alarms = 0
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        guard, said = sentinel()
+        for number, rate in enumerate([0.01, 0.2, 0.4] + [0.6] * 12):
+            feed(guard, 0.1 + 0.01 * number)
+            good = generator.binomial(64, rate) / 64
+            judge(guard, good, samples=64, deviation=math.sqrt(good * (1 - good)))
+        alarms += bool(said)
+    assert alarms <= 2  # 480 comparisons with a best of several, at four standard errors each
+
+
+def test_weights_that_change_are_no_rise_and_hide_none():
+    rising = [WeightedScorer("raw", Brightness(), weight=4.0)]  # the weight rose, the reward fell
+    guard, said = sentinel()
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.4)
+    judge(guard, 0.3, rewards=rising)
+    assert not said
+    falling = [WeightedScorer("raw", Brightness(), weight=0.1)]  # the weight fell, the reward rose
+    guard, said = sentinel()
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.6)
+    judge(guard, 0.3, rewards=falling)
+    assert len(said) == 1
+    guard, said = sentinel()  # a reward to be lowered
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.4)
+    judge(guard, 0.3, rewards=[WeightedScorer("raw", Brightness(), weight=-1.0)])
+    assert len(said) == 1
 
 
 def test_a_checkpoint_keeps_what_it_remembers():
     guard, _ = sentinel()
-    guard.judge(evaluation(0.6), 500)
+    judge(guard, 0.6)
     feed(guard, 0.1)
-    guard.judge(evaluation(0.7), 500)
+    judge(guard, 0.7)
     feed(guard, 0.2)
     again, _ = sentinel()
     again.watch = Watch(**asdict(guard.watch))
-    assert again.judge(evaluation(0.4), 500) == guard.judge(evaluation(0.4), 500)
+    assert judge(again, 0.4) == judge(guard, 0.4)
 
 
 def test_videos_are_watched_by_a_still():
@@ -183,3 +234,17 @@ def test_a_run_writes_it_down(random_sd3, tmp_path):
     rows = rows_of(run_dir)
     assert all(math.isfinite(row["sentinel/diversity"]) and row["sentinel/sharpness"] >= 0 for row in rows[1:])
     assert all({"sentinel/change/green", "held_out/green", "sentinel/alarms"} <= row.keys() for row in rows)
+
+
+def test_a_run_that_it_stops_has_written_the_alarm_down(random_sd3, tmp_path):
+    data = settings(
+        random_sd3,
+        tmp_path,
+        run={"iterations": 3, "eval_every": 1, "checkpoint_every": 1},
+        guards={"reward_hacking": {"action": "stop", "sharpness": 1.0000001, "diversity": 0.0}},
+    )
+    with pytest.raises(GuardStop, match="times as sharp as at first"):
+        start(data)
+    rows = rows_of(tmp_path / "run")
+    assert rows[-1]["sentinel/alarms"] == 1 and rows[-1]["iteration"] >= 1
+    assert "looks like reward hacking" in (tmp_path / "run" / "log.txt").read_text()

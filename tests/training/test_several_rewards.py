@@ -8,6 +8,7 @@ from diffrl.config.load import make_config
 from diffrl.errors import ConfigError, GuardStop
 from diffrl.plan import make_plan
 from diffrl.records import Prompt
+from diffrl.training.evaluate import shared_out
 from diffrl.training.scorers import make_scorers, require_metadata
 from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of
 
@@ -89,6 +90,30 @@ def test_rewards_of_a_device_share_a_lane(random_sd3, tmp_path):
     assert made[0].lane is made[1].lane is lanes["cpu"]
 
 
+def test_held_out_diversity_needs_two_samples_a_prompt(random_sd3, tmp_path):
+    def trainer(samples, folder):
+        evaluation = {"rewards": [{"name": "diversity"}], "samples": samples, "steps": 2}
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("a red circle\ntwo blue squares\na green triangle\n")
+        data = settings(random_sd3, tmp_path / folder, eval=evaluation)
+        data["prompts"] |= {"eval": str(prompts)}
+        return make_trainer(data)
+
+    with pytest.raises(ConfigError, match="eval.samples must be at least twice .* Got 5 samples of 3 prompts"):
+        trainer(5, "few")
+    assert trainer(6, "enough").held_out()["held_out/diversity"] > 0
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("samples", "prompts"), [(7, 3), (6, 3), (12, 5)])
+def test_ranks_share_out_whole_prompts_for_groups(samples, prompts, world):
+    for scopes in (["sample"], ["sample", "group"]):
+        shares = [shared_out(samples, prompts, rank, world, scopes) for rank in range(world)]
+        assert sorted(i for share in shares for i in share) == list(range(samples)) and all(shares)
+    owners = [{rank for rank in range(world) for i in shares[rank] if i % prompts == p} for p in range(prompts)]
+    assert all(len(owner) == 1 for owner in owners)
+
+
 def test_metadata_that_a_scorer_needs_is_looked_for_before_the_run():
     class Picky:
         spec = make_scorers.__globals__["load_reward"]("shapes").spec.__class__("p", "p", (0, 1), requires=("objects",))
@@ -137,5 +162,8 @@ def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_p
     run_dir, said = start(settings(random_sd3, tmp_path, eval={"rewards": held_out, "samples": 5, "steps": 3}))
     rows = rows_of(run_dir)
     key = "held_out/tests.training.test_several_rewards:Unwell"
-    assert math.isfinite(rows[0][key]) and key not in rows[-1] and math.isfinite(rows[-1]["held_out/red"])
+    assert math.isfinite(rows[0][key]) and rows[-1][key] is None and math.isfinite(rows[-1]["held_out/red"])
+    change = summary_of(run_dir)["held_out"]
+    assert math.isfinite(change[f"{key.removeprefix('held_out/')}_before"])
+    assert change[f"{key.removeprefix('held_out/')}_after"] is None and "failed" in said
     assert "5 of 5 held-out samples could not be scored" in said
