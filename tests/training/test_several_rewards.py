@@ -1,6 +1,7 @@
 """Several rewards in one run: labels, schedules, devices, precision, metadata, failures of a whole scorer."""
 
 import math
+import os
 
 import pytest
 
@@ -10,7 +11,9 @@ from diffrl.plan import make_plan
 from diffrl.records import Prompt
 from diffrl.training.evaluate import shared_out
 from diffrl.training.scorers import make_scorers, require_metadata
-from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of
+from reward_models import RewardError
+from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of, write_config
+from tests.training.test_distributed import launch
 
 RED = {"name": BRIGHTNESS, "label": "red", "options": {"channel": 0}}
 BLUE = {"name": BRIGHTNESS, "label": "blue", "options": {"channel": 2}}
@@ -167,3 +170,33 @@ def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_p
     assert math.isfinite(change[f"{key.removeprefix('held_out/')}_before"])
     assert change[f"{key.removeprefix('held_out/')}_after"] is None and "failed" in said
     assert "5 of 5 held-out samples could not be scored" in said
+
+
+class UnwellOnRankOne:
+    """Brightness that raises, on the second of two ranks, in its second call."""
+
+    def __new__(cls):
+        from tests.training.scorers import Brightness
+
+        class Scorer(Brightness):
+            calls = 0
+
+            def __call__(self, batch):
+                self.calls += 1
+                if self.calls == 2 and os.environ["RANK"] == "1":
+                    raise RewardError("this machine has lost its weights")
+                return super().__call__(batch)
+
+        return Scorer()
+
+
+def test_a_reward_that_fails_on_one_rank_ends_all_with_one_sentence(random_sd3, tmp_path):
+    rewards = [{"name": "tests.training.test_several_rewards:UnwellOnRankOne"}]
+    path = write_config(settings(random_sd3, tmp_path, rewards=rewards), tmp_path / "config.yaml")
+    found = launch(path)
+    said = [line for line in found.stderr.splitlines() if line.startswith("error")]
+    assert sorted(said) == [
+        "error on rank 1: this machine has lost its weights",
+        "error: On rank 1: this machine has lost its weights",
+    ]
+    assert found.returncode != 0 and not any("diffrl/training" in line for line in found.stderr.splitlines())
