@@ -7,10 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-NUMBER = r"[-+]?(?<![\w.])\d+(?:\.\d+)?(?![\d])(?!\.\d)"
-"""A number that is not the rest of a longer one."""
-NO_RANGE = r"(?!\s*(?:-|–|—|to\b)\s*\d)"
-"""What follows a number that is not the first of two: "1-5" and "1 to 5" are ranges, not scores."""
+NUMBER = r"[-+]?\d+(?:\.\d+)?(?!\d|[.,]\d|e[-+]?\d)"
+"""A plain number, whole: neither the start of 4,5 or 1e1 nor of a longer one."""
+RANGE = r"[-+]?\d+(?:\.\d+)?\s*(?:-|–|—|to\b)\s*\d"
+"""1-5 and 1 to 5 are no scores."""
+BLANKS = r"[^\S\n]*"
+SHARE = rf"[ \t*_`]*(?:(%)|\(?(?:points?\b)?{BLANKS}(?:/|(?:out )?of\b)[ \t*_`]*(\d+(?:\.\d+)?))"
+"""What may follow a number to say of how many it is: /10, out of 10, %."""
 LEAST_MASS = 0.5
 """Of the first token's probability that must lie on the two words, or the answer was neither."""
 
@@ -19,22 +22,35 @@ class AnswerError(ValueError):
     """The answer holds no score; the text says why."""
 
 
-def labelled_number(text: str, label: str) -> float:
+def labelled_number(text: str, label: str, highest: float | None = None) -> float:
     """The last number given for a label: `Label: 4`, `**Label:** 4`, `Label (1-5): 4.25`, `Label: **4**/5`.
 
     Blanks, asterisks, underscores, backticks and one remark in round brackets may stand between; the remark is not a
     score, and neither is a range such as 1-5. The last, because a model may repeat the example it was given before it
     answers.
 
+    Args:
+        text: the answer.
+        label: before the number; case does not matter.
+        highest: the highest score. 4/10, 4 out of 10 and 40% are on another scale unless it is 10 or 100; None reads
+            them as 4 and 40.
+
     Raises:
-        AnswerError: there is none.
+        AnswerError: there is none, the last is no plain number (4,5 or 1e1), or it is on another scale.
     """
     marks = r"[\s*_`]*"
-    pattern = rf"(?<![^\W_]){re.escape(label)}{marks}(?:\([^()]*\){marks})?[:=]{marks}({NUMBER}){NO_RANGE}"
-    found = re.findall(pattern, text, re.IGNORECASE)
-    if not found:
+    before = rf"(?<![^\W_]){re.escape(label)}{marks}(?:\([^()]*\){marks})?[:=]{marks}(?!{RANGE})(?=[-+]?\d)"
+    places = [match.end() for match in re.finditer(before, text, re.IGNORECASE)]
+    if not places:
         raise AnswerError(f"the answer holds no number after {label!r}: {shortened(text)}")
-    return float(found[-1])
+    number = re.compile(NUMBER, re.IGNORECASE).match(text, places[-1])
+    if number is None:
+        raise AnswerError(f"what stands after {label!r} is no plain number: {shortened(text[places[-1] :])}")
+    share = re.compile(SHARE, re.IGNORECASE).match(text, number.end())
+    whole = (100.0 if share[1] else float(share[2])) if share else None
+    if highest is not None and whole is not None and whole != highest:
+        raise AnswerError(f"the answer is {number[0]} out of {whole:g}, and the highest score is {highest:g}")
+    return float(number[0])
 
 
 def matched_number(text: str, pattern: re.Pattern[str]) -> float:
@@ -111,7 +127,7 @@ def shortened(text: str, length: int = 160) -> str:
 
 
 def _finite(value: object, text: str) -> float:
-    """A number, or a string that is nothing but a number."""
+    """A number, or a string that is nothing but a number: "4/10", "4,5" and "1e1" are none."""
     plain = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", value)
     known = plain or (isinstance(value, (int, float)) and not isinstance(value, bool))
     number = float(value) if known else math.nan  # type: ignore[arg-type]
@@ -131,4 +147,4 @@ def parts_of(text: str, labels: Mapping[str, str], limits: tuple[float, float]) 
     Raises:
         AnswerError: one is missing or outside.
     """
-    return {name: within(labelled_number(text, label), limits) for name, label in labels.items()}
+    return {name: within(labelled_number(text, label, limits[1]), limits) for name, label in labels.items()}

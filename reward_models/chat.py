@@ -1,7 +1,8 @@
 """A client of OpenAI-compatible servers (`/v1/chat/completions` of vLLM, SGLang, llama.cpp, OpenAI, ...).
 
 Pictures travel as lossless PNG. Requests run at once up to a limit; those that fail for a passing reason are repeated,
-on the next server if there are several. Whatever happens, a request ends: with an answer, or with a reason.
+on the next server if there are several. Whatever happens, a request ends: with an answer, or with a reason; and a batch
+by its deadline, or at once if the user interrupts it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from reward_models.answers import AnswerError, shortened
+from reward_models.chat_batch import ChatBatch
 from reward_models.errors import RewardError
 from reward_models.serving.lossless import encode_picture
 from reward_models.serving.transport import Answer, Lane, UnreachableError
@@ -55,9 +56,9 @@ class ChatClient:
     times, after backoff * 2^n seconds or what Retry-After says (at most a minute). Everything else fails at once. Once
     a request got no answer in all its attempts, later ones of the same batch have one attempt until one is answered, so
     that a dead server does not hold up a batch for long.
-    The time-out bounds an attempt as a whole, also where a server sends a byte now and then. Redirects are
-    not followed: they would take the pictures, and the key, elsewhere. The key is sent in one header only, and is cut
-    out of messages.
+    The time-out bounds an attempt as a whole, also where a server sends a byte now and then; the deadline bounds a
+    batch, and what has no answer by then is a failure. Redirects are not followed: they would take the pictures, and
+    the key, elsewhere. The key is sent in one header only, and is cut out of messages.
 
     Args:
         url: of the server, with or without /v1; several are used in turn.
@@ -66,6 +67,7 @@ class ChatClient:
         timeout: seconds of an attempt.
         retries: attempts after the first.
         backoff: seconds before the second attempt, doubled before each further one.
+        deadline: seconds after which a batch ends, whatever is missing.
         concurrency: requests under way at once.
         temperature: of sampling; 0 is the likeliest answer.
         max_tokens: of an answer.
@@ -85,6 +87,7 @@ class ChatClient:
         timeout: float = 60.0,
         retries: int = 3,
         backoff: float = 1.0,
+        deadline: float = 600.0,
         concurrency: int = 16,
         temperature: float = 0.0,
         max_tokens: int = 1024,
@@ -96,10 +99,11 @@ class ChatClient:
             ("timeout", timeout, 1e-3, (int, float)),
             ("retries", retries, 0, int),
             ("backoff", backoff, 0, (int, float)),
+            ("deadline", deadline, 1e-3, (int, float)),
             ("concurrency", concurrency, 1, int),
             ("max_tokens", max_tokens, 1, int),
         ):
-            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value < math.inf:
+            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= threading.TIMEOUT_MAX:
                 what = "a whole number" if kind is int else "a number"
                 raise RewardError(f"{name} of a chat server must be {what} from {least:g}. Got {value!r}.")
         if not self.urls or not model:
@@ -111,10 +115,10 @@ class ChatClient:
                 "leave api_key_env out."
             )
         self.model, self.timeout, self.retries, self.backoff = model, timeout, retries, backoff
-        self.concurrency = concurrency
+        self.deadline, self.concurrency = deadline, concurrency
         self._fields = {"temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
         self._turn, self._lock = 0, threading.Lock()
-        self._lanes: deque[Lane] = deque()  # one for each request under way
+        self._lanes: deque[Lane] = deque()  # those that no request goes through
         if check:
             for base in self.urls:
                 self._check(base)
@@ -130,36 +134,42 @@ class ChatClient:
         Returns:
             For each a `Reply`, or an `AnswerError`.
         """
+        if not contents:
+            return []
         with self._lock:
             first, self._turn = self._turn, self._turn + len(contents)
-        dead = threading.Event()
+        batch: ChatBatch[Reply | AnswerError] = ChatBatch(len(contents), self.deadline)
 
-        def ask(place: int) -> Reply | AnswerError:
+        def ask(number: int, lane: Lane) -> Reply | AnswerError:
             try:
-                content = list(contents[place]())
+                content = list(contents[number]())
                 body = {"model": self.model, "messages": [{"role": "user", "content": content}]}
                 body |= {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
-                return self._ask(first + place, body, dead)
+                return self._ask(batch, number, first + number, json.dumps(body).encode(), lane)
             except AnswerError as error:
                 return error
 
-        if not contents:
-            return []
-        with ThreadPoolExecutor(min(self.concurrency, len(contents)), thread_name_prefix="chat") as pool:
-            return list(pool.map(ask, range(len(contents))))
+        lanes = [self._lane() for _ in range(min(self.concurrency, len(contents)))]
+        answers, free = batch.run(ask, lanes)
+        self._lanes.extend(free)
+        return [AnswerError(batch.late(number)) if answer is None else answer for number, answer in enumerate(answers)]
 
-    def _ask(self, turn: int, body: Mapping[str, Any], dead: threading.Event) -> Reply:
-        data = json.dumps(body).encode()
-        attempts = 1 if dead.is_set() else self.retries + 1
+    def _ask(self, batch: ChatBatch[Any], number: int, turn: int, data: bytes, lane: Lane) -> Reply:
+        """Try until there is an answer, or no attempt or no time left."""
+        attempts = 1 if batch.dead.is_set() else self.retries + 1
         for attempt in range(attempts):
+            if batch.over:
+                raise AnswerError(batch.late(number))
             base = self.urls[(turn + attempt) % len(self.urls)]
             wait, status = self.backoff * 2**attempt, None
             try:
-                answer = self._send("POST", f"{base}/v1/chat/completions", data)
+                answer = self._send(lane, "POST", f"{base}/v1/chat/completions", batch.until, data)
             except UnreachableError as error:
+                if batch.over:  # it was cut off, which says nothing of the server
+                    raise AnswerError(batch.late(number)) from None
                 problem = self._clean(f"{base} did not answer: {error}")
             else:
-                dead.clear()
+                batch.dead.clear()
                 status = answer.status
                 if status == 200:
                     return _reply(answer.body, base)
@@ -167,40 +177,46 @@ class ChatClient:
                 if status not in (408, 429) and status < 500:
                     raise AnswerError(problem)
                 wait = max(wait, _asked_wait(answer.headers.get("Retry-After", "")))
-            if attempt < attempts - 1:
-                time.sleep(min(wait, LONGEST_WAIT))
+            batch.problems[number] = problem
+            if attempt < attempts - 1 and not batch.pause(min(wait, LONGEST_WAIT)):
+                raise AnswerError(batch.late(number))
         if status is None:
-            dead.set()
+            batch.dead.set()
         raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
 
-    def _send(self, method: str, url: str, data: bytes | None = None) -> Answer:
-        """One attempt, which ends within the time-out, whatever the server does."""
+    def _lane(self) -> Lane:
         try:
-            lane = self._lanes.popleft()
+            return self._lanes.popleft()
         except IndexError:
-            lane = Lane(self.urls[0], self._key or None)
-        timer = threading.Timer(self.timeout, lane.cut)
+            return Lane(self.urls[0], self._key or None)
+
+    def _send(self, lane: Lane, method: str, url: str, until: float = math.inf, data: bytes | None = None) -> Answer:
+        """One attempt, which ends within the time-out and by an instant of `time.monotonic`, whatever happens."""
+        until = min(until, time.monotonic() + self.timeout)
+        timer = threading.Timer(max(until - time.monotonic(), 0.0), lane.cut)
+        timer.daemon = True  # the end of the program does not wait for it
         timer.start()
         try:
-            until = time.monotonic() + self.timeout
             headers = {"Content-Type": "application/json"}
             return lane.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)
         finally:
             timer.cancel()
-            self._lanes.append(lane)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
     def _check(self, base: str) -> None:
         advice = "Start it, mend url, or give check=False to find out with the first batch"
+        lane = self._lane()
         try:
-            answer = self._send("GET", f"{base}/v1/models")
+            answer = self._send(lane, "GET", f"{base}/v1/models")
         except UnreachableError as error:
             raise RewardError(
                 f"The chat server {base} must answer /v1/models within {self.timeout:g} s. It did not "
                 f"({self._clean(str(error))}). {advice}."
             ) from None
+        finally:
+            self._lanes.append(lane)
         if answer.status != 200:
             told = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
             raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")

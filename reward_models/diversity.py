@@ -19,15 +19,22 @@ from reward_models.self_test import Contrast, Sample, drawing
 CLIP = "openai/clip-vit-base-patch32"
 SIDE = 32
 """Of the reduced pictures that pixels are compared in."""
+PIECE = 2**20
+"""Values that are floats at one time, or those of one picture: a group of clips is large already as bytes."""
 
 
 def pixel_features(frames: Tensor) -> Tensor:
     """Pictures (N, 3, H, W) uint8 reduced to 32 x 32, as (N, 3072) float32 in [0, 1].
 
     A reduced pixel is the mean of the pixels floor(i H / 32) .. ceil((i + 1) H / 32) - 1, and so across: adaptive
-    average pooling, which is `area` resizing wherever 32 divides the side.
+    average pooling, which is `area` resizing wherever 32 divides the side. Floats are made of a few pictures at a time.
     """
-    return F.adaptive_avg_pool2d(frames.float() / 255, SIDE).flatten(1)
+    features = torch.empty(len(frames), 3, SIDE, SIDE, device=frames.device)
+    most = max(1, PIECE // max(1, frames[:1].numel()))
+    for first in range(0, len(frames), most):
+        piece = frames[first : first + most].float().div_(255)
+        features[first : first + most] = F.adaptive_avg_pool2d(piece, SIDE)
+    return features.flatten(1)
 
 
 def pixel_distances(features: Tensor) -> Tensor:

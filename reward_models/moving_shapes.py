@@ -33,6 +33,8 @@ MOTIONS: Mapping[str, tuple[int, int]] = {
 
 FRAME_PARTS = ("count", "colour", "shape", "clean")
 PARTS = (*FRAME_PARTS, "object", "direction", "smooth", "partial", "strict")
+LEAST_FRAMES = 3
+"""Fewer have at most one step, which is even whatever it is."""
 
 
 @dataclass(frozen=True)
@@ -181,17 +183,12 @@ class MovingShapesScorer:
         self.motion = MotionTolerances(**{name: value for name, value in tolerances.items() if name not in names})
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of videos; a prompt outside the grammar gives NaN for its sample.
+        """Score a batch of videos; a prompt outside the grammar, or fewer than three frames, give NaN for the sample.
 
         Raises:
-            RewardError: the media are pictures, or videos of fewer than three frames.
+            RewardError: the media are pictures.
         """
         self.spec.require(batch)
-        if batch.media.shape[1] < 3:
-            raise RewardError(
-                "The moving shapes scorers take videos (B, F, 3, H, W) of at least three frames. "
-                f"Got media of shape {tuple(batch.media.shape)}."
-            )
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)
         rows = [self._score(video, text) for video, text in zip(videos, batch.prompts, strict=True)]
         return output_of_rows(rows, PARTS)
@@ -205,6 +202,8 @@ class MovingShapesScorer:
             clip = parse_prompt(text)
         except RewardError as error:
             return math.nan, {}, str(error)
+        if len(video) < LEAST_FRAMES:
+            return math.nan, {}, f"{self.spec.name} needs {LEAST_FRAMES} frames, and the clip has {len(video)}"
         parts = judge_clip(clip, perceive_clip(video), self.looks, self.motion)
         return parts[self.summary], parts, None
 

@@ -62,7 +62,8 @@ class UnifiedRewardScorer:
 
     Questions are word for word those of the published code. Scores are read as `Alignment Score (1-5): 2.69` or
     `**Final Score:** 4`, the last of each if there are several; the "(1-5)" is never read as a score. An answer that
-    lacks one, or has one outside 1 to 5, is a failure: NaN, never 0. Answers are the likeliest (temperature 0).
+    lacks one, or has one outside 1 to 5 or out of another number than 5, is a failure: NaN, never 0. Answers are the
+    likeliest (temperature 0).
 
     The published client sends JPEG of quality 95; here it is PNG, lossless. Not tried with the published weights here.
 
@@ -76,7 +77,7 @@ class UnifiedRewardScorer:
         frames: of a clip that are shown.
         side: resize pictures to side x side; default 512 in version 1.5, and not at all in 2.0.
         **connection: further options of `reward_models.chat.ChatClient`: api_key_env, timeout, retries, backoff,
-            concurrency, temperature, max_tokens, extra, check.
+            deadline, concurrency, temperature, max_tokens, extra, check.
 
     Source: Wang et al., "Unified Reward Model for Multimodal Understanding and Generation", arXiv 2503.05236;
     https://github.com/CodeGoat24/UnifiedReward (MIT); weights CodeGoat24/UnifiedReward-* (MIT by the repository,
@@ -132,7 +133,7 @@ class UnifiedRewardScorer:
             if not reply.complete:
                 raise AnswerError("the answer was cut off: raise max_tokens")
             if self.old:
-                return within(labelled_number(reply.text, "Final Score"), LIMITS), {}
+                return within(labelled_number(reply.text, "Final Score", LIMITS[1]), LIMITS), {}
             parts = parts_of(reply.text, labels, LIMITS)
             return sum(parts.values()) / len(parts), parts
 

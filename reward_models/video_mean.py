@@ -32,8 +32,8 @@ class VideoMeanScorer:
 
     raw and every part = mean over the sampled frames, which are evenly spaced from the first to the last
     (`frame_rows`), so the same clip is always judged by the same frames. If one of them cannot be scored, the clip is
-    NaN. Range, direction, scaling, required metadata and licences are the wrapped scorer's. A scorer of groups compares
-    frames of the same time with each other.
+    NaN, and so is a part that one of them lacks. Range, direction, scaling, required metadata and licences are the
+    wrapped scorer's. A scorer of groups compares frames of the same time with each other.
 
     Args:
         reward: name of a scorer of pictures, or "module:Object".
@@ -89,7 +89,9 @@ class VideoMeanScorer:
             ]
         ok = torch.stack([output.ok for output in outputs]).all(0)
         raw = torch.stack([output.raw for output in outputs]).mean(0)
-        parts = {name: torch.stack([output.parts[name] for output in outputs]).mean(0) for name in outputs[0].parts}
+        names = dict.fromkeys(name for output in outputs for name in output.parts)  # a failed batch may have none
+        unknown = torch.full_like(raw, math.nan)
+        parts = {name: torch.stack([output.parts.get(name, unknown) for output in outputs]).mean(0) for name in names}
         return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors, parts)
 
     def to(self, device: str | torch.device) -> VideoMeanScorer:

@@ -35,7 +35,7 @@ class VlmJudgeScorer:
 
     - json: the number under `key` of the last JSON object in the answer that has it;
     - regex: the number in the only group of the last match of `pattern`; without a pattern the last number after
-      "Score:", where a remark such as "(1-10)" is passed over;
+      "Score:", where a remark such as "(1-10)" is passed over; "4/10" is read only where 10 is the highest score;
     - yes_probability: P(Yes) / (P(Yes) + P(No)) of the first token, from its 20 likeliest tokens; smoother, with
       fewer ties. At least half of the probability must be on the two words.
 
@@ -53,7 +53,7 @@ class VlmJudgeScorer:
         range: lowest and highest score; (raw - low) / (high - low) is the usual scaling.
         frames: of a clip that are shown.
         **connection: further options of `reward_models.chat.ChatClient`: api_key_env, timeout, retries, backoff,
-            concurrency, temperature, max_tokens, extra, check.
+            deadline, concurrency, temperature, max_tokens, extra, check.
 
     Source: own; P(Yes) as a score is due to Lin et al., "Evaluating Text-to-Visual Generation with Image-to-Text
     Generation" (VQAScore), arXiv 2404.01291.
@@ -133,7 +133,7 @@ class VlmJudgeScorer:
         elif self.pattern is not None:
             value = matched_number(reply.text, self.pattern)
         else:
-            value = labelled_number(reply.text, "Score")
+            value = labelled_number(reply.text, "Score", self.limits[1])
         return within(value, self.limits), {}
 
 

@@ -11,6 +11,7 @@ import torch
 from reward_models import chat
 from reward_models.answers import AnswerError
 from reward_models.chat import ChatClient, Reply, image_content
+from reward_models.chat_batch import ChatBatch
 from tests.reward_models.judge_server import judges, pictures_of, said
 
 
@@ -103,7 +104,7 @@ def test_retry_after_is_kept_to(start, form):
 
 def test_waiting_is_bounded_and_doubles(start, monkeypatch):
     waits = []
-    monkeypatch.setattr(chat.time, "sleep", lambda seconds: waits.append(seconds))
+    monkeypatch.setattr(ChatBatch, "pause", lambda batch, seconds: waits.append(seconds) is None)
     judge = start(
         lambda handler, number, body: handler.reply(429, b"", Retry_After="86400" if number == 2 else "nonsense")
     )

@@ -124,6 +124,8 @@ def test_another_kind_of_server_is_told(start, monkeypatch):
         ({"retries": 1.5}, "retries of a chat server must be a whole number"),
         ({"concurrency": 0}, "concurrency"),
         ({"backoff": float("nan")}, "backoff"),
+        ({"deadline": 0}, "deadline of a chat server must be a number from 0.001"),
+        ({"deadline": 1e300}, "deadline"),
         ({"max_tokens": True}, "max_tokens"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE must hold"),
     ],

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPImageProcessor, CLIPModel
 
-from reward_models import RewardBatch, RewardError, load_reward
+from reward_models import RewardBatch, RewardError, diversity, load_reward
 from reward_models.self_test import self_test
 from tests.reward_models.tiny_clip import save_clip
 
@@ -56,6 +57,33 @@ def test_equal_prompts_are_a_group_and_a_lonely_sample_is_not_scored():
     assert output.ok.tolist() == [True, False, True] and torch.isnan(output.raw[1])
     assert "no other sample" in output.errors[1] and output.errors[0] is None
     assert torch.allclose(output.raw[[0, 2]], score(media[[0, 2]]).raw)
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that any operation gave back."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.bytes = max(self.bytes, result.numel() * result.element_size())
+        return result
+
+
+def test_clips_are_never_floats_as_a_whole():
+    media = random_media(4, 17, 3, 127, 211)  # 5.5 MB, as floats 22 MB
+    with Largest() as largest:
+        assert score(media).ok.all()
+    assert largest.bytes <= media.numel()  # the group's own bytes, picked out of the batch
+
+
+def test_features_in_pieces_are_those_of_all_at_once(monkeypatch):
+    frames = random_media(7, 3, 37, 53)
+    at_once = torch.nn.functional.adaptive_avg_pool2d(frames.float() / 255, 32).flatten(1)
+    for values in (1, 2 * 3 * 37 * 53, 2**20):  # pictures at a time: 1, 2, all
+        monkeypatch.setattr(diversity, "PIECE", values)
+        assert torch.equal(diversity.pixel_features(frames), at_once)
 
 
 def test_videos_are_compared_frame_by_frame():

@@ -148,10 +148,20 @@ def test_a_prompt_outside_the_grammar_is_nan_and_leaves_its_neighbours_alone():
     assert all(math.isnan(values[1]) for values in output.parts.values())
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (1, 2, 3, 32, 32)])
-def test_media_that_are_no_videos_are_refused(shape):
-    with pytest.raises(RewardError, match="three frames|scores videos. Got images"):
-        load_reward("moving_shapes")(RewardBatch(torch.zeros(shape, dtype=torch.uint8), [TEXT]))
+def test_media_that_are_no_videos_are_refused():
+    with pytest.raises(RewardError, match="scores videos. Got images"):
+        load_reward("moving_shapes")(RewardBatch(torch.zeros((1, 3, 32, 32), dtype=torch.uint8), [TEXT]))
+
+
+@pytest.mark.parametrize("name", ["moving_shapes", "moving_shapes_strict"])
+@pytest.mark.parametrize("frames", [0, 1, 2])
+def test_clips_of_too_few_frames_fail_as_samples(name, frames):
+    clip = film(LINE)[[0, 8, 4][:frames]]
+    output = load_reward(name)(RewardBatch(media([clip] * 2), [TEXT, "nonsense"]))
+    assert output.ok.tolist() == [False, False] and output.raw.isnan().all()
+    assert output.errors[0] == f"{name} needs 3 frames, and the clip has {frames}" and "'nonsense'" in output.errors[1]
+    assert all(values.isnan().all() for values in output.parts.values())
+    assert load_reward(name)(RewardBatch(media([film(LINE)[[0, 4, 8]]]), [TEXT])).raw == 1
 
 
 def test_tolerances_are_options_and_wrong_ones_are_refused():

@@ -1,5 +1,7 @@
 """Text drawn with another font than the self-test's, read by the real engines."""
 
+import csv
+import json
 import shutil
 import socket
 from functools import cache, lru_cache
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.cli import main
 from reward_models.levenshtein import levenshtein
-from reward_models.media import from_pil
+from reward_models.media import from_pil, to_pil
 from reward_models.ocr import plain, quoted, similarity, target_of
 from reward_models.self_test import self_test
 
@@ -131,6 +134,24 @@ def test_metadata_text_before_the_prompts():
     ImageDraw.Draw(image).text((12, 48), "Radio 95", (0, 0, 255), ImageFont.truetype(str(FONT), 40), anchor="lm")
     output = rapidocr()(RewardBatch(from_pil(image)[None], ['"another" station'], [{"text": "RADIO95"}]))
     assert output.raw.tolist() == [1.0]
+
+
+def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
+    """The line of the class's text works, and without its empty prompt it would not."""
+    pytest.importorskip("rapidocr")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    to_pil(drawn("Hello World")).save(tmp_path / "a.png")
+    index, table = tmp_path / "texts.jsonl", tmp_path / "scores.csv"
+    scores = []
+    for prompt in ({"prompt": ""}, {}):
+        index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
+        options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
+        with pytest.raises(SystemExit):
+            main([str(tmp_path / "a.png"), *options])
+        (row,) = csv.DictReader(table.open())
+        scores.append(row["ocr"])
+        table.unlink()
+    assert float(scores[0]) == 1 and scores[1] in ("", "nan")
 
 
 def test_an_engine_that_fails_is_no_zero():

@@ -83,6 +83,40 @@ def test_one_failing_frame_fails_the_clip_and_no_other():
     assert scorer(RewardBatch(unseen, ["a", "b"], [{"key": 1}] * 2)).ok.all()
 
 
+class Forgetful:
+    """As a remote reward: it has no parts where a whole batch failed, here where all pictures are black."""
+
+    from reward_models import ScorerSpec
+
+    spec = ScorerSpec(name="forgetful", description="-", range=(0.0, 255.0))
+
+    def __call__(self, batch):
+        from reward_models.base import output_of_rows
+
+        rows = [
+            (float(picture.max()), {"least": float(picture.min())}, None) if picture.any() else (math.nan, {}, "black")
+            for picture in batch.media
+        ]
+        return output_of_rows(rows, ("least",) if batch.media.any() else ())
+
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize("dark", [0, 1, 2])
+def test_a_frame_without_parts_leaves_them_unknown(dark):
+    media = torch.full((2, 3, 3, 4, 4), 6, dtype=torch.uint8)
+    media[0, :, 0, 0, 0] = 3
+    scorer = load_reward("video_mean", reward=f"{__name__}:Forgetful", frames=3)
+    whole = scorer(RewardBatch(media, ["a", "b"]))
+    assert whole.parts["least"].tolist() == [3, 6] and whole.ok.all()
+    media[:, dark] = 0
+    output = scorer(RewardBatch(media, ["a", "b"]))
+    assert not output.ok.any() and output.raw.isnan().all() and output.errors == [f"frame {dark}: black"] * 2
+    assert list(output.parts) == ["least"] and output.parts["least"].isnan().all()
+    assert dict(scorer(RewardBatch(torch.zeros_like(media), ["a", "b"])).parts) == {}
+
+
 def test_spec_is_the_wrapped_scorers():
     spec = load_reward("video_mean", reward=f"{__name__}:NotBlack", frames=3).spec
     assert (spec.name, spec.media, spec.requires, spec.scaling) == ("video_mean", ("video",), ("key",), (2.0, 3.0))

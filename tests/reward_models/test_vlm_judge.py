@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.answers import AnswerError, json_number, labelled_number, matched_number, yes_probability
+from reward_models.answers import matched_number
 from reward_models.judges import shown_frames
 from reward_models.vlm_judge import _pattern
 from tests.reward_models.judge_server import Judge, judges, pictures_of, question_of, said
@@ -96,77 +96,15 @@ def test_frames_are_floor_of_even_shares():
     assert shown_frames(3, 8) == [0, 1, 2] and shown_frames(0, 8) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ('{"score": 7}', 7),
-        ('{"score": "6.5"}', 6.5),
-        ('Like {"score": 1}? No.\n```json\n{"reason": "{braces}", "score": 8.25}\n```', 8.25),
-        ('{"score": 3, "parts": {"score": 9}}', 3),
-        ('{ broken {"score": 0}', 0),
-    ],
-)
-def test_json_answers(text, score):
-    assert json_number(text, "score") == score
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "7",
-        '{"points": 7}',
-        '{"score": null}',
-        '{"score": true}',
-        '{"score": "8/10"}',
-        '{"score": NaN}',
-        '{"score": [7]}',
-        "{" * 5000,
-    ],
-)
-def test_json_answers_without_a_score(text):
-    with pytest.raises(AnswerError):
-        json_number(text, "score")
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("Final Score: 4", 4),
-        ("**Final Score:** 4", 4),
-        ("**Final Score**: 4.5", 4.5),
-        ("final score: **3**/5", 3),
-        ("Final Score (1-5): 2.694700002670288", 2.694700002670288),
-        ("Final Score (from 1 to 5): 2.", 2),
-        ("Final Score: 1\nbut on reflection\nFinal Score: 5", 5),
-        ("after 'Final Score:'. Final Score = 3", 3),
-        ("Final Score: -2", -2),
-        ("__Final Score__:\n\n5", 5),
-    ],
-)
-def test_labelled_numbers(text, score):
-    assert labelled_number(text, "Final Score") == score
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "4",
-        "Final Score (1-5):",
-        "Final Score (1-5): X",
-        "Final Score: 1-5",
-        "Final Score: 1 to 5",
-        "Final Score: 1 – 5",
-        "Final Score: 10-50",
-        "Final Score: 1.2.3",
-        "Final Score: four",
-        "SemiFinal Score: 4",
-        "Final Scores: 4",
-    ],
-)
-def test_labels_without_a_number(text):
-    with pytest.raises(AnswerError):
-        labelled_number(text, "Final Score")
+def test_a_judge_on_another_scale_fails(start):
+    texts = ["Score: 4/10", "Score: 4 out of 5", "Score: 4,5", "Score: 1e0"]
+    output = scores(start(), texts, answer="regex", range=(1, 5))
+    assert output.ok.tolist() == [False, True, False, False] and output.raw[1] == 4
+    assert "highest score is 5" in output.errors[0] and "no plain number: '4,5'" in output.errors[2]
+    output = scores(
+        start(), ['{"score": "4/10"}', '{"score": "4,5"}', '{"score": "1e0"}', '{"score": 4}'], range=(1, 5)
+    )
+    assert output.ok.tolist() == [False, False, False, True]
 
 
 def test_a_remark_in_brackets_is_never_the_score(start):
@@ -187,17 +125,6 @@ def test_answers_outside_the_range_fail(start):
     output = scores(start(), ['{"score": 11}', '{"score": -1}', '{"score": 10}'])
     assert output.ok.tolist() == [False, False, True]
     assert output.errors[0] == "the answer is 11, outside [0, 10]" and math.isnan(output.raw[0])
-
-
-def test_yes_probability_by_hand():
-    log = math.log
-    options = [("Yes", log(0.3)), (" yes", log(0.1)), ("ĠNo", log(0.2)), ("NO.", log(0.2)), ("Yesterday", log(0.1))]
-    assert yes_probability(options) == pytest.approx(0.4 / 0.8)
-    assert yes_probability([("Yes", log(0.97))]) == 1.0
-    assert yes_probability([("nein", log(0.3)), ("Ja", log(0.6))], ("Ja", "Nein")) == pytest.approx(2 / 3)
-    for listed in ([], [("The", log(0.9)), ("Yes", log(0.05))]):
-        with pytest.raises(AnswerError, match="neither 'Yes' nor 'No'"):
-            yes_probability(listed)
 
 
 def test_a_server_without_log_probabilities_is_told(start):
