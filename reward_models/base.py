@@ -7,6 +7,7 @@ that could not be scored is NaN with `ok = False`, never a number; a scorer that
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -153,6 +154,31 @@ def checked(output: RewardOutput, count: int, name: str) -> RewardOutput:
     if len(output.errors) != count:
         raise RewardError(f"{rule} It has {len(output.errors)} errors. Check it: diffrl score --check {name}.")
     return output
+
+
+def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
+    """Score a batch; whatever goes wrong in the scorer becomes one error that names it.
+
+    Args:
+        scorer: any.
+        batch: what to score.
+        name: of the reward, for the message.
+
+    Raises:
+        RewardError: the scorer's own, or in place of any other exception but those of memory, time and interruption.
+    """
+    try:
+        output = scorer(batch)
+    except (RewardError, MemoryError, TimeoutError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a stranger's code: its mistakes are told, with their place
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        first = f" on {batch.prompts[0]!r} and {len(batch) - 1} others" if len(batch) else ""
+        raise RewardError(
+            f"The reward {name} failed{first}: {type(error).__name__}: {error} ({place.filename}:{place.lineno}). Mend "
+            f"it; then check it with: diffrl score --check {name}."
+        ) from error
+    return checked(output, len(batch), name)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, Scorer, checked, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, Scorer, ask, output_of_rows
 from reward_models.errors import RewardError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -30,13 +30,16 @@ def to_pil(picture: Tensor) -> Image.Image:
 
 
 def from_pil(image: Image.Image) -> Tensor:
-    """An image of any mode as a uint8 RGB tensor (3, H, W); transparency is dropped.
+    """An image of any mode as a uint8 RGB tensor (3, H, W); what is transparent shows white, as in most viewers.
 
     Raises:
         RewardError: more than 8 bits a channel, which PIL would cut off instead of scale.
     """
     if image.mode.startswith(("I", "F")):
         raise RewardError(f"A picture must have 8 bits a channel. Got PIL mode {image.mode}. Convert it first.")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
 
@@ -217,7 +220,7 @@ def score_media(
                 rate,
                 [groups[i] for i in piece] if groups else (),
             )
-            output = checked(scorer(batch), len(piece), scorer.spec.name)
+            output = ask(scorer, batch, scorer.spec.name)
             names.update(dict.fromkeys(output.parts))
             for place, row in enumerate(piece):
                 parts = {name: float(values[place]) for name, values in output.parts.items()}

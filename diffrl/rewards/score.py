@@ -12,7 +12,7 @@ from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.lanes import Lane, Pending
 from reward_models import RewardBatch, RewardOutput, Scorer
-from reward_models.base import checked
+from reward_models.base import ask
 from reward_models.media import batches_of
 
 
@@ -106,7 +106,7 @@ class Scoring:
         )
 
         def work() -> RewardOutput:
-            return checked(weighted.scorer(batch), len(batch), weighted.name)
+            return ask(weighted.scorer, batch, weighted.name)
 
         if weighted.lane is None:
             pending = Pending(work)

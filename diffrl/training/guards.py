@@ -158,5 +158,5 @@ class UpdateGuard:
         if failed > limit * samples:
             raise GuardStop(
                 f"{failed} of {samples} samples could not be scored, above {limit:.0%}. (guards.failed_samples) "
-                "Look at the reward's first error above."
+                "Look at the reward's first error above, mend it, and go on with: diffrl train --resume RUN_DIR."
             )

@@ -132,3 +132,26 @@ def test_lengths_that_differ_are_refused():
 def test_a_failed_sample_keeps_its_place():
     output = score_media(load_reward("shapes"), [noise(3, 32, 32)] * 3, ["a red circle", "nonsense", "a red circle"])
     assert output.ok.tolist() == [True, False, True] and math.isnan(output.raw[1]) and output.errors[1]
+
+
+def test_what_is_transparent_shows_white():
+    layer = np.zeros((4, 6, 4), np.uint8)
+    layer[..., 0], layer[:, 3:, 3] = 255, 255  # red, of which the left half cannot be seen
+    media = from_pil(Image.fromarray(layer, "RGBA"))
+    assert media[:, 0, 0].tolist() == [255, 255, 255] and media[:, 0, 5].tolist() == [255, 0, 0]
+    palette = Image.fromarray(layer[..., :3]).quantize(2)
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    assert from_pil(palette)[:, 0, 0].tolist() == [255, 255, 255]
+
+
+class Breaks(Sizes):
+    """A scorer with a mistake in it."""
+
+    def __call__(self, batch):
+        return 1 / 0
+
+
+def test_a_scorers_own_mistake_is_one_error_with_its_place():
+    rule = r"The reward sizes failed on '0' and 1 others: ZeroDivisionError: .*test_media"
+    with pytest.raises(RewardError, match=rule):
+        score_media(Breaks(), [noise(3, 8, 8)] * 2, ["0", "1"])
