@@ -5,6 +5,7 @@ Nothing heavy is imported until it runs, so `--help` answers at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +36,10 @@ Options = Annotated[list[str] | None, _option("[LABEL.]KEY=VALUE, an option of a
 Config = Annotated[Path | None, _option("YAML with `rewards:` as for training; gives a weighted total too.", REWARDS)]
 Device = Annotated[str | None, _option("auto, cpu, cuda or cuda:1. Default: what --config says, else auto.", REWARDS)]
 Dtype = Annotated[str | None, _option("float32, bfloat16 or float16, of rewards with weights.", REWARDS)]
-BatchSize = Annotated[int | None, _option("Samples given to a reward at once. Default: 16.", REWARDS, min=1)]
+BatchSize = Annotated[
+    int | None,
+    _option("Samples a reward gets at once. Default: of --config, else its own.", REWARDS, min=1),
+]
 Prompt = Annotated[str | None, _option("The prompt of every picture.", WHAT)]
 Prompts = Annotated[
     str | None,
@@ -47,7 +51,7 @@ Media = Annotated[str | None, _option("Only files that are: image or video.", WH
 Limit = Annotated[int | None, _option("Only the first files; with --pipeline, prompts.", WHAT, min=1)]
 Out = Annotated[list[Path] | None, _option("A .jsonl, .csv or .parquet file. Several may be given.", RESULTS)]
 Plot = Annotated[Path | None, _option("A folder, or one .png, for histograms and correlations.", RESULTS)]
-Strict = Annotated[bool, _option("Exit with 3 if any file failed.", RESULTS, "--strict")]
+Strict = Annotated[bool, _option("Exit with 3 if any file failed; without it, only if all did.", RESULTS, "--strict")]
 AsJson = Annotated[bool, _option("Print the summary, or the list, as JSON.", RESULTS, "--json")]
 Cache = Annotated[Path | None, _option("Known scores. Default: ~/.cache/diffrl/scores.sqlite.", RESULTS)]
 NoCache = Annotated[bool, _option("Look up nothing and keep nothing.", RESULTS, "--no-cache")]
@@ -118,7 +122,10 @@ def score_command(draw: Draw | None) -> Callable[..., None]:
         """Score pictures and videos with one or several rewards: table, rows, histograms, correlations.
 
         diffrl score pictures/ --prompts prompts.txt --reward pickscore --reward aesthetic --out scores.jsonl
+
+        Exit code: 0; 2 for a mistake in what was asked; 3 if every reward failed for every file, or with --strict any.
         """
+        _quiet_libraries()
         given = [bool(paths), pipeline is not None, list_all, bool(self_test), bool(check), serve]
         if sum(given) != 1:
             raise RewardError(
@@ -166,7 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.command()(score_command(None))
     sys.path.append(os.getcwd())  # for rewards of the user's own, "module:Object"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="python -m reward_models")
     except RewardError as error:
@@ -177,6 +183,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _quiet_libraries() -> None:
+    """Keep other libraries' advice to their developers out of ours; errors still come through."""
+    for name in ("torch.utils._pytree", "huggingface_hub.utils._http"):
+        logging.getLogger(name).addFilter(_is_error)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _fail(message: str, code: int) -> None:

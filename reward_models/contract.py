@@ -4,12 +4,15 @@
     problems = check_scorer(MyScorer())        # an empty list if all is well
 
 On the command line: python -m reward_models --check my_module:MyScorer
+
+Nothing that a scorer does ends the check: whatever it raises is told as a problem.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +24,16 @@ from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4
 """Relative difference of a score alone and in a batch that is still rounding, for float32 weights."""
+ODD_SIZE = (53, 37)
+"""Height and width in pixels, of which most scorers must resize or pad one, crop the other."""
+_RAISED = (Exception, SystemExit)
+"""What a stranger's code may raise."""
 
 
 def check_scorer(
     scorer: Scorer, metadata: Mapping[str, Any] | None = None, samples: Sequence[Sample] | None = None
 ) -> list[str]:
-    """Hold a scorer against the contract.
+    """Hold a scorer against the contract. It ends on the CPU.
 
     Args:
         scorer: any scorer, on any device.
@@ -36,45 +43,47 @@ def check_scorer(
     Returns:
         What is wrong, one sentence each.
     """
-    spec = getattr(scorer, "spec", None)
+    try:
+        spec = scorer.spec
+    except _RAISED:  # there is none, or it is a property that raises
+        spec = None
     if not isinstance(spec, ScorerSpec):
         return ["It must have an attribute `spec` that is a reward_models.ScorerSpec."]
-    problems = _check_spec(spec)
-    chosen = list(samples) if samples is not None else _samples(scorer)
-    extra = dict(metadata or {})
-    kind = "video" if chosen[0].media.ndim == 4 else "image"
-    batch = RewardBatch(
-        torch.stack([sample.media for sample in chosen]),
-        [sample.prompt for sample in chosen],
-        [{**sample.metadata, **extra} for sample in chosen],
-        FPS if kind == "video" else None,
-        [0] * len(chosen) if spec.scope == "group" else (),
-    )
-    before = batch.media.clone()
-    try:
-        whole = scorer(batch)
-    except Exception as error:  # whatever a stranger's scorer raises is what the check has to tell
-        return [*problems, f"Scoring {len(batch)} {kind}s raised {type(error).__name__}: {error}"]
-    problems += check_output(spec, whole, len(batch))
-    if problems:
-        return problems
-    if not torch.equal(batch.media, before):
-        problems.append("It must not change the media it is given.")
-    if not same(scorer(batch).raw, whole.raw, 0.0):
-        problems.append("Scoring the same batch twice must give the same scores.")
-    problems += _check_batches(scorer, batch, whole)
-    problems += _check_refusals(scorer, batch)
-    if scorer.to("cpu") is not scorer:
-        problems.append("`to(device)` must return the scorer itself.")
-    return problems
+    if not callable(scorer):
+        return ["It must be callable: __call__(self, batch: RewardBatch) -> RewardOutput."]
+    problems: list[str] = []
+    devices = range(torch.cuda.device_count()) if _cuda_in_use() else range(0)
+    with torch.enable_grad(), torch.random.fork_rng(devices):  # as a careless caller has it; nothing is left behind
+        try:
+            problems += _check_spec(spec)
+            batch = _batch(scorer, metadata, samples)
+            lacking = _lacking(spec, batch)
+            if lacking:
+                return [*problems, lacking]
+            problems += _check_scores(scorer, batch)
+            problems += _check_refusals(scorer, batch)
+        except _RAISED as error:  # of a spec, contrasts or samples that are none
+            problems.append(f"Its spec, or its samples, cannot be used: {_told(error)}.")
+        problems += _check_move(scorer)
+    return list(dict.fromkeys(problems))
 
 
 def check_output(spec: ScorerSpec, output: RewardOutput, count: int) -> list[str]:
     """What is wrong with an output for `count` samples."""
+    if not isinstance(output, RewardOutput):
+        return [f"It must return a RewardOutput. Got {type(output).__name__}."]
+    columns = [("`raw`", output.raw, torch.float32), ("`ok`", output.ok, torch.bool)]
+    columns += [(f"The part {name!r}", part, torch.float32) for name, part in dict(output.parts).items()]
     problems = []
-    for name, tensor, dtype in (("raw", output.raw, torch.float32), ("ok", output.ok, torch.bool)):
-        if tensor.shape != (count,) or tensor.dtype != dtype:
-            problems.append(f"`{name}` must be ({count},) {dtype}. Got {tuple(tensor.shape)} {tensor.dtype}.")
+    for name, column, dtype in columns:
+        if not isinstance(column, Tensor):
+            problems.append(f"{name} must be a tensor. Got {type(column).__name__}.")
+        elif column.shape != (count,) or column.dtype != dtype:
+            problems.append(f"{name} must be ({count},) {dtype}. Got {tuple(column.shape)} {column.dtype}.")
+        elif column.requires_grad:
+            problems.append(f"{name} must not require gradients: compute it under torch.no_grad().")
+        elif column is not output.raw and bool(torch.isinf(column).any()):
+            problems.append(f"{name} must be finite, or NaN where it is unknown. Got {column.tolist()}.")
     if len(output.errors) != count:
         problems.append(f"`errors` must have {count} entries. Got {len(output.errors)}.")
     if problems:
@@ -91,11 +100,6 @@ def check_output(spec: ScorerSpec, output: RewardOutput, count: int) -> list[str
             problems.append(f"Sample {row} is not ok, so its score must be NaN. Got {value}.")
         if good == bool(error):
             problems.append(f"Sample {row} has ok={good} and the error {error!r}: one of them is wrong.")
-    for name, part in output.parts.items():
-        if part.shape != (count,) or part.dtype != torch.float32:
-            problems.append(f"The part {name!r} must be ({count},) float32. Got {tuple(part.shape)} {part.dtype}.")
-    if count and not bool(output.ok.any()):
-        problems.append(f"No sample could be scored: {output.errors[0]}")
     return problems
 
 
@@ -108,15 +112,47 @@ def _check_spec(spec: ScorerSpec) -> list[str]:
     problems = []
     if not spec.name or not spec.description:
         problems.append("The spec must have a name and a description.")
-    if not spec.range[0] < spec.range[1]:
-        problems.append(f"The spec's range must be (lower, upper). Got {spec.range}.")
+    try:
+        low, high = spec.range
+        shift, scale = spec.scaling
+        if not low < high:
+            problems.append(f"The spec's range must be (lower, upper). Got {spec.range}.")
+        if not math.isfinite(shift) or not math.isfinite(scale) or scale == 0:
+            problems.append("The spec's scaling is (shift, scale), and scale divides: it must not be 0.")
+    except (TypeError, ValueError):
+        problems.append(f"The spec's range and scaling must be two numbers each. Got {spec.range}, {spec.scaling}.")
     if not spec.media or set(spec.media) - {"image", "video"}:
         problems.append(f"The spec's media must be of 'image' and 'video'. Got {spec.media}.")
-    if spec.scaling[1] == 0:
-        problems.append("The spec's scaling is (shift, scale), and scale divides: it must not be 0.")
+    if not isinstance(spec.requires, tuple | list):
+        problems.append(f"The spec's requires must be a tuple of keys, such as ('include',). Got {spec.requires!r}.")
+    if spec.scope not in ("sample", "group"):
+        problems.append(f"The spec's scope must be 'sample' or 'group'. Got {spec.scope!r}.")
+    if not isinstance(spec.batch_size, int) or spec.batch_size < 1:
+        problems.append(f"The spec's batch_size must be a whole number of at least 1. Got {spec.batch_size!r}.")
     if spec.weights and not spec.weights_license:
         problems.append("A spec that names weights must name their licence, or say that it is unknown.")
     return problems
+
+
+def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence[Sample] | None) -> RewardBatch:
+    chosen = list(samples) if samples is not None else _samples(scorer)
+    return RewardBatch(
+        torch.stack([sample.media for sample in chosen]),
+        [sample.prompt for sample in chosen],
+        [{**sample.metadata, **(metadata or {})} for sample in chosen],
+        FPS if chosen[0].media.ndim == 4 else None,
+        [0] * len(chosen) if scorer.spec.scope == "group" else (),
+    )
+
+
+def _lacking(spec: ScorerSpec, batch: RewardBatch) -> str | None:
+    keys = [key for key in spec.requires if any(key not in meta for meta in batch.metadata)]
+    return (
+        f"It requires {', '.join(keys)} in the metadata, which the samples lack: give check_scorer(scorer, "
+        "metadata={...}), or give the scorer a method contrasts() whose samples carry it."
+        if keys
+        else None
+    )
 
 
 def _samples(scorer: Scorer) -> list[Sample]:
@@ -131,18 +167,85 @@ def _samples(scorer: Scorer) -> list[Sample]:
     return alike
 
 
-def _check_batches(scorer: Scorer, batch: RewardBatch, whole: RewardOutput) -> list[str]:
-    """A score is the sample's own: alone, in another order, with others. Of groups only the order may change."""
+def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput | None, list[str]]:
+    """A well-formed output, or None, and what is wrong with the output or with the call.
+
+    Raises:
+        RewardError: the scorer's own.
+    """
+    media, metadata, states = batch.media.clone(), [dict(meta) for meta in batch.metadata], _random_states()
+    try:
+        output = scorer(batch)
+    except RewardError:
+        raise
+    except _RAISED as error:
+        return None, [f"Scoring {what} raised {_told(error)}."]
     problems = []
-    count = len(batch)
+    if not torch.equal(batch.media, media):
+        problems.append("It must not change the media it is given.")
+    if any(dict(now).keys() != then.keys() for now, then in zip(batch.metadata, metadata, strict=True)):
+        problems.append("It must not change the metadata it is given.")
+    if any(not torch.equal(now, then) for now, then in zip(_random_states(), states, strict=False)):
+        problems.append("It must not draw from torch's global random numbers, nor seed them: give it a generator.")
+    try:
+        wrong = check_output(scorer.spec, output, len(batch))
+    except _RAISED as error:  # of a range or parts that are none
+        wrong = [f"Its output cannot be read: {_told(error)}."]
+    return (None if wrong else output), [*problems, *(f"Of {what}: {problem}" for problem in wrong)]
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _random_states() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return states + list(torch.cuda.get_rng_state_all()) if _cuda_in_use() else states
+
+
+def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
+    """The same scores whenever and in whatever company; of groups only the order may change."""
+    count, what = len(batch), f"{len(batch)} {batch.kind}s"
+    problems: list[str] = []
+
+    def score(given: RewardBatch, told: str, may_refuse: bool = False) -> Tensor | None:
+        try:
+            output, wrong = _scored(scorer, given, told)
+        except RewardError as error:
+            output, wrong = None, [] if may_refuse else [f"Scoring {told} raised {_told(error)}."]
+        problems.extend(problem for problem in wrong if problem not in problems)
+        if output is not None and given is batch and not bool(output.ok.any()):
+            problems.append(f"No sample could be scored: {output.errors[0]}")
+            return None
+        return None if output is None else output.raw
+
+    whole = score(batch, what)
+    if whole is None:
+        return problems
+    again = score(batch, what)
+    if again is not None and not same(again, whole, 0.0):
+        problems.append("Scoring the same batch twice must give the same scores.")
     order = [*range(1, count), 0]
-    turned = scorer(batch.rows(order))
-    if not same(turned.raw, whole.raw[order], TOLERANCE):
+    turned = score(batch.rows(order), f"{what} in another order")
+    if turned is not None and not same(turned, whole[order], TOLERANCE):
         problems.append("The scores of a batch in another order must be the same scores in that order.")
+    if not scorer.spec.uses_prompt:
+        renamed = score(replace(batch, prompts=[f"another prompt {row}" for row in range(count)]), "other prompts")
+        if renamed is not None and not same(renamed, whole, 0.0):
+            problems.append("Its spec says uses_prompt=False, so other prompts must give the same scores.")
     if scorer.spec.scope == "sample":
-        alone = torch.cat([scorer(batch.rows([row])).raw for row in range(count)])
-        if not same(alone, whole.raw, TOLERANCE):
-            problems.append(f"A sample alone must score as in a batch. Got {alone.tolist()} and {whole.raw.tolist()}.")
+        rows = [score(batch.rows([row]), "a batch of one") for row in range(count)]
+        alone = [row for row in rows if row is not None]
+        if len(alone) == count and not same(torch.cat(alone), whole, TOLERANCE):
+            values = torch.cat(alone).tolist()
+            problems.append(f"A sample alone must score as in a batch. Got {values} and {whole.tolist()}.")
+    else:
+        score(batch.rows([0]), "a group of one", may_refuse=True)
+    height, width = ODD_SIZE
+    lines = torch.arange(height) * batch.media.shape[-2] // height
+    columns = torch.arange(width) * batch.media.shape[-1] // width
+    small = batch.media[..., lines[:, None], columns].contiguous()
+    score(replace(batch, media=small), f"{what} of {height} x {width} pixels", may_refuse=True)
     return problems
 
 
@@ -151,22 +254,39 @@ def _check_refusals(scorer: Scorer, batch: RewardBatch) -> list[str]:
     spec, problems = scorer.spec, []
     if set(spec.media) == {"image"}:
         wrong = RewardBatch(batch.media[:, None].expand(-1, 3, -1, -1, -1), batch.prompts, batch.metadata, FPS)
-        problems += _must_refuse(lambda: scorer(wrong), "videos, which are not among its media")
+        problems += _must_refuse(scorer, wrong, "videos, which are not among its media")
     elif set(spec.media) == {"video"}:
         wrong = RewardBatch(batch.media[:, 0], batch.prompts, batch.metadata)
-        problems += _must_refuse(lambda: scorer(wrong), "images, which are not among its media")
+        problems += _must_refuse(scorer, wrong, "images, which are not among its media")
     if spec.requires:
-        bare = RewardBatch(batch.media, batch.prompts, (), batch.fps, batch.groups)
-        problems += _must_refuse(lambda: scorer(bare), f"samples without {', '.join(spec.requires)} in their metadata")
+        lacking = f"samples without {', '.join(spec.requires)} in their metadata"
+        problems += _must_refuse(scorer, replace(batch, metadata=()), lacking)
+    for key in spec.requires:
+        last = {name: value for name, value in batch.meta(-1).items() if name != key}
+        partly = replace(batch, metadata=[*batch.metadata[:-1], last])
+        problems += _must_refuse(scorer, partly, f"a batch whose last sample has no {key} in its metadata")
     return problems
 
 
-def _must_refuse(call: Callable[[], Any], what: str) -> list[str]:
+def _must_refuse(scorer: Scorer, batch: RewardBatch, what: str) -> list[str]:
     rule = f"It must raise a RewardError for {what} (begin with self.spec.require(batch))."
     try:
-        call()
+        scorer(batch)
     except RewardError:
         return []
-    except Exception as error:  # any other exception is a broken promise, and named
-        return [f"{rule} It raised {type(error).__name__}: {error}"]
+    except _RAISED as error:  # any other exception is a broken promise, and named
+        return [f"{rule} It raised {_told(error)}."]
     return [rule]
+
+
+def _check_move(scorer: Scorer) -> list[str]:
+    rule = "`to(device)` must return the scorer itself."
+    try:
+        moved = scorer.to("cpu")
+    except _RAISED as error:
+        return [f"{rule} It raised {_told(error)}."]
+    return [] if moved is scorer else [f"{rule} Got {type(moved).__name__}."]
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")

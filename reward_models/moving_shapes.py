@@ -8,6 +8,7 @@ gives partial credit, `StrictMovingShapesScorer` a pass or a fail; partial credi
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -176,6 +177,9 @@ class MovingShapesScorer:
         media=("video",),
     )
     summary = "partial"
+    __signature__ = inspect.Signature(  # what a wrong option is compared with
+        [*(inspect.signature(Tolerances).parameters | inspect.signature(MotionTolerances).parameters).values()]
+    )
 
     def __init__(self, **tolerances: float) -> None:
         names = {f.name for f in fields(Tolerances)}

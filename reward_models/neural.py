@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from reward_models.errors import RewardError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
+"""How files of weights end."""
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -81,6 +83,12 @@ def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
         model, found = cls.from_pretrained(place, output_loading_info=True, **options)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ...
         first = (str(error).splitlines() or [repr(error)])[0]
+        if not Path(place).expanduser().exists():
+            raise RewardError(
+                f"{place} on the hub, which the reward {reward} needs, cannot be had ({first[:120]}). Where there is a "
+                f"network: hf download {place} --local-dir DIR; then give DIR in place of {place}, as the option that "
+                "names it."
+            ) from error
         raise RewardError(f"{place}, which the reward {reward} needs, cannot be loaded: {first}") from error
     wrong = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
     if wrong:
@@ -142,6 +150,8 @@ def load_strict(
 
 
 def _is_path(place: str | Path) -> bool:
-    """Whether a place can only be a path: a hub id is 'name' or 'owner/name'."""
+    """Whether a place can only be a path: a hub id is 'name' or 'owner/name', and does not end as a file of weights."""
     text = str(place)
-    return isinstance(place, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text
+    if isinstance(place, Path) or text.lower().endswith(WEIGHTS):
+        return True
+    return text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text

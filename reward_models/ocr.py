@@ -85,9 +85,9 @@ class OcrScorer:
 
     Target: metadata["text"] if there, else the first text of the prompt in double quotes, straight or curly; single
     quotes only where they cannot be apostrophes (`quoted`). A sample with metadata["text"] needs no prompt: "" will do,
-    and its line for `diffrl score --prompts` is {"file": "a.png", "prompt": "", "text": "STOP"}; without "prompt" in
-    it the text is taken for the prompt. A sample without a target is NaN. A picture in which nothing is found is a
-    valid reading of nothing and scores 0; an engine that fails is NaN, never 0.
+    and its line for `diffrl score --prompts` is {"file": "a.png", "prompt": "", "text": "STOP"}; "prompt" may be
+    left out, unless the text has quotes in it: it is taken for a caption then. A sample without a target is NaN. A
+    picture in which nothing is found is a valid reading of nothing and scores 0; an engine that fails is NaN, never 0.
 
     Engines:
 

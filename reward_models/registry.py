@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,6 +45,9 @@ SCORERS: Mapping[str, str] = {
 }
 
 
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
 def resolve_scorer(name: str) -> str:
     """The "module:Object" path of a registered name, or `name` itself if it already is such a path.
 
@@ -60,6 +65,21 @@ def resolve_scorer(name: str) -> str:
     )
 
 
+def factory_of(name: str) -> Any:
+    """The class, or function, behind a reward's name.
+
+    Raises:
+        RewardError: unknown name, or importing its module fails, whatever it raises.
+    """
+    module_name, _, attribute = resolve_scorer(name).partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything, or be a script that exits
+        raise RewardError(
+            f"The reward {name!r} cannot be imported: {_told(error)} Check the name, and the module."
+        ) from error
+
+
 def load_reward(name: str, **options: Any) -> Scorer:
     """Make a scorer.
 
@@ -71,14 +91,74 @@ def load_reward(name: str, **options: Any) -> Scorer:
         A callable `Scorer`.
 
     Raises:
-        RewardError: unknown name, or options that the scorer does not take.
+        RewardError: unknown name, options that the scorer does not take, or something that is no scorer.
     """
-    module_name, _, attribute = resolve_scorer(name).partition(":")
+    factory = factory_of(name)
+    if not callable(factory):
+        raise RewardError(f"A reward is a class, or a function that makes a scorer. {name} is {factory!r}.")
+    _check_options(name, factory, options)
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise RewardError(f"The reward {name!r} cannot be imported: {error}.") from error
+        made = factory(**options)
+    except RewardError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
+        unknown = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+        if unknown and unknown.group(1) in options:  # a constructor of **options, which hands them on
+            raise RewardError(f"The reward {name} does not take these options: {unknown.group(1)}. {error}.") from error
+        given = f" with the options {', '.join(options)}" if options else ""
+        raise RewardError(
+            f"The reward {name} cannot be made{given}: {_told(error)} Check its options, and what it needs."
+        ) from error
+    lacking = _lacking(made)
+    if lacking:
+        raise RewardError(
+            f"A reward is a callable with a `spec` and `to`. {name} gives a {type(made).__name__} without {lacking}. "
+            "See reward_models.Scorer."
+        )
+    return cast("Scorer", made)
+
+
+def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Hold options against the constructor's signature; of one that takes **options, `__signature__` may tell more.
+
+    Raises:
+        RewardError: lists what it takes.
+    """
     try:
-        return cast("Scorer", factory(**options))
-    except TypeError as error:
-        raise RewardError(f"The reward {name!r} does not take these options: {options}. {error}.") from error
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable that does not tell its arguments
+        return
+    named = {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unknown = [str(key) for key in options if key not in named]
+    takes = f"It takes: {', '.join(named) or 'none'}."
+    if unknown and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        raise RewardError(f"The reward {name} does not take these options: {', '.join(unknown)}. {takes}")
+    missing = [key for key, p in named.items() if p.default is p.empty and key not in options]
+    if missing:
+        given = ", ".join(map(str, options)) or "none"
+        raise RewardError(
+            f"The reward {name} does not take these options: {given}, without {' and '.join(missing)}. {takes}"
+        )
+
+
+def _lacking(made: Any) -> str:
+    """What of a scorer an object has not; empty if it is one."""
+    from reward_models.base import ScorerSpec  # torch, only now that a scorer is there
+
+    if isinstance(made, type):
+        return "an instance: it is a class"
+    if not callable(made):
+        return "a `__call__`"
+    try:
+        spec = made.spec
+    except Exception:  # also a property that raises
+        spec = None
+    if not isinstance(spec, ScorerSpec):
+        return "a `spec` that is a reward_models.ScorerSpec"
+    return "" if callable(getattr(made, "to", None)) else "a method `to(device)`"
+
+
+def _told(error: BaseException) -> str:
+    """An exception's class and the first line of its message, as the end of a sentence."""
+    first = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first}." if first else f"{type(error).__name__}."

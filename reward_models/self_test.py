@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, Scorer
+from reward_models.base import RewardBatch, RewardOutput, Scorer, checked, output_of_rows
+from reward_models.errors import RewardError
 from reward_models.shapes_vision import BACKGROUND, PALETTE, coverage
 
 SIDE = 256
@@ -125,7 +126,13 @@ def self_test(scorer: Scorer) -> SelfTest:
 
 def _single(scorer: Scorer, sample: Sample) -> RewardOutput:
     fps = FPS if sample.media.ndim == 4 else None
+    batch = RewardBatch(sample.media[None], [sample.prompt], [sample.metadata], fps)
     if scorer.spec.scope == "group":  # the sample and its mirror image
         media = torch.stack([sample.media, sample.media.flip(-1)])
-        return scorer(RewardBatch(media, [sample.prompt] * 2, [sample.metadata] * 2, fps))
-    return scorer(RewardBatch(sample.media[None], [sample.prompt], [sample.metadata], fps))
+        batch = RewardBatch(media, [sample.prompt] * 2, [sample.metadata] * 2, fps)
+    try:
+        return checked(scorer(batch), len(batch), scorer.spec.name)
+    except RewardError:
+        raise
+    except Exception as error:  # whatever a stranger's scorer raises is what the test has to tell
+        return output_of_rows([(math.nan, {}, f"{type(error).__name__}: {error}")] * len(batch))

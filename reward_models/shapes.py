@@ -9,6 +9,7 @@ passes.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -225,6 +226,7 @@ class ShapesScorer:
         range=(0.0, 1.0),
     )
     summary = "partial"
+    __signature__ = inspect.signature(Tolerances)  # what a wrong option is compared with
 
     def __init__(self, **tolerances: float) -> None:
         self.tolerances = Tolerances(**tolerances)

@@ -6,6 +6,10 @@
     samples.jsonl                     {"file": "0000-0.png", "prompt": "a cat", ...}, as `diffrl generate` writes it
 
 What `--prompt` and `--prompts` say goes before.
+
+A line's prompt is its "prompt", else its "text", else its "caption". "text" stays in the metadata as well, where it is
+what OCR looks for, also where another prompt goes before; unless something in it is in quotes: it is a caption then,
+'a sign that says "STOP"', and OCR finds its target there.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_models.errors import RewardError
+from reward_models.ocr import quoted
 from reward_models.scoring.items import Item
 
 METADATA_INDEX, SAMPLES_INDEX = "metadata.jsonl", "samples.jsonl"
@@ -53,7 +58,10 @@ def _caption(line: str, where: str) -> Caption:
     if not isinstance(record, dict):
         raise RewardError(f"Each line of a .jsonl file of prompts must be a JSON object. {where} is {record!r}.")
     file = next((record.pop(key) for key in FILE_KEYS if key in record), None)
+    text = record.get("text")
     prompt = next((record.pop(key) for key in PROMPT_KEYS if key in record), None)
+    if isinstance(text, str) and quoted(text) is None:
+        record["text"] = text
     for what, value in (("file name", file), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
             raise RewardError(f"A {what} must be text. {where} has {value!r}.")

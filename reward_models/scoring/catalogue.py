@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from reward_models.base import ScorerSpec
 from reward_models.contract import check_scorer
 from reward_models.errors import RewardError
-from reward_models.registry import SCORERS
-from reward_models.scoring.choices import Loaded, factory_of
+from reward_models.registry import SCORERS, factory_of
+from reward_models.scoring.choices import Loaded
 from reward_models.self_test import self_test
 
 PACKAGES = {
@@ -27,6 +28,10 @@ PACKAGES = {
     "parquet": ("pyarrow",),
 }
 """Modules that each extra of the package installs."""
+
+
+NARROW = 140
+"""Columns that the table needs."""
 
 
 @dataclass(frozen=True)
@@ -92,28 +97,33 @@ def entries_as_json() -> list[dict[str, Any]]:
 
 
 def show_entries(console: Console) -> None:
-    """Print the list."""
+    """Print the list: a table, or on a narrow terminal two lines a reward."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("reward", style="bold", no_wrap=True)
     for column in ("media", "needs", "range", "install"):
         table.add_column(column, no_wrap=True)
     table.add_column("what it measures")
+    narrow = console.width < NARROW
     for entry in entries():
         install = Text(f"pip install '{entry.install}'" if entry.install else "", style="yellow")
-        if entry.spec is None:
-            table.add_row(entry.name, "", "", "", install, Text(entry.problem or "", style="red"))
-            continue
-        spec = entry.spec
-        needs = [
-            *(["prompt"] if spec.uses_prompt else []),
-            *spec.requires,
-            *(["group"] if spec.scope == "group" else []),
-        ]
-        low, high = ("" if math.isinf(value) else f"{value:g}" for value in spec.range)
-        arrow = "" if spec.higher_is_better else ", lower is better"
-        span = f"{low or '-inf'} to {high or 'inf'}{arrow}"
-        table.add_row(entry.name, ", ".join(spec.media), ", ".join(needs), span, install, Text(spec.description))
-    console.print(table)
+        facts = _facts(entry.spec) if entry.spec is not None else ("", "", "")
+        told = Text(entry.spec.description) if entry.spec is not None else Text(entry.problem or "", style="red")
+        if narrow:
+            line = Text.assemble((entry.name, "bold"), "  ", ("; ".join(filter(None, facts)), "dim"), "  ", install)
+            console.print(line)
+            console.print(Padding(told, (0, 0, 0, 2)))
+        else:
+            table.add_row(entry.name, *facts, install, told)
+    if not narrow:
+        console.print(table)
+
+
+def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
+    """Media, needs and range of a reward, in words."""
+    needs = [*(["prompt"] if spec.uses_prompt else []), *spec.requires, *(["group"] if spec.scope == "group" else [])]
+    low, high = (f"{value:g}" for value in spec.range)
+    span = "unbounded" if low == "-inf" and high == "inf" else f"{low} to {high}"
+    return ", ".join(spec.media), ", ".join(needs), span + ("" if spec.higher_is_better else ", lower is better")
 
 
 def show_self_test(reward: Loaded, console: Console) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reward_models.base import Scorer, ScorerSpec
+from reward_models.base import Scorer
 from reward_models.errors import RewardError
-from reward_models.registry import load_reward, resolve_scorer
+from reward_models.registry import factory_of, load_reward, resolve_scorer
 from reward_models.scoring.values import read_yaml
 
-BATCH_SIZE = 16
 NUMBERS = {"weight": 1.0, "shift": 0.0, "scale": 1.0}
 KEYS = ("name", "label", "options", *NUMBERS, "batch_size", "device", "dtype")
 """What is read of a recipe's reward."""
@@ -35,7 +33,7 @@ class Choice:
         weight: of its share in the total, `weight * (raw - shift) / scale`; None where no total is asked for.
         shift: see weight.
         scale: see weight.
-        batch_size: samples given to the scorer at once; None: 16.
+        batch_size: samples given to the scorer at once; None: what its spec says.
         device: None: "auto".
         dtype: of the scorer's weights; None: its own default.
     """
@@ -84,9 +82,10 @@ def choose(rewards: Sequence[str], options: Sequence[str], config: Path | None =
         raise RewardError("The label 'total' is that of the weighted sum. Give another: --reward LABEL=NAME.")
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
+        first, second, *_ = (choice.name for choice in choices if choice.label == repeated[0])
         raise RewardError(
-            f"Two rewards cannot have the same label. Got {', '.join(repeated)} more than once. Give labels: --reward "
-            f"first={repeated[0]} --reward second={repeated[0]}."
+            f"Two rewards cannot have the same label. Got {', '.join(repeated)} more than once. Give each its own: "
+            f"--reward first={first} --reward second={second}; in a file of --config it is the key `label`."
         )
     for text in options:
         number, key, value = _option(text, labels)
@@ -141,17 +140,25 @@ def _of_entry(entry: Any, where: str) -> Choice:
     if numbers["scale"] == 0:
         raise RewardError(f"scale of {where} divides: it must not be 0.")
     options, batch_size = entry.get("options") or {}, entry.get("batch_size")
-    if not isinstance(options, Mapping):
-        raise RewardError(f"options of {where} must be a mapping. Got {options!r}.")
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise RewardError(f"options of {where} must be a mapping of names to values. Got {options!r}.")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise RewardError(f"batch_size of {where} must be a whole number of at least 1. Got {batch_size!r}.")
-    label = str(entry.get("label") or entry["name"])
+    for key in ("label", "device", "dtype"):
+        if not isinstance(entry.get(key), str | None):
+            example = {"label": "sharp", "device": "cuda:1", "dtype": "bfloat16"}[key]
+            raise RewardError(f"{key} of {where} must be text, such as {example}. Got {entry[key]!r}.")
+    label = entry.get("label") or entry["name"]
     choice = Choice(entry["name"], label, options, **numbers)
     return replace(choice, batch_size=batch_size, device=entry.get("device"), dtype=entry.get("dtype"))
 
 
 def load(
-    choices: Sequence[Choice], device: str | None = None, dtype: str | None = None, batch_size: int | None = None
+    choices: Sequence[Choice],
+    device: str | None = None,
+    dtype: str | None = None,
+    batch_size: int | None = None,
+    examined: bool = False,
 ) -> list[Loaded]:
     """Make the scorers.
 
@@ -159,7 +166,8 @@ def load(
         choices: what is wanted.
         device: auto, cpu, cuda or cuda:1, in place of what the choices say.
         dtype: of the weights of those that have some, in place of what the choices say.
-        batch_size: in place of what the choices say.
+        batch_size: in place of what the choices say; where nobody says one it is that of the scorer's spec.
+        examined: what breaks the contract is let pass here, because the contract's checks will tell it.
 
     Raises:
         RewardError: one of them cannot be loaded, or none of them has a dtype although one is given.
@@ -176,13 +184,38 @@ def load(
             choice = replace(choice, options={"dtype": wanted, **choice.options})
         place = device_of(device or choice.device or "auto")
         scorer = load_reward(choice.name, **choice.options)
-        if not isinstance(getattr(scorer, "spec", None), ScorerSpec) or not callable(scorer):
-            raise RewardError(
-                f"A reward is a callable with a `spec` and `to`. {choice.name} gives a {type(scorer).__name__}, which "
-                "is none. See reward_models.Scorer."
-            )
-        made.append(Loaded(choice, scorer.to(place), batch_size or choice.batch_size or BATCH_SIZE))
+        moved = _moved(choice.name, scorer, place)
+        size: Any = batch_size or choice.batch_size or scorer.spec.batch_size
+        if not examined:
+            if moved is not scorer:
+                raise RewardError(
+                    f"`to(device)` of a reward must return the scorer itself. That of {choice.name} returns "
+                    f"{type(moved).__name__}. End it with `return self`."
+                )
+            if not isinstance(size, int) or size < 1:
+                raise RewardError(
+                    f"A reward's batch_size must be a whole number of at least 1. The spec of {choice.name} has "
+                    f"{size!r}. Mend it, or give --batch-size."
+                )
+        made.append(Loaded(choice, scorer, size))
     return made
+
+
+def _moved(name: str, scorer: Scorer, device: str) -> Any:
+    """What `scorer.to(device)` returns.
+
+    Raises:
+        RewardError: it raises.
+    """
+    try:
+        return scorer.to(device)
+    except RewardError:
+        raise
+    except Exception as error:  # out of memory, no such device, or whatever a stranger's scorer raises
+        first = (str(error).splitlines() or [""])[0]
+        raise RewardError(
+            f"The reward {name} cannot be moved to {device}: {type(error).__name__}: {first} Try another --device."
+        ) from error
 
 
 def takes(name: str, option: str) -> bool:
@@ -192,19 +225,6 @@ def takes(name: str, option: str) -> bool:
         return option in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a callable that does not tell its arguments
         return False
-
-
-def factory_of(name: str) -> Any:
-    """The class, or function, behind a reward's name.
-
-    Raises:
-        RewardError: it cannot be imported.
-    """
-    module, _, attribute = resolve_scorer(name).partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise RewardError(f"The reward {name!r} cannot be imported: {error}.") from error
 
 
 def device_of(name: str) -> str:

@@ -20,13 +20,14 @@ from reward_models.scoring.checks import check_items
 from reward_models.scoring.choices import Loaded, choose, load
 from reward_models.scoring.drawing import Draw, Drawing
 from reward_models.scoring.items import Found, peek
-from reward_models.scoring.output import Outputs, check_outputs
+from reward_models.scoring.output import Outputs, check_outputs, check_targets
 from reward_models.scoring.run import score_items
 from reward_models.scoring.sources import Selection, collect
 from reward_models.scoring.summary import Summary
 
 INTERRUPTED, FAILED = 130, 3
-"""Exit codes; a mistake of the user's is 2."""
+"""Exit codes. FAILED: nothing at all could be scored, or with `strict` not everything; a check that was not passed. A
+mistake of the user's is 2."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class RewardRequest:
     dtype: str | None = None
     batch_size: int | None = None
 
-    def load(self) -> list[Loaded]:
-        """Make the scorers."""
+    def load(self, examined: bool = False) -> list[Loaded]:
+        """Make the scorers; see `choices.load`."""
         choices = choose(self.names, self.options, self.config)
-        return load(choices, self.device, self.dtype, self.batch_size)
+        return load(choices, self.device, self.dtype, self.batch_size, examined)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ScoreRequest:
 
 
 def run(request: ScoreRequest, draw: Draw | None) -> int:
-    """Score and report; returns the exit code.
+    """Score and report; returns the exit code: 0, or 3 if every reward failed for every file (`strict`: for any).
 
     Raises:
         RewardError: something is wrong with the request, or a reward cannot work at all.
@@ -95,6 +96,8 @@ def run(request: ScoreRequest, draw: Draw | None) -> int:
         for line in _drawn(request.drawing, draw):
             say.print(line, markup=False, highlight=False, soft_wrap=True)
         found = collect(replace(request.selection, paths=[str(request.drawing.images)]))
+    others = [path for path in (request.selection.prompts, request.rewards.config, request.cache) if path is not None]
+    check_targets(request.outs, request.plot, found.items, others, request.selection.paths)
     started = time.monotonic()
     with ScoreCache((request.cache or default_path()) if request.use_cache else None) as cache:
         try:
@@ -110,7 +113,7 @@ def run(request: ScoreRequest, draw: Draw | None) -> int:
 
         written += draw_figures(summary.series, request.plot)
     _report(request, summary, found, written, seconds, console)
-    return FAILED if request.strict and summary.failed_files else 0
+    return FAILED if summary.nothing_scored or (request.strict and summary.failed_files) else 0
 
 
 def _drawn(drawing: Drawing, draw: Draw | None) -> Sequence[str]:
@@ -172,7 +175,7 @@ def examine(rewards: RewardRequest, contract: bool) -> int:
     """Run the self-test, or the contract's checks, of rewards; returns 0 if all pass, else 3."""
     console = Console()
     show = show_check if contract else show_self_test
-    return 0 if all([show(reward, console) for reward in rewards.load()]) else FAILED
+    return 0 if all([show(reward, console) for reward in rewards.load(contract)]) else FAILED
 
 
 def serve_rewards(rewards: RewardRequest, server_options: Sequence[str], **address: Any) -> int:

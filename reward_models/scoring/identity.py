@@ -5,7 +5,9 @@
     its options, defaults filled in           without `device`, which changes the last digits at most
     its weights                               size and modification time of every file that an option names, the commit
                                               of a hub repository as it lies in the local cache
-    its source                                of scorers of the user's own, which rarely count versions
+    its source                                of scorers of the user's own, which rarely count versions: its module,
+                                              and the modules near it that it imports; see `source`
+    packages                                  versions of Pillow and torch, and of whatever else the scorer imports
     the other members                         of the sample's group, for scorers that compare them
 
 The weights behind a server cannot be seen: of remote scorers only the address, the options and the version count.
@@ -17,7 +19,6 @@ price is that the same picture saved in another format is scored again.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -25,11 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_models.registry import SCORERS
-from reward_models.scoring.choices import Loaded, factory_of
+from reward_models.registry import SCORERS, factory_of
+from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
+from reward_models.scoring.source import Sources, sources_of, versions
 
-SCHEME = 1
+SCHEME = 2
 """Changes whenever the same sample and scorer would hash otherwise."""
 BLOCK = 2**20
 
@@ -50,6 +52,7 @@ def scorer_identity(reward: Loaded) -> str:
     options = _with_defaults(factory, reward.choice.options)
     options.pop("device", None)
     values = list(_texts(options))
+    sources = [found for text in [reward.choice.name, *values] for found in _sources(text)]
     return _hash(
         {
             "scheme": SCHEME,
@@ -57,7 +60,8 @@ def scorer_identity(reward: Loaded) -> str:
             "spec": [spec.name, spec.version],
             "options": options,
             "weights": [mark for value in [*values, spec.weights] if value for mark in _weights(value)],
-            "source": [mark for value in [reward.choice.name, *values] for mark in _source(value)],
+            "source": [mark for own, found in sources if own for mark in _digests(found)],
+            "packages": versions({"PIL", "torch"}.union(*(found.others for _, found in sources))),
         }
     )
 
@@ -132,12 +136,16 @@ def _commit(repository: str) -> str:
         return ""
 
 
-def _source(text: str) -> list[str]:
-    """The hash of the source of a scorer that is named as "module:Object"."""
-    module, separator, attribute = text.partition(":")
-    if text in SCORERS or not separator or not attribute.isidentifier() or not module.replace(".", "").isidentifier():
+def _sources(text: str) -> list[tuple[bool, Sources]]:
+    """The source of a scorer that a text names, and whether it is the user's own; nothing if it names none."""
+    module, separator, attribute = SCORERS.get(text, text).partition(":")
+    if not separator or not attribute.isidentifier() or not module.replace(".", "").isidentifier():
         return []
     try:
-        return [file_digest(Path(str(inspect.getsourcefile(importlib.import_module(module)))))]
-    except (ImportError, OSError, TypeError, ValueError):  # it only looks like a module
+        return [(text not in SCORERS, sources_of(module))]
+    except Exception:  # it only looks like a module, and importing it may do anything
         return []
+
+
+def _digests(found: Sources) -> list[str]:
+    return [f"{name} {file_digest(file)}" for name, file in sorted(found.files.items())]

@@ -18,9 +18,11 @@ from typing import IO, Any
 
 from reward_models.errors import RewardError
 from reward_models.scoring.choices import Loaded
+from reward_models.scoring.items import Item
 from reward_models.scoring.run import Row
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
+INDEXES = ("samples.jsonl", "metadata.jsonl")
 PARQUET_ROWS = 4096
 
 
@@ -35,6 +37,35 @@ def check_outputs(paths: Sequence[Path]) -> None:
             raise RewardError(f"--out takes a file that ends in {', '.join(SUFFIXES)}. Got {path}.")
         if path.suffix.lower() == ".parquet" and importlib.util.find_spec("pyarrow") is None:
             raise RewardError(f"Writing {path} needs pyarrow. Run: pip install 'diffrl[parquet]', or write .csv.")
+
+
+def check_targets(
+    outs: Sequence[Path], plot: Path | None, items: Sequence[Item], others: Sequence[Path], given: Sequence[str]
+) -> None:
+    """Refuse to write over what is read, or figures to where the next run would score them.
+
+    Args:
+        outs: files of rows.
+        plot: folder or file of figures.
+        items: what is scored.
+        others: further files that are read.
+        given: paths that were asked for.
+
+    Raises:
+        RewardError: names the file.
+    """
+    read = {path.resolve() for path in (*others, *(item.path for item in items))}
+    for path in (*outs, *([plot] if plot is not None else [])):
+        if path.resolve() in read or path.name in INDEXES:
+            raise RewardError(f"--out and --plot never write over what is read, or an index of pictures. Got {path}.")
+    folders = [Path(path).resolve() for path in given if Path(path).is_dir() and not _has_index(Path(path))]
+    if plot is not None and any(plot.resolve().is_relative_to(folder) for folder in folders):
+        raise RewardError(f"--plot must lie outside the folders that are scored, or figures are next. Got {plot}.")
+
+
+def _has_index(folder: Path) -> bool:
+    """Whether an index says what of a folder is scored, so that other pictures there are left out."""
+    return any((folder / name).exists() for name in ("samples.jsonl", "samples.sqlite"))
 
 
 def total_of(row: Row, rewards: Sequence[Loaded]) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch
+from reward_models.base import RewardBatch, ask
 from reward_models.errors import RewardError
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded
@@ -46,7 +46,7 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
     """Give a scorer one batch of samples of one size.
 
     Raises:
-        RewardError: it refuses them, or the memory does not suffice.
+        RewardError: it refuses them, raises, or returns what is no score of each; or the memory does not suffice.
     """
     batch = RewardBatch(
         torch.stack([sample.media for sample in samples if sample.media is not None]),
@@ -56,16 +56,17 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         [0] * len(samples) if grouped else (),
     )
     try:
-        output = reward.scorer(batch)
-    except (MemoryError, RuntimeError) as error:
-        text = str(error).lower()
-        if not isinstance(error, MemoryError) and "out of memory" not in text and "can't allocate memory" not in text:
-            raise
-        raise RewardError(
-            f"The memory did not suffice for {len(batch)} sample{'s' if len(batch) > 1 else ''} at once with the "
-            f"reward {reward.label}. Lower --batch-size, or score with fewer rewards at a time; what was scored so far "
-            "is in the cache."
-        ) from error
+        output = ask(reward.scorer, batch, reward.choice.name)
+    except (MemoryError, TimeoutError, RuntimeError, RewardError) as error:
+        if _is_of_memory(error.__cause__ or error):
+            raise RewardError(
+                f"The memory did not suffice for {len(batch)} sample{'s' if len(batch) > 1 else ''} at once with the "
+                f"reward {reward.label}. Lower --batch-size, or score with fewer rewards at a time; what was scored so "
+                "far is in the cache."
+            ) from error
+        if isinstance(error, TimeoutError):
+            raise RewardError(f"The reward {reward.label} took too long: {error or 'TimeoutError'}.") from error
+        raise
     made = []
     for row in range(len(batch)):
         raw, error_text = float(output.raw[row]), output.errors[row]
@@ -74,6 +75,12 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         else:
             made.append(Score(raw, {name: float(values[row]) for name, values in output.parts.items()}))
     return made
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    known = "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and known)
 
 
 def wrong_kind(reward: Loaded, sample: Read) -> str | None:

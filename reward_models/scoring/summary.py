@@ -104,6 +104,11 @@ class Summary:
             error = None if math.isfinite(total) else "a reward of the sum failed"
             self.series[-1].add(row.item.name, total, error, cached=False)
 
+    @property
+    def nothing_scored(self) -> bool:
+        """Whether every reward failed for every sample."""
+        return all(series.failed == len(self.names) for series in self.series[: len(self._rewards)])
+
     def extremes(self, series: Series) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
         """The best samples, best first, and the worst, worst first, with their scores; none is both."""
         ranked = series.ranked()

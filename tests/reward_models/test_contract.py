@@ -1,12 +1,13 @@
 """Every registered scorer keeps to the contract; those with weights on tiny random ones in the published layout."""
 
 import importlib
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from reward_models import SCORERS, RewardBatch, RewardOutput, ScorerSpec, check_scorer, load_reward
+from reward_models import SCORERS, RewardBatch, RewardError, RewardOutput, ScorerSpec, check_scorer, load_reward
 from reward_models.base import output_of_rows
 
 BUILDERS = [importlib.import_module(f"tests.reward_models.tiny_{name}") for name in ("basic", "clip", "vlm", "remote")]
@@ -77,7 +78,36 @@ BROKEN = {
     "same batch twice": lambda b, out: replace(out, raw=out.raw * 0 + 1 / (2 + seen_before())),
     "must not change the media": lambda b, out: (b.media.add_(1), out)[1],
     "raised ZeroDivisionError": lambda b, out: 1 / 0,
+    "raised SystemExit": lambda b, out: sys.exit("no"),
+    "other prompts must give": lambda b, out: replace(out, raw=out.raw * len(b.prompts[0]) / 100),
+    "Scoring other prompts raised": lambda b, out: replace(out, raw=out.raw * ("red blue green".index(word(b)) >= 0)),
+    "torch's global random numbers": lambda b, out: (torch.rand(1), out)[1],
+    "nor seed them": lambda b, out: (torch.manual_seed(0), out)[1],
+    "`raw` must not require gradients": lambda b, out: replace(out, raw=out.raw.requires_grad_()),
+    "The part 'part' must not require": lambda b, out: replace(
+        out, parts={"part": torch.zeros(len(b), requires_grad=True)}
+    ),
+    "must be finite, or NaN": lambda b, out: replace(out, parts={"part": torch.full((len(b),), -torch.inf)}),
+    "must return a RewardOutput": lambda b, out: out.raw,
+    "`raw` must be a tensor": lambda b, out: replace(out, raw=out.raw.tolist()),
+    "output cannot be read": lambda b, out: replace(out, parts=None),
+    "Scoring a batch of one raised IndexError": lambda b, out: (out.ok[1], out)[1],
+    "a batch of one raised RewardError": lambda b, out: out if len(b) > 1 else refuse(),
+    "of 53 x 37 pixels raised RuntimeError": lambda b, out: (b.media.unfold(-1, 200, 200), out)[1],
+    "Of 4 images of 53 x 37 pixels: `errors`": lambda b, out: (
+        replace(out, errors=[None] * min(b.media.shape[-1], 4)) if b.media.shape[-1] > 40 else replace(out, errors=[])
+    ),
+    "must not change the metadata": lambda b, out: ([meta.update(seen=1) for meta in b.metadata], out)[1],
 }
+
+
+def word(batch):
+    """The colour that the prompt names; fails where it names none."""
+    return next(part for part in batch.prompts[0].split() if part in ("red", "blue", "green"))
+
+
+def refuse():
+    raise RewardError("not one alone")
 
 
 @pytest.mark.parametrize("sentence", BROKEN)
@@ -96,6 +126,29 @@ def test_a_scorer_that_takes_anything_is_found():
         spec = ScorerSpec(name="x", description="x", range=(0.0, 1.0), media=("image", "video"), requires=("key",))
 
     assert any("without key" in problem for problem in check_scorer(Demanding(), {"key": 1}))
+    assert any(
+        "requires key in the metadata, which the samples lack" in problem for problem in check_scorer(Demanding())
+    )
+
+
+@pytest.mark.parametrize("careless", ["of the second key", "of other rows"])
+def test_a_scorer_that_makes_do_without_some_metadata_is_found(careless):
+    class Demanding(Brightness):
+        spec = replace(Brightness.spec, requires=("first", "second"))
+
+        def __call__(self, batch):
+            if careless == "of other rows":
+                self.spec.require(batch.rows([0]))
+            else:
+                replace(self.spec, requires=("first",)).require(batch)
+            factors = [batch.meta(row).get("second", 0.5) for row in range(len(batch))]
+            return output_of_rows([(factor, {}, None) for factor in factors])
+
+    problems = check_scorer(Demanding(), {"first": 1, "second": 0.25})
+    missed = ["second"] if careless == "of the second key" else ["first", "second"]
+    assert len(problems) == len(missed)
+    for key, problem in zip(missed, problems, strict=True):
+        assert f"must raise a RewardError for a batch whose last sample has no {key} in its metadata" in problem
 
 
 def test_a_scorer_without_spec_or_with_a_bad_one():
@@ -103,3 +156,85 @@ def test_a_scorer_without_spec_or_with_a_bad_one():
     bad = Brightness()
     bad.spec = replace(bad.spec, range=(1.0, 0.0), media=("sound",), scaling=(0.0, 0.0), weights="somewhere")
     assert len(check_scorer(bad)) == 5  # and the batch it then refuses
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1. Got 0"),
+        ({"batch_size": "16"}, "Got '16'"),
+        ({"requires": "include"}, "requires must be a tuple of keys"),
+        ({"requires": None}, "requires must be a tuple of keys"),
+        ({"range": None}, "range and scaling must be two numbers each"),
+        ({"scaling": (1.0,)}, "range and scaling must be two numbers each"),
+        ({"media": 3}, "cannot be used: TypeError"),
+        ({"media": ()}, "media must be of 'image' and 'video'"),
+        ({"scope": "batch"}, "scope must be 'sample' or 'group'"),
+        ({"name": ""}, "must have a name"),
+    ],
+)
+def test_no_spec_ends_the_check(change, sentence):
+    scorer = Brightness()
+    scorer.spec = replace(Brightness.spec, **change)
+    assert any(sentence in problem for problem in check_scorer(scorer))
+
+
+class Unfinished(Brightness):
+    contrasts = None
+
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+def raises(*arguments):
+    raise KeyError("unfinished")
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"to": None}, "must return the scorer itself. It raised TypeError"),
+        ({"to": raises}, "must return the scorer itself. It raised KeyError"),
+        ({"to": lambda device: None}, "must return the scorer itself. Got NoneType"),
+        ({"contrasts": raises}, "cannot be used: KeyError: 'unfinished'"),
+        ({"contrasts": list}, "cannot be used: IndexError"),
+        ({"contrasts": lambda: [1, 2]}, "cannot be used: AttributeError"),
+    ],
+)
+def test_no_part_of_a_scorer_ends_the_check(parts, sentence):
+    assert [problem for problem in check_scorer(Unfinished(**parts)) if sentence in problem]
+
+
+def test_what_is_no_scorer_at_all():
+    class NotYet(Brightness):
+        @property
+        def spec(self):
+            raise RuntimeError("not yet")
+
+    assert "ScorerSpec" in check_scorer(NotYet())[0]
+    assert "must be callable" in check_scorer(type("Only", (), {"spec": Brightness.spec})())[0]
+    assert "cannot be used" in check_scorer(Brightness(), samples=[])[0]
+
+
+def test_the_check_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    check_scorer(Changed(BROKEN["nor seed them"]))
+    assert torch.equal(torch.rand(3), expected) and torch.is_grad_enabled()
+
+
+def test_a_group_of_one_may_be_refused_and_not_break():
+    class Grouped(Brightness):
+        spec = replace(Brightness.spec, scope="group")
+
+        def __call__(self, batch):
+            if len(batch) == 1:
+                raise self.error("a group of one")
+            return super().__call__(batch)
+
+    scorer = Grouped()
+    scorer.error = RewardError
+    assert check_scorer(scorer) == []
+    scorer.error = ZeroDivisionError
+    assert check_scorer(scorer) == ["Scoring a group of one raised ZeroDivisionError: a group of one."]

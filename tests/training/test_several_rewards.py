@@ -81,7 +81,7 @@ def test_a_device_that_is_not_there_and_a_dtype_that_nothing_has(random_sd3, tmp
     with pytest.raises(ConfigError, match=r"rewards.0.device must be a device of this machine. Got cuda:97"):
         make_scorers(config.rewards, "rewards")
     config = config_of(random_sd3, tmp_path, [{**RED, "dtype": "bfloat16"}])
-    with pytest.raises(ConfigError, match="does not take these options: .*'dtype': 'bfloat16'"):
+    with pytest.raises(ConfigError, match="does not take these options: dtype. It takes: channel"):
         make_scorers(config.rewards, "rewards")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import torch
 from reward_models import RewardBatch, load_reward
 from reward_models.media import to_pil
 from reward_models.scoring.cache import Score, ScoreCache, failure
+from reward_models.scoring.source import sources_of
 from reward_models.self_test import noise
 from reward_models.shapes import ShapesScorer
 
@@ -78,6 +80,60 @@ def test_a_new_version_and_new_source_are_scored_again(scored, counting, picture
     assert scored(pictures, "--reward", name) == 5
     forget("mine_versions")
     assert scored(pictures, "--reward", name) == 0
+
+
+def test_a_helper_that_changed_makes_new_scores(scored, counting, pictures, tmp_path):
+    """Also one in a package, imported within a function, whose importer did not change."""
+    name = counting("mine_helped", before="from mine_package.tones import ADDED; batch.media.add_(ADDED * 0)")
+    (tmp_path / "mine_package").mkdir()
+    (tmp_path / "mine_package/__init__.py").write_text("")
+    (tmp_path / "mine_package/tones.py").write_text("from . import deep\nADDED = deep.ADDED\n")
+    deep, unrelated = tmp_path / "mine_package/deep.py", tmp_path / "mine_package/unrelated.py"
+
+    def again() -> int:
+        for module in ("mine_helped", *(m for m in list(sys.modules) if m.startswith("mine_package"))):
+            forget(module)
+        return scored(pictures, "--reward", name)
+
+    deep.write_text("ADDED = 1\n")
+    assert [again(), again()] == [5, 0]
+    deep.write_text("ADDED = 2\n")
+    unrelated.write_text("ADDED = 3\n")
+    assert [again(), again()] == [5, 0]
+    unrelated.write_text("ADDED = 4\n")
+    assert again() == 0
+
+
+def test_source_is_read_and_not_looked_up_among_what_is_loaded(tmp_path, monkeypatch):
+    """Modules of the standard library, those installed and our own are no files of the user's."""
+    (tmp_path / "own_module.py").write_text(
+        "import json, importlib, torch.nn as nn\nfrom reward_models.base import ScorerSpec\n"
+        "def late():\n    import own_late.inner\n    importlib.import_module('own_named')\n"
+    )
+    (tmp_path / "own_late").mkdir()
+    (tmp_path / "own_late/inner.py").write_text("def broken(:\n")
+    (tmp_path / "own_named.py").write_text("import own_module, own_nowhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = sources_of("own_module")
+    assert sorted(found.files) == ["own_late.inner", "own_module", "own_named"]
+    assert found.others == {"torch", "reward_models", "own_nowhere"}
+    ours = sources_of("reward_models.pickscore")
+    assert {"torch", "transformers", "PIL"} <= ours.others and "reward_models.base" in ours.files
+    assert "transformers" not in sources_of("reward_models.shapes").others
+
+
+def test_another_version_of_a_package_makes_new_scores(score, pictures, monkeypatch):
+    command = [pictures, "--reward", "shapes", "--reward", "sharpness", "--json"]
+
+    def cached() -> list[int]:
+        return [one["cached"] for one in score(*command).summary["rewards"].values()]
+
+    assert [cached(), cached()] == [[0, 0], [5, 5]]
+    known = importlib.metadata.version
+    for package, expected in (("transformers", [5, 5]), ("torch", [0, 0]), ("pillow", [0, 0])):
+        told = lambda name, package=package: "999" if name == package else known(name)  # noqa: E731
+        monkeypatch.setattr("importlib.metadata.version", told)
+        assert cached() == expected, package
 
 
 def test_a_new_version_of_a_registered_reward_is_scored_again(score, pictures, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -60,6 +61,12 @@ def test_help_loads_nothing_heavy():
         (["IN", "--reward", "total=shapes"], "weighted sum"),
         (["IN", "--reward", "shapes", "--reward", "shapes"], "the same label"),
         (["IN", "--reward", "shapes", "--option", "no_such=1"], "does not take these options"),
+        (
+            ["IN", "--reward", "a=sharpness", "--reward", "a=contrast"],
+            "--reward first=sharpness --reward second=contrast",
+        ),
+        (["IN", "--reward", "sharpness", "--option", "no_such=1"], "these options: no_such. It takes: "),
+        (["IN", "--reward", "os:getcwd"], "os:getcwd gives a str without a `__call__`"),
         (["IN", "--reward", "shapes", "--option", "color_error"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "other.color_error=1"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "color_error=[1"], "cannot be read as YAML"),
@@ -138,6 +145,36 @@ def test_the_contract_is_checked(score, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     done = score("--check", "rude:Rude")
     assert done.code == 3 and "must return the scorer itself" in done.out
+    assert "rude:Rude returns Rude. End it with `return self`" in score("--self-test", "rude:Rude").err
+    (tmp_path / "wild.py").write_text(
+        "import dataclasses\nfrom reward_models.shapes import ShapesScorer\n"
+        "class Sized(ShapesScorer):\n    spec = dataclasses.replace(ShapesScorer.spec, batch_size=0)\n"
+        "class Wild(ShapesScorer):\n    def __call__(self, batch):\n        return {}[batch.media.shape[0]]\n"
+        "class Nowhere(ShapesScorer):\n    def to(self, device):\n        pass\n"
+        "class Stuck(ShapesScorer):\n    def to(self, device):\n        raise KeyError('no such place')\n"
+    )
+    for name, sentence in (
+        ("Sized", "batch_size must be a whole number of at least 1"),
+        ("Wild", "raised KeyError"),
+        ("Nowhere", "must return the scorer itself. Got NoneType"),
+    ):
+        done = score("--check", f"wild:{name}")
+        assert done.code == 3 and sentence in done.out, done
+    assert "cannot be moved to cpu: KeyError: 'no such place'" in score("--check", "wild:Stuck").err
+    assert "batch_size must be a whole number" in score("--self-test", "wild:Sized").err
+    assert "could not be scored: KeyError: 1" in score("--self-test", "wild:Wild").out
+
+
+def test_advice_of_other_libraries_to_their_developers_is_not_ours(score, monkeypatch, caplog):
+    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "huggingface_hub.utils._http")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "filters", [])
+        monkeypatch.setattr(logger, "propagate", True)
+    score("--list", "--json")
+    for logger in loggers:
+        logger.warning("advice")
+        logger.error("trouble")
+    assert [record.getMessage() for record in caplog.records] == ["trouble", "trouble"]
 
 
 def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reward_models.media import to_pil
+from reward_models.ocr import target_of
 from reward_models.scoring.sources import Selection, collect
 from reward_models.self_test import noise
 
@@ -88,9 +89,28 @@ def test_metadata_of_an_image_folder_and_of_geneval(tmp_path):
         "c.png": "three",
         "0000.png": "four",
     }
-    assert items["a.png"].metadata == {"tag": 1}
+    assert items["a.png"].metadata == {"tag": 1, "text": "one"}
     assert items["0000.png"].metadata == {"include": [{"class": "cat"}]}
     assert found(tmp_path / "hf", prompt="all")[2] == ("b.png", "all")
+
+
+def test_the_text_that_ocr_looks_for_is_not_lost(tmp_path):
+    lines = {
+        "a.png": {"text": "STOP"},
+        "b.png": {"text": 'a sign that says "GO"'},
+        "c.png": {"text": "OPEN", "prompt": "a shop"},
+        "d.png": {"text": "SALE"},
+    }
+    for name in lines:
+        save(tmp_path / name)
+    (tmp_path / "d.txt").write_text("a window")
+    index = "\n".join(json.dumps({"file_name": name, **line}) for name, line in lines.items())
+    (tmp_path / "metadata.jsonl").write_text(index)
+    items = collect(Selection([str(tmp_path)])).items
+    assert [item.prompt for item in items] == ["STOP", 'a sign that says "GO"', "a shop", "a window"]
+    assert [target_of(item.prompt, item.metadata) for item in items] == ["STOP", "GO", "OPEN", "SALE"]
+    items = collect(Selection([str(tmp_path / "a.png")], prompt="a street")).items
+    assert target_of(items[0].prompt, items[0].metadata) == "STOP"
 
 
 @pytest.mark.parametrize("relative", ["file", "root", "working"])

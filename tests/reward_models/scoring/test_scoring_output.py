@@ -139,4 +139,27 @@ def test_all_failed_still_gives_table_and_figures(score, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_text("broken")
     done = score(tmp_path / "in", "--reward", "sharpness", "--reward", "contrast", "--plot", tmp_path / "all.png")
-    assert done.code == 0 and "sharpness failed for 1 of 1 files" in done.out
+    assert done.code == 3 and "sharpness failed for 1 of 1 files" in done.out
+
+
+def test_nothing_that_is_read_is_written_over(refused, score, pictures, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"file": "0.png", "prompt": "a red circle"}')
+    before = {path: path.read_bytes() for path in [prompts, *pictures.iterdir()]}
+    first = next(path for path in sorted(pictures.iterdir()) if path.suffix == ".png")
+    for out in (["--plot", first], ["--out", pictures / "metadata.jsonl"], ["--out", tmp_path / "samples.jsonl"]):
+        assert "never write over what is read" in refused(pictures, "--reward", "sharpness", *out)
+    told = refused(first, "--prompts", prompts, "--reward", "sharpness", "--out", prompts)
+    assert "never write over what is read" in told and str(prompts) in told
+    for target in (pictures / "plots", pictures / "new.png"):
+        assert "must lie outside" in refused(pictures, "--reward", "sharpness", "--plot", target)
+    assert before == {path: path.read_bytes() for path in [prompts, *pictures.iterdir()]}
+    assert score(first, "--reward", "sharpness", "--plot", pictures / "beside.png").code == 0  # no folder is scored
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_the_list_fits_the_terminal(score, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", width)
+    lines = score("--list").out.splitlines()
+    assert max(map(len, lines)) <= int(width) and len(lines) < 3.5 * 27
+    assert any(line.startswith("clip_score") for line in lines) and "cosine of their CLIP" in " ".join(lines)

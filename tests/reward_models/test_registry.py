@@ -1,0 +1,156 @@
+"""Whatever a reward of the user's does while it is imported and made, it ends in one sentence that names it."""
+
+import inspect
+import sys
+
+import pytest
+
+from reward_models import RewardError, load_reward
+from reward_models.neural import find_file
+
+MODULE = """
+import functools
+from reward_models.base import ScorerSpec
+from reward_models.picture_statistics import SharpnessScorer
+
+NUMBER = 7
+
+
+class Raising:
+    def __init__(self, kind="ValueError", told="boom\\nwith a second line"):
+        raise {"ValueError": ValueError, "OSError": OSError, "TypeError": TypeError, "exit": SystemExit}[kind](told)
+
+
+class Strict(SharpnessScorer):
+    def __init__(self, path, *, side=3, mode="mean"):
+        pass
+
+
+class Loose(SharpnessScorer):
+    def __init__(self, **options):
+        Strict(**options)
+
+
+class Told(Loose):
+    __signature__ = __import__("inspect").signature(Strict)
+
+
+class NoCall:
+    spec = SharpnessScorer.spec
+
+
+class NoTo(NoCall):
+    def __call__(self, batch):
+        pass
+
+
+class NoSpec(NoTo):
+    spec = "sharpness"
+
+
+class RaisingSpec(NoTo):
+    @property
+    def spec(self):
+        raise RuntimeError("not yet")
+
+
+def a_class():
+    return SharpnessScorer
+
+
+made = functools.partial(Strict, "here", side=5)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a module of the user's; returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    written = []
+
+    def write(text: str, name: str = "own_rewards") -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def broken(:\n", "SyntaxError: invalid syntax"),
+        ("unknown_name\n", "NameError: name 'unknown_name' is not defined."),
+        ("raise RuntimeError('no card\\nin this machine')\n", "RuntimeError: no card."),
+        ("raise OSError('disk')\n", "OSError: disk."),
+        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named 'no_such_package_at_all'."),
+        ("import sys; sys.exit(3)\n", "SystemExit: 3."),
+        ("class Other: pass\n", "AttributeError: module .* has no attribute 'Mine'."),
+        ("raise KeyError\n", "KeyError. Check"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(own, text, told):
+    with pytest.raises(RewardError, match=f"The reward 'broken_rewards:Mine' cannot be imported: {told}") as caught:
+        load_reward(f"{own(text, 'broken_rewards')}:Mine")
+    assert isinstance(caught.value.__cause__, Exception | SystemExit) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("Raising", {}, "own_rewards:Raising cannot be made: ValueError: boom. Check its options"),
+        ("Raising", {"kind": "OSError"}, "Raising cannot be made with the options kind: OSError: boom."),
+        ("Raising", {"kind": "TypeError", "told": "x"}, "cannot be made with the options kind, told: TypeError: x."),
+        ("Raising", {"kind": "exit"}, "cannot be made with the options kind: SystemExit: boom."),
+        ("Strict", {}, "does not take these options: none, without path. It takes: path, side, mode."),
+        ("Strict", {"path": "x", "sied": 3}, "does not take these options: sied. It takes: path, side, mode."),
+        ("Loose", {"path": "x", "sied": 3}, "Loose does not take these options: sied. .*unexpected keyword argument"),
+        ("Told", {"path": "x", "sied": 3}, "Told does not take these options: sied. It takes: path, side, mode."),
+        ("NUMBER", {}, "own_rewards:NUMBER is 7"),
+        ("NoCall", {}, "own_rewards:NoCall gives a NoCall without a `__call__`"),
+        ("NoTo", {}, "gives a NoTo without a method `to\\(device\\)`"),
+        ("NoSpec", {}, "gives a NoSpec without a `spec` that is a reward_models.ScorerSpec"),
+        ("RaisingSpec", {}, "gives a RaisingSpec without a `spec`"),
+        ("a_class", {}, "without an instance: it is a class"),
+    ],
+)
+def test_what_gives_no_scorer(own, name, options, told):
+    with pytest.raises(RewardError, match=told) as caught:
+        load_reward(f"{own(MODULE)}:{name}", **options)
+    assert f"own_rewards:{name}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_gives_one(own):
+    module = own(MODULE)
+    for name, options in (("Strict", {"path": "x", "side": 1}), ("Loose", {"path": "x"}), ("made", {"mode": "max"})):
+        assert load_reward(f"{module}:{name}", **options).spec.name == "sharpness"
+
+
+def test_a_function_of_a_library_is_no_reward():
+    with pytest.raises(RewardError, match="os:getcwd gives a str without a `__call__`"):
+        load_reward("os:getcwd")
+
+
+@pytest.mark.parametrize("name", ["sharpness", "temporal_flicker", "pickscore", "ocr"])
+def test_the_options_are_listed_for_one_that_is_not_among_them(name):
+    from reward_models.scoring.choices import factory_of
+
+    with pytest.raises(RewardError, match=f"The reward {name} does not take these options: colour. It takes: ") as told:
+        load_reward(name, colour="red")
+    listed = str(told.value).partition("It takes: ")[2].rstrip(".").split(", ")
+    assert listed == (list(inspect.signature(factory_of(name)).parameters) or ["none"])
+
+
+@pytest.mark.parametrize("place", ["models/HPS.pt", "head.pth", "org/model.bin", "owner/Model.SAFETENSORS"])
+def test_a_mistyped_file_is_not_looked_for_on_the_hub(place, tmp_path, monkeypatch):
+    def download(*arguments, **options):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(RewardError, match=f"no file or directory {place} for the reward hpsv2. Check the path"):
+        find_file(place, "HPS.pt", "hpsv2")
+    with pytest.raises(RewardError, match="on the hub, which the reward hpsv2 needs"):
+        find_file("owner/bin.model", "HPS.pt", "hpsv2")  # a name of the hub's still is one
