@@ -3,10 +3,12 @@
 #   PYTHON=python3.12 make demo                                     another interpreter
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                                                   torch without CUDA: a much smaller download
+#   make test PYTEST_ARGS="-n 8 --dist loadfile"                   more processes than two, each of one thread
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-all lint format clean
@@ -15,10 +17,10 @@ demo: $(VENV)/.installed
 	$(BIN)/diffrl train configs/quickstart.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

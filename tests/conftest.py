@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ WORDS = (
     "a two three red green blue yellow purple black circle square triangle circles squares triangles left right of "
     "above below"
 )
+
+
+@pytest.fixture(autouse=True)
+def _own_attention_backend() -> Iterator[None]:
+    """diffusers keeps the attention backend for the whole process: a test that chose one leaves none to the next."""
+    yield
+    if dispatch := sys.modules.get("diffusers.models.attention_dispatch"):
+        dispatch._AttentionBackendRegistry.set_active_backend(dispatch.AttentionBackendName.NATIVE)
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,7 @@ def test_a_sick_server_means_nan_in_time(how):
 def test_a_healthy_replica_takes_over(how, server):
     side = 2000 if how == "never reads" else 5
     with rogue(how) as sick:
-        scorer = remote(sick.url, server, chunk=1)
+        scorer = remote(sick.url, server, chunk=1, timeout=(5, 5), deadline=60)
         for _ in range(2):
             assert scorer(request(1, 2, 3, side=side)).raw.tolist() == [1, 2, 3]
         assert sick.heads
