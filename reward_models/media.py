@@ -117,7 +117,9 @@ def open_media(path: str | Path) -> tuple[Tensor, float | None]:
         raise RewardError(f"There is no file {path}. Check the path.") from None
     except UnidentifiedImageError:
         raise RewardError(f"{path} is no picture that can be read. Is it whole?") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError) as error:
+    except Image.DecompressionBombError:
+        raise RewardError(f"{path} has more pixels than can be read safely ({Image.MAX_IMAGE_PIXELS} x 2).") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise RewardError(f"{path} cannot be read as a picture: {error}.") from error
 
 

@@ -56,7 +56,7 @@ def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
         what = f"the metadata's text {text!r}" if "text" in metadata else f"the prompt {prompt!r}"
         raise RewardError(
             f"the text to look for is the metadata's 'text', or else the first text in quotes of the prompt. "
-            f"Got {what}. Put the text into double quotes, or into the metadata."
+            f"Got {what}. Put the text into double quotes, or into the metadata"
         )
     return text
 

@@ -18,6 +18,7 @@ import torch
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.media import batches_of
+from reward_models.registry import SCORERS
 from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, said
 from reward_models.serving.transport import Lane, Replicas, UnreachableError
 from reward_models.serving.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
@@ -157,7 +158,7 @@ class RemoteScorer:
             if time.monotonic() >= until:
                 raise RewardError(
                     f"No reward server answers at {address}: {why}. Start one there: diffrl score --serve "
-                    f"--reward {self.reward} --port {urlsplit(address).port or 80}. Or correct the address."
+                    f"--reward {_served(self.reward)} --port {urlsplit(address).port or 80}. Or correct the address."
                 )
             time.sleep(0.2)
         self._lanes.append(lane)
@@ -171,6 +172,11 @@ class RemoteScorer:
         except ValueError as error:
             raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
         raise RewardError(f"The server {address} has no reward {self.reward!r}. It has: {', '.join(known)}.")
+
+
+def _served(reward: str) -> str:
+    """What `--reward` takes to serve it under this name; where the name is a label, the reward is left open."""
+    return reward if reward in SCORERS else f"{reward}=NAME"
 
 
 def _addresses(url: str | None, urls: Sequence[str]) -> list[str]:

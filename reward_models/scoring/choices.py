@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from reward_models.registry import factory_of, load_reward, resolve_scorer
 from reward_models.scoring.values import read_yaml
 
 NUMBERS = {"weight": 1.0, "shift": 0.0, "scale": 1.0}
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+"""As in a training configuration: labels name metrics, columns and files."""
 KEYS = ("name", "label", "options", *NUMBERS, "batch_size", "device", "dtype")
 """What is read of a recipe's reward."""
 TRAINING_KEYS = ("schedule", "timeout")
@@ -78,6 +81,12 @@ def choose(rewards: Sequence[str], options: Sequence[str], config: Path | None =
     for choice in choices:
         resolve_scorer(choice.name)
     labels = [choice.label for choice in choices]
+    wrong = [label for label in labels if not LABEL.fullmatch(label)]
+    if wrong:
+        raise RewardError(
+            f"A label is letters, digits and _ . : -, and begins with a letter or digit. Got {wrong[0]!r}. Give "
+            "another: --reward LABEL=NAME."
+        )
     if "total" in labels:
         raise RewardError("The label 'total' is that of the weighted sum. Give another: --reward LABEL=NAME.")
     repeated = sorted({label for label in labels if labels.count(label) > 1})

@@ -197,3 +197,8 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
         server.send_signal(signal.SIGINT)
         told = server.communicate(timeout=60)[1]
     assert server.returncode == 0 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("label", ["", "a/b", "-a", "two words"])
+def test_labels_are_those_of_a_training_configuration(refused, pictures, label):
+    assert "A label is letters, digits" in refused(pictures, "--reward", f"{label}=sharpness")
