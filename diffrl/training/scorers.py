@@ -29,7 +29,8 @@ def make_scorers(
         where: its place in the configuration, for messages.
         device: of rewards that name none.
         fps: of the videos.
-        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads.
+        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads. Where model and
+            reward both run on the CPU there is none either, unless the reward has a timeout.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
@@ -50,7 +51,9 @@ def make_scorers(
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error
         key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
-        lane = None if lanes is None else lanes.setdefault(key, Lane(key))
+        # On the cores that the model itself runs on, a second thread only gets in its way (docs/performance.md).
+        beside = scorer.spec.remote or s.timeout is not None or {own_device.type, torch.device(device).type} != {"cpu"}
+        lane = lanes.setdefault(key, Lane(key)) if lanes is not None and beside else None
         size = s.batch_size or scorer.spec.batch_size
         made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
     return made
