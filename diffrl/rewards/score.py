@@ -28,7 +28,7 @@ class WeightedScorer:
         scale: divides them then.
         batch_size: samples a call; a scorer of groups gets whole groups.
         fps: frames per second of the videos it is given.
-        lane: where it is computed; None = at once, by whoever asks.
+        lane: where it is computed; None = by whoever asks for the table, then.
         timeout: seconds that a call may take.
     """
 
@@ -108,12 +108,7 @@ class Scoring:
         def work() -> RewardOutput:
             return ask(weighted.scorer, batch, weighted.name)
 
-        if weighted.lane is None:
-            pending = Pending(work)
-            pending.run()
-        else:
-            pending = weighted.lane.submit(work)
-        stream.pending.append(pending)
+        stream.pending.append(Pending(work) if weighted.lane is None else weighted.lane.submit(work))
 
     def table(self) -> RewardTable:
         """Wait for all scores.
@@ -134,6 +129,9 @@ class Scoring:
         parts: dict[str, Tensor] = {}
         for stream in self._streams:
             weighted = stream.weighted
+            if weighted.lane is None:
+                for pending in stream.pending:
+                    pending.run()
             outputs = [_wait(weighted, pending) for pending in stream.pending]
             values, good, messages, components = _joined(outputs, [row for piece in stream.pieces for row in piece])
             raw[weighted.name] = values
