@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,52 +13,17 @@ from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
+from reward_models.yaml12 import Loader, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 BREAKS = frozenset("\x85\u2028\u2029")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars, as editors show them: 1e-4 is a number, `on` and 2026-01-31 are text, 010 is ten.
-
-    Keys that occur twice are refused.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            key, line = key_node.value, key_node.start_mark.line + 1
-            if isinstance(key, str) and key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key!r} occurs twice, first on line {seen[key]}. Remove one of them",
-                    problem_mark=key_node.start_mark,
-                )
-            if isinstance(key, str):
-                seen[key] = line
-        return super().construct_mapping(node, deep)
-
-
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back as the same values."""
+    """Writes what `Loader` reads back as the same values."""
 
 
-_SCALARS = (
-    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
-    (
-        "tag:yaml.org,2002:float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-    ("tag:yaml.org,2002:merge", r"<<", "<"),
-)
-for _class in (_Loader, _Dumper):
-    _class.yaml_implicit_resolvers = {}
-    for _tag, _pattern, _first in _SCALARS:
-        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value, 10))
+use_scalars(_Dumper)
 _Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
 
 
@@ -144,7 +108,7 @@ def _valid_sections(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+        return yaml.load(text, Loader=Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

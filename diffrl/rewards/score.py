@@ -129,9 +129,6 @@ class Scoring:
         parts: dict[str, Tensor] = {}
         for stream in self._streams:
             weighted = stream.weighted
-            if weighted.lane is None:
-                for pending in stream.pending:
-                    pending.run()
             outputs = [_wait(weighted, pending) for pending in stream.pending]
             values, good, messages, components = _joined(outputs, [row for piece in stream.pieces for row in piece])
             raw[weighted.name] = values
@@ -167,6 +164,8 @@ def score(
 
 
 def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOutput:
+    if weighted.lane is None:
+        pending.run()
     try:
         return pending.wait(weighted.timeout)
     except TimeoutError:

@@ -136,3 +136,15 @@ def judges() -> Iterator[Callable[..., Judge]]:
 def said(text: Any = "fine", **more: Any) -> dict[str, Any]:
     """A chat completion."""
     return {"choices": [{"message": {"content": text}, "finish_reason": "stop", **more}]}
+
+
+def client(judge, **options):
+    """A chat client of a judge, with little patience."""
+    from reward_models.chat import ChatClient
+
+    return ChatClient(**{"url": judge.url, "model": "judge", "timeout": 0.4, "backoff": 0.01, "retries": 2, **options})
+
+
+def ask(asker, count=1, **fields):
+    """So many questions, whose texts are their numbers."""
+    return asker.ask_all([lambda i=i: [{"type": "text", "text": f"{i}"}] for i in range(count)], **fields)

@@ -10,23 +10,15 @@ import torch
 
 from reward_models import chat
 from reward_models.answers import AnswerError
-from reward_models.chat import ChatClient, Reply, image_content
+from reward_models.chat import Reply, image_content
 from reward_models.chat_batch import ChatBatch
-from tests.reward_models.judge_server import judges, pictures_of, said
+from tests.reward_models.judge_server import ask, client, judges, pictures_of, said
 
 
 @pytest.fixture
 def start():
     with judges() as start:
         yield start
-
-
-def client(judge, **options):
-    return ChatClient(**{"url": judge.url, "model": "judge", "timeout": 0.4, "backoff": 0.01, "retries": 2, **options})
-
-
-def ask(asker, count=1, **fields):
-    return asker.ask_all([lambda i=i: [{"type": "text", "text": f"{i}"}] for i in range(count)], **fields)
 
 
 def number_asked(body):

@@ -7,7 +7,7 @@ import pytest
 
 from reward_models import RewardError
 from reward_models.chat import ChatClient
-from tests.reward_models.judge_server import judges, said
+from tests.reward_models.judge_server import ask, client, judges, said
 
 KEY = "sk-very-secret-1234567890"
 
@@ -16,14 +16,6 @@ KEY = "sk-very-secret-1234567890"
 def start():
     with judges() as start:
         yield start
-
-
-def client(judge, **options):
-    return ChatClient(**{"url": judge.url, "model": "judge", "timeout": 0.4, "backoff": 0.01, "retries": 2, **options})
-
-
-def ask(asker, count=1, **fields):
-    return asker.ask_all([lambda i=i: [{"type": "text", "text": f"{i}"}] for i in range(count)], **fields)
 
 
 def test_the_key_is_sent_and_never_shown(start, monkeypatch, caplog, tmp_path):
