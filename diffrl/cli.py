@@ -280,6 +280,33 @@ def compare(
     start(request, _console(), dry_run)
 
 
+@app.command()
+def gallery(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Runs, folders of runs, or folders of pictures. Default: everything in runs/."
+        ),
+    ] = None,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", help="Write a static site here; it must be new or empty.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen. 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any that is free.")] = 8181,
+    votes: Annotated[Path, typer.Option(help="File that blind votes are added to.")] = Path("votes.jsonl"),
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="Score folders of pictures with this, as in diffrl score; may be given several times."),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page once it is there.")] = True,
+) -> None:
+    """Compare samples before and after, look into trees, draw curves, vote blindly: a web page on this machine."""
+    from diffrl.gallery.command import GalleryRequest, show_gallery
+
+    request = GalleryRequest(tuple(paths or ()), export_to, host, port, votes, tuple(reward or ()), browser)
+    show_gallery(request, typer.echo)
+
+
 def _draw(drawing: Drawing) -> list[str]:
     _quiet_libraries()
     from diffrl.score import draw_pictures

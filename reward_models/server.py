@@ -4,7 +4,7 @@
     from reward_models.server import serve
     serve({"shapes": load_reward("shapes")}, port=8123)
 
-docs/reward-server.md has the endpoints and what they refuse. Needs the extra: pip install 'diffrl[serve]'.
+docs/reward-server.md has the endpoints and what they refuse. Needs fastapi and uvicorn, which come with diffrl.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
         **limits: fields of `reward_models.serving.wire.Limits`.
 
     Raises:
-        RewardError: the `serve` extra is missing, a name that is no part of an address, a wrong limit or token.
+        RewardError: fastapi or uvicorn is missing, a name that is no part of an address, a wrong limit or token.
     """
     _need_extra()
     from fastapi import FastAPI
@@ -109,7 +109,7 @@ def serve(
             queue_size=64, request_timeout=120, ...
 
     Raises:
-        RewardError: the `serve` extra is missing, the port is taken, an open address without a token, a wrong limit.
+        RewardError: fastapi or uvicorn is missing, the port is taken, an open address without a token, a wrong limit.
     """
     server, listener = _server(rewards, host, port, token, token_file, allow_anonymous, grace_s, limits)
     with listener, _signals_end_only_the_server():
@@ -222,7 +222,7 @@ def _need_extra() -> None:
 
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise RewardError(f"The reward server needs {' and '.join(missing)}. Run: pip install 'diffrl[serve]'.")
+        raise RewardError(f"The reward server needs {' and '.join(missing)}. Run: pip install fastapi uvicorn.")
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,36 +26,9 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from reward_models.media import read_media, save_media
 
-INDEX, PICTURES = "samples.sqlite", "samples"
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE samples (
-    id INTEGER PRIMARY KEY,
-    stage TEXT NOT NULL,            -- what the sample was drawn for: 'train', 'eval', 'generate', ...
-    iteration INTEGER NOT NULL,
-    group_id INTEGER NOT NULL,      -- the slot of the iteration's batch that holds the prompt
-    root INTEGER NOT NULL,          -- index of the initial noise within the group
-    path TEXT NOT NULL,             -- child indices from the root, '0.1'; '' is the root
-    seed INTEGER NOT NULL,
-    prompt TEXT NOT NULL,
-    metadata TEXT NOT NULL,         -- JSON object that came with the prompt
-    total REAL,                     -- weighted reward; NULL where a scorer failed
-    advantage REAL,
-    error TEXT,                     -- why a scorer failed
-    picture TEXT,                   -- relative to the run directory
-    UNIQUE (stage, iteration, group_id, root, path)
-);
-CREATE INDEX samples_by_prompt ON samples (prompt, seed);
-CREATE TABLE rewards (
-    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
-    raw REAL,                       -- in the scorer's units; NULL where it failed
-    PRIMARY KEY (sample_id, name)
-) WITHOUT ROWID;
-CREATE INDEX rewards_by_value ON rewards (name, raw);
-"""
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
 UPSERT = f"""
@@ -113,11 +84,7 @@ class SampleStore:
         """
         self.run_dir, self.fps = Path(run_dir), fps
         self.index = self.run_dir / INDEX
-        if readonly and not self.index.is_file():
-            raise DiffrlError(f"{self.run_dir} holds no samples: {INDEX} is missing. Give the directory of a run.")
-        with self._explained():
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._database = self._connect(readonly)
+        self._database = connect(self.run_dir, readonly)
 
     @classmethod
     def open_readonly(cls, run_dir: Path) -> SampleStore:
@@ -130,7 +97,7 @@ class SampleStore:
         Pictures are in place before their rows, so a row never names a file that is not there yet. They are not forced
         onto the disk: a power cut (not a kill) may lose the last ones.
         """
-        with self._explained():
+        with explained(self.run_dir):
             files = [self._save_picture(sample) for sample in samples]
             with self._transaction("IMMEDIATE"):
                 for sample, file in zip(samples, files, strict=True):
@@ -146,7 +113,7 @@ class SampleStore:
 
     def truncate_after(self, iteration: int, stages: Sequence[str]) -> None:
         """Remove the samples of these stages beyond an iteration, and every picture file of theirs, rows or not."""
-        with self._explained():
+        with explained(self.run_dir):
             with self._transaction("IMMEDIATE"):
                 rows = ((stage, iteration) for stage in stages)
                 self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
@@ -177,7 +144,7 @@ class SampleStore:
         where = " AND ".join(["1", *given])
         chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
         values = (*given.values(), limit, offset)
-        with self._explained(), self._transaction("DEFERRED"):
+        with explained(self.run_dir), self._transaction("DEFERRED"):
             rows = self._database.execute(f"SELECT id, {KEY}, {VALUES} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
             join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
@@ -200,7 +167,7 @@ class SampleStore:
 
     def sync(self) -> None:
         """Force the rows written so far onto the disk, without waiting for readers."""
-        with self._explained():
+        with explained(self.run_dir):
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
@@ -215,36 +182,6 @@ class SampleStore:
     ) -> None:
         self.close()
 
-    def _connect(self, readonly: bool) -> sqlite3.Connection:
-        mode = "ro" if readonly else "rwc"
-        if readonly and not os.access(self.run_dir, os.W_OK) and not self.index.with_name(f"{INDEX}-wal").exists():
-            mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
-        address = f"{self.index.resolve().as_uri()}?mode={mode}"
-        database = sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
-        try:
-            if not readonly:
-                database.execute("PRAGMA journal_mode = WAL").fetchall()
-                database.execute("PRAGMA synchronous = NORMAL")
-            database.execute("PRAGMA foreign_keys = ON")
-            self._check_schema(database, readonly)
-        except (sqlite3.DatabaseError, DiffrlError):
-            database.close()
-            raise
-        return database
-
-    def _check_schema(self, database: sqlite3.Connection, readonly: bool) -> None:
-        database.execute("BEGIN" if readonly else "BEGIN IMMEDIATE")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if version == 0 and tables == 0 and not readonly:
-            for statement in SCHEMA.strip().rstrip(";").split(";\n"):
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
-            found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
-            raise DiffrlError(f"{self.index} {found}. Use the diffrl that wrote it, or move the file away.")
-        database.execute("COMMIT")
-
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
         self._database.execute(f"BEGIN {kind}")
@@ -255,16 +192,6 @@ class SampleStore:
                 self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Say which file failed, in place of a traceback from within SQLite."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            raise DiffrlError(f"The sample index {self.index} cannot be used: {error}.") from error
-        except OSError as error:
-            raise DiffrlError(f"The samples of {self.run_dir} cannot be written: {error}.") from error
 
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)

@@ -1,0 +1,88 @@
+"""What `diffrl gallery` does with its arguments."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffrl import __version__
+from diffrl.errors import ConfigError
+from diffrl.gallery.app import LOOPBACK, serve
+from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+
+
+@dataclass(frozen=True)
+class GalleryRequest:
+    """The command's arguments.
+
+    Args:
+        paths: runs, folders of runs, folders of pictures; none means runs/.
+        export: write a static site here instead of serving.
+        host: where to listen.
+        port: where to listen; 0 takes any that is free.
+        votes: file that blind votes are added to.
+        rewards: that folders of pictures are scored with, as `diffrl score --reward` takes them.
+        browser: open the page once it is there.
+    """
+
+    paths: Sequence[Path]
+    export: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8181
+    votes: Path = Path("votes.jsonl")
+    rewards: Sequence[str] = ()
+    browser: bool = True
+
+
+def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C, or export.
+
+    Raises:
+        ConfigError: nothing to show, no such address, or an export that would overwrite something.
+    """
+    sources = find_sources(request.paths)
+    options = {"votes": request.votes, "rewards": tuple(request.rewards)}
+    if request.export is not None:
+        from diffrl.gallery.export import export_site
+
+        for line in export_site(sources, request.export, options):
+            say(line)
+        return
+    host, port = request.host, free_port(request.host, request.port)
+    site = Site(sources, ServerLinks(__version__), options)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
+    if host not in LOOPBACK:
+        say(f"Everybody who reaches {host} can see these runs and vote: there is no password.")
+    if request.browser and sys.stdout.isatty():
+        threading.Timer(0.8, webbrowser.open, [address]).start()
+    serve(site, host, port)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port if it is free, else an error; 0 finds one.
+
+    Raises:
+        ConfigError: somebody listens there, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"The gallery cannot listen on {host}, port {port}: {error}. Choose another: --port 0 takes any that is free."
+        ) from error
+
+
+def _counted(sources: Sequence[object]) -> str:
+    return f"{len(sources)} {'source' if len(sources) == 1 else 'sources'}"

@@ -1,0 +1,19 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def three(value: float | None) -> str:
+    """Three digits after the point, fewer for large numbers; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def signed(value: float | None) -> str:
+    """The same with its sign, a true minus among them."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return ("+" if value > 0 else "−" if value < 0 else "±") + three(abs(value))

@@ -1,0 +1,37 @@
+"""Which files may be read: those that lie in the folders that the gallery was given, links followed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from diffrl.gallery.errors import GalleryError
+
+PICTURES = (".webp", ".png", ".jpg", ".jpeg", ".gif", ".bmp")
+VIDEOS = (".mp4", ".webm", ".mov", ".m4v", ".mkv", ".avi")
+
+
+def inside(root: Path, file: str, folders: Sequence[Path], files: Collection[str] = ()) -> Path:
+    """A picture or video below one of some folders.
+
+    Args:
+        root: what `file` is relative to.
+        file: as it stands in an address.
+        folders: where it may lie, after every link was followed.
+        files: names directly in `root` that are allowed too.
+
+    Raises:
+        GalleryError: 404: it lies elsewhere, is no picture, or is missing; the sentence does not tell which is there.
+    """
+    unknown = GalleryError(f"There is no picture {file!r} here. It may have been removed with its run.", 404)
+    if "\0" in file or "\\" in file or Path(file).suffix.lower() not in PICTURES + VIDEOS:
+        raise unknown
+    try:
+        path = (root / file).resolve()
+        allowed = any(path.is_relative_to(folder.resolve()) for folder in folders)
+        allowed |= file in files and path.parent == root.resolve()
+        if allowed and path.is_file():
+            return path
+    except (OSError, ValueError, RuntimeError):  # a name too long for the disk, a loop of links
+        pass
+    raise unknown

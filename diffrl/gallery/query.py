@@ -1,0 +1,76 @@
+"""What a page was asked for: the parameters of its address, each read with one check and one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diffrl.gallery.errors import GalleryError
+
+
+@dataclass(frozen=True)
+class Query:
+    """Parameters of a page, each with one value or several.
+
+    Args:
+        values: by name, in the order in which they were given. Empty texts count as not given.
+    """
+
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a parameter."""
+        return [value for value in self.values.get(name, ()) if value]
+
+    def text(self, name: str, default: str = "") -> str:
+        """The last value of a parameter."""
+        return (self.all(name) or [default])[-1]
+
+    def required(self, name: str) -> str:
+        """The last value of a parameter that must be there.
+
+        Raises:
+            GalleryError: it is not.
+        """
+        value = self.text(name)
+        if not value:
+            raise GalleryError(f"This page needs the parameter {name!r}. Got none. Follow a link of the gallery.")
+        return value
+
+    def choice(self, name: str, options: Collection[str], default: str) -> str:
+        """One of some words.
+
+        Raises:
+            GalleryError: it is another.
+        """
+        value = self.text(name, default)
+        if value not in options:
+            raise GalleryError(f"{name} must be one of {', '.join(options)}. Got {value!r}.")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A finite number, or None if there is none.
+
+        Raises:
+            GalleryError: it is no number.
+        """
+        value = self.text(name)
+        try:
+            number = float(value) if value else None
+        except ValueError:
+            number = math.nan
+        if number is not None and not math.isfinite(number):
+            raise GalleryError(f"{name} must be a number. Got {value!r}.")
+        return number
+
+    def whole(self, name: str, default: int, low: int = 0, high: int = 10**12) -> int:
+        """A whole number between two others.
+
+        Raises:
+            GalleryError: it is not.
+        """
+        value = self.text(name, str(default))
+        if not value.isascii() or not value.isdecimal() or len(value) > 15 or not low <= int(value) <= high:
+            raise GalleryError(f"{name} must be a whole number from {low} to {high}. Got {value!r}.")
+        return int(value)

@@ -1,0 +1,153 @@
+"""What pages show, whatever it was read from: a run's store or a folder of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from diffrl.gallery.query import Query
+
+
+@dataclass(frozen=True)
+class State:
+    """A set of samples that can be compared with another: one stage of a run at one iteration, or a whole folder.
+
+    Args:
+        stage: "eval", "train", "generate", ...; "folder" of a folder.
+        iteration: of the run; 0 of a folder.
+        samples: how many there are.
+    """
+
+    stage: str
+    iteration: int
+    samples: int = 0
+
+    @property
+    def key(self) -> str:
+        """As it stands in an address: "eval-80"."""
+        return f"{self.stage}-{self.iteration}"
+
+
+Key = tuple[str, int, int, int, str]
+"""What makes two samples the same prompt and noise: prompt, seed, group, root, path."""
+
+
+@dataclass(frozen=True)
+class Brief:
+    """As much of a sample as sorting and matching need.
+
+    Args:
+        id: of the sample in its source.
+        key: prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name).
+        value: of the reward that was asked for; None where there is none.
+    """
+
+    id: int
+    key: Key
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample as it is shown.
+
+    Args:
+        id: in its source.
+        key: see `Brief`.
+        state: what it belongs to.
+        total: weighted reward.
+        advantage: None where it was not trained on.
+        rewards: raw value by name, parts as "reward/part"; None where a scorer failed.
+        error: why a scorer failed.
+        file: picture or video, relative to the source; None if it was not kept.
+        metadata: JSON values that came with the prompt.
+    """
+
+    id: int
+    key: Key
+    state: State
+    total: float | None = None
+    advantage: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    file: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> str:
+        """The text that it was drawn for."""
+        return self.key[0]
+
+    def value(self, reward: str) -> float | None:
+        """A reward by name; "total" is the weighted sum."""
+        return self.total if reward == "total" else self.rewards.get(reward)
+
+
+class Source(Protocol):
+    """Something with samples: `runs.RunSource` or `folders.FolderSource`."""
+
+    key: str
+    """In addresses: letters, digits, dots, dashes and underscores, different for every source."""
+    title: str
+    kind: str
+    """"run" or "folder"."""
+
+    def states(self) -> list[State]:
+        """What can be compared, by stage and iteration."""
+        ...
+
+    def reward_names(self, state: State) -> list[str]:
+        """Names of the rewards that the samples have; "total" first, where there is one."""
+        ...
+
+    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+        """All samples of a state in their order.
+
+        Args:
+            state: which.
+            reward: whose values are wanted; "total" is the weighted sum, None none.
+            prompt: only prompts that contain this text, whatever the case.
+        """
+        ...
+
+    def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
+        """Samples by their ids, in the order of the ids."""
+        ...
+
+    def media(self, file: str) -> str:
+        """The absolute path of a picture.
+
+        Raises:
+            GalleryError: it is none of this source's, or missing (404).
+        """
+        ...
+
+    def version(self) -> str:
+        """A text that changes whenever anything of the source does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a page function gives.
+
+    Args:
+        body: text or bytes.
+        type: media type.
+        status: HTTP status.
+        filename: offered when it is downloaded; None shows it in the browser.
+    """
+
+    body: str | bytes
+    type: str = "text/html; charset=utf-8"
+    status: int = 200
+    filename: str | None = None
+
+
+def state_key(source: Source, state: State) -> str:
+    """A state of a source as it stands in an address: "demo@eval-80"."""
+    return f"{source.key}@{state.key}"
+
+
+__all__ = ["Answer", "Brief", "Key", "Query", "Sample", "Source", "State", "state_key"]

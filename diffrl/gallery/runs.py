@@ -1,0 +1,158 @@
+"""A run's store, read while the run may still write to it: connections last for one question and never lock."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import DiffrlError
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.paths import inside
+from diffrl.gallery.records import Brief, Sample, State
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained
+from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.trees import TREES
+
+MARKS = ("metrics.jsonl", INDEX, f"{INDEX}-wal", "summary.json", "log.txt", TREES)
+"""Files whose change tells that a run has gone on."""
+CHUNK = 500
+
+
+class RunSource:
+    """The directory of a run."""
+
+    kind = "run"
+
+    def __init__(self, key: str, path: Path, title: str | None = None):
+        self.key, self.path, self.title = key, path, title or path.name
+
+    def states(self) -> list[State]:
+        """See `Source.states`."""
+        with self.database() as database:
+            rows = database.execute(
+                "SELECT stage, iteration, count(*) FROM samples GROUP BY stage, iteration ORDER BY stage, iteration"
+            )
+            return [State(*row) for row in rows]
+
+    def reward_names(self, state: State) -> list[str]:
+        """See `Source.reward_names`."""
+        query = (
+            "SELECT DISTINCT name FROM rewards WHERE sample_id IN "
+            "(SELECT id FROM samples WHERE stage = ? AND iteration = ? LIMIT 50) ORDER BY name"
+        )
+        with self.database() as database:
+            return ["total", *(name for (name,) in database.execute(query, (state.stage, state.iteration)))]
+
+    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+        """See `Source.briefs`."""
+        value, join, values = "NULL", "", []
+        if reward == "total":
+            value = "total"
+        elif reward is not None:
+            value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
+        query = (
+            f"SELECT id, prompt, seed, group_id, root, path, {value} FROM samples {join} WHERE stage = ? AND iteration = ?"
+            " AND (? = '' OR instr(lower(prompt), lower(?))) ORDER BY group_id, root, path"
+        )
+        with self.database() as database:
+            rows = database.execute(query, (*values, state.stage, state.iteration, prompt, prompt))
+            return [Brief(row[0], row[1:6], row[6]) for row in rows]
+
+    def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
+        """See `Source.samples`."""
+        found: dict[int, Sample] = {}
+        with self.database() as database:
+            for start in range(0, len(ids), CHUNK):
+                found |= _samples(database, ids[start : start + CHUNK])
+        return [found[number] for number in ids if number in found]
+
+    def media(self, file: str) -> str:
+        """See `Source.media`: pictures of samples and of trees, and the two that the run leaves at its end."""
+        folders = [self.path / PICTURES, self.path / TREES]
+        return str(inside(self.path, file, folders, files=("before_after.png", "curve.png")))
+
+    def version(self) -> str:
+        """See `Source.version`."""
+        return "-".join(f"{_mark(self.path / name):x}" for name in MARKS)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl; none before the first is written."""
+        path = self.path / "metrics.jsonl"
+        return read_metrics(path) if path.exists() else []
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run, {} if it is not there (yet).
+
+        Raises:
+            GalleryError: it is no JSON object.
+        """
+        path = self.path / name
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict):
+                raise ValueError("it is no object")
+            return data
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise GalleryError(f"{path} cannot be read: {error}.", 503) from error
+
+    def read_text(self, name: str) -> str:
+        """A text file of the run, "" if it is not there."""
+        path = self.path / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    @contextmanager
+    def database(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one question.
+
+        Raises:
+            GalleryError: the index cannot be read (503).
+        """
+        try:
+            with closing(connect(self.path, readonly=True)) as database, explained(self.path):
+                yield database
+        except GalleryError:
+            raise
+        except DiffrlError as error:
+            raise GalleryError(str(error), 503) from error
+
+
+def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Sample]:
+    marks = ", ".join("?" * len(ids))
+    rewards: dict[int, dict[str, float | None]] = {number: {} for number in ids}
+    for number, name, raw in database.execute(
+        f"SELECT sample_id, name, raw FROM rewards WHERE sample_id IN ({marks}) ORDER BY name", list(ids)
+    ):
+        rewards[number][name] = raw
+    rows = database.execute(
+        "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata "
+        f"FROM samples WHERE id IN ({marks})",
+        list(ids),
+    )
+    return {
+        row[0]: Sample(
+            row[0], row[1:6], State(row[6], row[7]), row[8], row[9], rewards[row[0]], row[10], row[11], _object(row[12])
+        )
+        for row in rows
+    }
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Metadata of a sample; {} where somebody else's writing is no JSON object."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _mark(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,142 @@
+"""Pages by name: the one place that knows the sources, the templates and where links lead."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from diffrl import __version__
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.links import Links
+from diffrl.gallery.numbers import signed, three
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer, Source, State
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.thumbnails import Thumbnails
+
+Page = Callable[["Site", Query], Answer]
+
+PAGES: Mapping[str, str] = {
+    "home": "diffrl.gallery.pages.home:home",
+    "run": "diffrl.gallery.pages.run:run",
+    "compare": "diffrl.gallery.pages.compare:compare",
+    "samples": "diffrl.gallery.pages.samples:samples",
+    "trees": "diffrl.gallery.pages.trees:trees",
+    "tree": "diffrl.gallery.pages.trees:tree",
+    "curves": "diffrl.gallery.pages.curves:curves",
+    "curves.svg": "diffrl.gallery.pages.curves:curves_svg",
+    "curves.csv": "diffrl.gallery.pages.curves:curves_csv",
+    "report": "diffrl.gallery.pages.report:report",
+    "vote": "diffrl.gallery.pages.vote:vote",
+    "votes": "diffrl.gallery.pages.vote:votes",
+    "preferences.jsonl": "diffrl.gallery.pages.vote:preferences_jsonl",
+    "preferences.parquet": "diffrl.gallery.pages.vote:preferences_parquet",
+    "state": "diffrl.gallery.pages.live:state",
+}
+"""Functions (site, query) -> Answer by the name that stands in an address."""
+
+
+class Site:
+    """Everything a page function needs.
+
+    Args:
+        sources: runs and folders.
+        links: where things are found.
+        options: of the command, for the pages that know them (votes: the file of the votes; ...).
+    """
+
+    def __init__(self, sources: Sequence[Source], links: Links, options: Mapping[str, Any] | None = None):
+        self.sources, self.links, self.options = list(sources), links, dict(options or {})
+        self.thumbnails = Thumbnails()
+        self.templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("diffrl.gallery", "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters |= {"three": three, "signed": signed}
+        self.templates.globals |= {"site": self, "links": links, "version": __version__}
+
+    @property
+    def runs(self) -> list[RunSource]:
+        """The sources that are runs."""
+        return [source for source in self.sources if isinstance(source, RunSource)]
+
+    def source(self, key: str) -> Source:
+        """A source by its key.
+
+        Raises:
+            GalleryError: there is none (404).
+        """
+        for source in self.sources:
+            if source.key == key:
+                return source
+        known = ", ".join(source.key for source in self.sources)
+        raise GalleryError(f"There is no run {key!r} in this gallery. It has: {known}.", 404)
+
+    def run(self, key: str) -> RunSource:
+        """A run by its key; the only one if the key is empty.
+
+        Raises:
+            GalleryError: there is none (404).
+        """
+        if not key and len(self.runs) == 1:
+            return self.runs[0]
+        source = self.source(key)
+        if not isinstance(source, RunSource):
+            raise GalleryError(f"{source.title} is a folder of pictures, which has no such page.", 404)
+        return source
+
+    def state(self, key: str) -> tuple[Source, State]:
+        """A state by its key, "demo@eval-80".
+
+        Raises:
+            GalleryError: there is none (404).
+        """
+        source_key, _, wanted = key.rpartition("@")
+        source = self.source(source_key)
+        for state in source.states():
+            if state.key == wanted:
+                return source, state
+        raise GalleryError(f"{source.title} has no samples of {wanted!r}. Choose another of its evaluations.", 404)
+
+    def render(self, template: str, **values: Any) -> str:
+        """A template with the values that it names."""
+        return self.templates.get_template(template).render(**values)
+
+    def answer(self, name: str, query: Query) -> Answer:
+        """A page by its name.
+
+        Raises:
+            GalleryError: there is none, or it cannot be shown.
+        """
+        if name not in PAGES:
+            raise GalleryError(f"There is no page {name!r}. Go back to the start of the gallery.", 404)
+        module, _, function = PAGES[name].partition(":")
+        page: Page = getattr(importlib.import_module(module), function)
+        return page(self, query)
+
+    def message(self, error: GalleryError) -> Answer:
+        """A page that says what is wrong."""
+        return Answer(self.render("message.html", message=str(error), status=error.status), status=error.status)
+
+    def picture(
+        self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True
+    ) -> Markup:
+        """An image or a video as HTML; what has no file says so. Pictures of 128 pixels and less are shown crisp.
+
+        Args:
+            source: whose it is.
+            file: relative to the source; None if it was not kept.
+            alt: what a screen reader says.
+            size: longest edge of the thumbnail; None is the whole picture.
+            css: further classes.
+            lazy: loaded when it comes near the window.
+        """
+        macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
+        return Markup(macro(source, file, alt, size, css, lazy))

@@ -1,0 +1,78 @@
+"""What was given on the command line, as sources: runs, folders with runs below them, folders of pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffrl.errors import ConfigError
+from diffrl.gallery.paths import PICTURES, VIDEOS
+from diffrl.gallery.records import Source
+from diffrl.gallery.runs import RunSource
+from diffrl.tracking.index import INDEX
+
+DEPTH = 3
+"""How far below a given folder runs are looked for: runs/<name>, compared/runs/<name>."""
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """Runs and folders, in the order in which they were given; of a folder of runs, the newest first.
+
+    Args:
+        paths: from the command line; none means runs/.
+
+    Raises:
+        ConfigError: a path holds nothing that can be shown; names the path.
+    """
+    given = [Path(path) for path in paths] or [Path("runs")]
+    found: list[tuple[Path, str]] = []
+    for path in given:
+        if not path.is_dir():
+            default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
+            raise ConfigError(f"The gallery shows directories of runs or of pictures. There is no {path}.{default}")
+        runs = [path] if is_run(path) else sorted(runs_below(path), key=lambda run: run.stat().st_mtime, reverse=True)
+        if runs:
+            found += [(run, "run") for run in runs]
+        elif holds_pictures(path):
+            found.append((path, "folder"))
+        else:
+            raise ConfigError(
+                f"The gallery shows directories of runs or of pictures. {path} holds neither: no {INDEX} down to "
+                f"{DEPTH} levels, no picture. Give the directory of a run."
+            )
+    unique = list({path.resolve(): (path, kind) for path, kind in reversed(found)}.values())[::-1]
+    return _named(unique)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is that of a run."""
+    return (path / INDEX).is_file() or ((path / "config.yaml").is_file() and (path / "environment.json").is_file())
+
+
+def runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
+    """Runs in a folder, not those inside of others."""
+    if depth == 0:
+        return []
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder, depth - 1))]
+
+
+def holds_pictures(path: Path) -> bool:
+    """Whether there is a picture or a video in a folder or below it."""
+    return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
+
+
+def _named(found: Sequence[tuple[Path, str]]) -> list[Source]:
+    """Sources with keys of their own: the folder's name, with a number where several have it."""
+    from diffrl.gallery.folders import FolderSource
+
+    sources: list[Source] = []
+    taken: set[str] = set()
+    for path, kind in found:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "run"
+        key = next(key for key in (name, *(f"{name}-{n}" for n in range(2, len(found) + 2))) if key not in taken)
+        taken.add(key)
+        title = path.resolve().name if key == name else f"{path.resolve().name} ({path})"
+        sources.append((RunSource if kind == "run" else FolderSource)(key, path, title))
+    return sources

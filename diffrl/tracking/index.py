@@ -1,0 +1,96 @@
+"""The SQLite index of a run's samples: its tables, and how it is opened. Neither torch nor PIL is needed to read it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from diffrl.errors import DiffrlError
+
+INDEX, PICTURES = "samples.sqlite", "samples"
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY,
+    stage TEXT NOT NULL,            -- what the sample was drawn for: 'train', 'eval', 'generate', ...
+    iteration INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,      -- the slot of the iteration's batch that holds the prompt
+    root INTEGER NOT NULL,          -- index of the initial noise within the group
+    path TEXT NOT NULL,             -- child indices from the root, '0.1'; '' is the root
+    seed INTEGER NOT NULL,
+    prompt TEXT NOT NULL,
+    metadata TEXT NOT NULL,         -- JSON object that came with the prompt
+    total REAL,                     -- weighted reward; NULL where a scorer failed
+    advantage REAL,
+    error TEXT,                     -- why a scorer failed
+    picture TEXT,                   -- relative to the run directory
+    UNIQUE (stage, iteration, group_id, root, path)
+);
+CREATE INDEX samples_by_prompt ON samples (prompt, seed);
+CREATE TABLE rewards (
+    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
+    raw REAL,                       -- in the scorer's units; NULL where it failed
+    PRIMARY KEY (sample_id, name)
+) WITHOUT ROWID;
+CREATE INDEX rewards_by_value ON rewards (name, raw);
+"""
+
+
+def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
+    """Open a run's index; a reader never blocks the run that writes to it.
+
+    Raises:
+        DiffrlError: it is missing, made by another version, or no index at all.
+    """
+    index = run_dir / INDEX
+    if readonly and not index.is_file():
+        raise DiffrlError(f"{run_dir} holds no samples: {INDEX} is missing. Give the directory of a run.")
+    with explained(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return _connect(index, readonly)
+
+
+@contextmanager
+def explained(run_dir: Path) -> Iterator[None]:
+    """Say which file failed, in place of a traceback from within SQLite."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise DiffrlError(f"The sample index {run_dir / INDEX} cannot be used: {error}.") from error
+    except OSError as error:
+        raise DiffrlError(f"The samples of {run_dir} cannot be written: {error}.") from error
+
+
+def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
+    mode = "ro" if readonly else "rwc"
+    if readonly and not os.access(index.parent, os.W_OK) and not index.with_name(f"{INDEX}-wal").exists():
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
+    database = sqlite3.connect(f"{index.resolve().as_uri()}?mode={mode}", uri=True, timeout=30, isolation_level=None)
+    try:
+        if not readonly:
+            database.execute("PRAGMA journal_mode = WAL").fetchall()
+            database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        _check_schema(database, index, readonly)
+    except (sqlite3.DatabaseError, DiffrlError):
+        database.close()
+        raise
+    return database
+
+
+def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> None:
+    database.execute("BEGIN" if readonly else "BEGIN IMMEDIATE")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if version == 0 and tables == 0 and not readonly:
+        for statement in SCHEMA.strip().rstrip(";").split(";\n"):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    elif version != SCHEMA_VERSION:
+        found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
+        raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
+    database.execute("COMMIT")

@@ -1,0 +1,178 @@
+"""One prompt's rollout as a document, to be looked at later: trees/<iteration>-<group>/tree.json and its pictures.
+
+    trees/000020-3/tree.json       the nodes, their values, the edges' advantages, what was chosen and why
+    trees/000020-3/node-12.webp    the picture that the network predicted at node 12; of a leaf, the finished one
+    trees/000020-3/proxy-40.webp   candidate 40 as the exploring precision drew it
+
+Reading needs neither torch nor PIL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import DiffrlError
+
+TREES, DOCUMENT = "trees", "tree.json"
+FORMAT = 1
+NAME = re.compile(r"(\d{6,})-(\d+)")
+
+
+@dataclass(frozen=True)
+class TreeLeaf:
+    """A sample, or a candidate that was only explored.
+
+    Args:
+        path: the child taken at each split, () for chains.
+        proxy: weighted reward of the cheaply drawn picture; None without an exploring stage, or where it failed.
+        proxy_picture: file of that picture, in the tree's folder; None if it was not kept.
+        chosen: why it was drawn again ("best 1", "audit", ...); None if it was not, or if nothing was chosen.
+        audit: drawn only to check the ranking; it trains nothing.
+        total: weighted reward of the picture in the training precision; None if it was not drawn, or failed.
+        rewards: raw value by name, parts as "reward/part".
+        error: why a scorer failed.
+        advantage: of the sample as a whole; None if it was not used.
+        trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
+    """
+
+    path: tuple[int, ...] = ()
+    proxy: float | None = None
+    proxy_picture: str | None = None
+    chosen: str | None = None
+    audit: bool = False
+    total: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    advantage: float | None = None
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """An initial noise, or the end of a stochastic step. The edge that ends in a node is addressed by the node.
+
+    Args:
+        id: its place in `TreeRecord.nodes`.
+        parent: id of the parent, None at roots; parents come before their children.
+        root: index of the initial noise within the prompt.
+        child: index among its siblings, 0 at roots.
+        step: the stochastic step that ends here, None at roots.
+        sigma: noise level of the node, in (0, 1]; 1 at roots.
+        drawn: in the training precision; False for what was only explored.
+        value: what the node is worth; None where that is not known.
+        advantage: of the edge that ends here; None at roots and where nothing was drawn.
+        turning: the edge's reward was replaced by the long-term one (TP-GRPO).
+        trained: the edge took part in the gradient.
+        log_ratio: log(density of the edge after the iteration's updates / before), per latent dimension; above 0, the
+            update made the step more likely. None where it was not measured.
+        picture: file of the picture predicted here, of a leaf the finished one; None if it was not kept.
+        leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
+    """
+
+    id: int
+    parent: int | None
+    root: int
+    child: int
+    step: int | None
+    sigma: float
+    drawn: bool = True
+    value: float | None = None
+    advantage: float | None = None
+    turning: bool = False
+    trained: bool = False
+    log_ratio: float | None = None
+    picture: str | None = None
+    leaf: TreeLeaf | None = None
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """All trees of one prompt in one iteration.
+
+    Args:
+        iteration: in which they were drawn, from 0; its updates lead to the weights after iteration + 1.
+        group: the slot of the iteration's batch that holds the prompt.
+        prompt: its text.
+        seed: of the run.
+        sigmas: T + 1 noise levels, 1 down to 0.
+        branching: stochastic step -> children of each node there.
+        rule: words on how credit was given: reward, value, fusion, normalise, objective, edges (bool: steps train),
+            samples (bool: samples train).
+        explored: words on the exploring stage: precision, engine, steps, select, candidates, keep, audit; None without.
+        nodes: parents before children.
+        metadata: JSON values that came with the prompt.
+    """
+
+    iteration: int
+    group: int
+    prompt: str
+    seed: int
+    sigmas: Sequence[float]
+    branching: Mapping[int, int]
+    rule: Mapping[str, Any]
+    explored: Mapping[str, Any] | None
+    nodes: Sequence[TreeNode]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return tree_name(self.iteration, self.group)
+
+    def children(self) -> dict[int | None, list[TreeNode]]:
+        """Nodes by the id of their parent, None for roots."""
+        found: dict[int | None, list[TreeNode]] = {}
+        for node in self.nodes:
+            found.setdefault(node.parent, []).append(node)
+        return found
+
+
+def tree_name(iteration: int, group: int) -> str:
+    """The folder of a tree below trees/."""
+    return f"{iteration:06d}-{group}"
+
+
+def list_trees(run_dir: Path) -> list[tuple[int, int]]:
+    """Iteration and group of the trees that were kept, ascending."""
+    folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
+    found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
+    return sorted((int(match[1]), int(match[2])) for match in found)
+
+
+def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
+    """A tree that was kept.
+
+    Raises:
+        DiffrlError: it is missing, or no tree.
+    """
+    path = run_dir / TREES / tree_name(iteration, group) / DOCUMENT
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        nodes = [_node(entry) for entry in data.pop("nodes")]
+        _require_order(nodes)
+        branching = {int(step): int(children) for step, children in data.pop("branching").items()}
+        return TreeRecord(branching=branching, nodes=nodes, **data)
+    except FileNotFoundError:
+        raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DiffrlError(f"The tree {path} cannot be read: {error}.") from error
+
+
+def _node(entry: dict[str, Any]) -> TreeNode:
+    leaf = entry.pop("leaf")
+    if leaf is not None:
+        leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
+    return TreeNode(leaf=leaf, **entry)
+
+
+def _require_order(nodes: Sequence[TreeNode]) -> None:
+    for place, node in enumerate(nodes):
+        if node.id != place or (node.parent is not None and not 0 <= node.parent < place):
+            raise ValueError(f"node {node.id} at place {place} has no parent before it")

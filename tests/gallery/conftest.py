@@ -1,0 +1,107 @@
+"""A gallery that answers in this process, one on a real port, and a real headless Chromium to look at it with."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from diffrl.gallery.app import make_app
+from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+from tests.gallery.made import make_run
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A finished run of four iterations."""
+    return make_run(tmp_path / "runs" / "made")
+
+
+@pytest.fixture
+def site_of(tmp_path):
+    """A site of some paths; votes go to a file of the test's."""
+
+    def site(*paths: Path, **options) -> Site:
+        return Site(
+            find_sources(paths), ServerLinks("test"), {"votes": tmp_path / "votes.jsonl", "rewards": (), **options}
+        )
+
+    return site
+
+
+@pytest.fixture
+def client_of(site_of):
+    """A client of the gallery of some paths, in this process."""
+
+    def client(*paths: Path, **options) -> TestClient:
+        return TestClient(make_app(site_of(*paths, **options)), base_url="http://127.0.0.1")
+
+    return client
+
+
+@pytest.fixture
+def served(site_of):
+    """The address of a running gallery of some paths."""
+    import uvicorn
+
+    servers = []
+
+    def start(*paths: Path, **options) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(make_app(site_of(*paths, **options)), port=port, log_level="warning"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        while not server.started:
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A headless Chromium, the system's own; tests that need it are skipped where there is none."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("browser tests need Chromium: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium):
+    """A fresh page; an error in its scripts fails the test."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page = context.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert not errors, errors
