@@ -99,6 +99,23 @@ class WandbSettings(Section):
     mode: Literal["online", "offline"] = Field("online", description="offline = written to the run, sent by you later.")
 
 
+class TreeRecordSettings(Section):
+    """Rollouts kept as trees to look at, in trees/: of the first iteration, of every n-th and of the last."""
+
+    every: int | None = Field(
+        None, ge=1, description="n. null = run.eval_every, so that what is drawn is the policy that was just evaluated."
+    )
+    prompts: int = Field(
+        2, ge=1, description="At most this many prompts are kept, the first ones of the first process."
+    )
+    pictures: int = Field(
+        96,
+        ge=0,
+        description="At most this many predicted pictures are kept of a prompt, and as many of its candidates'. "
+        "Finished samples are all kept.",
+    )
+
+
 class TrackSettings(Section):
     """Where numbers and pictures go. metrics.jsonl is always written."""
 
@@ -107,6 +124,10 @@ class TrackSettings(Section):
     pictures_per_iteration: int = Field(8, ge=0, description="At most this many training pictures are kept.")
     pictures_per_evaluation: int = Field(
         32, ge=0, description="At most this many held-out samples are stored, with their pictures, at each evaluation."
+    )
+    trees: TreeRecordSettings | None = Field(
+        TreeRecordSettings(),
+        description="Rollouts kept as trees, with the pictures predicted at their nodes. null = none.",
     )
 
 

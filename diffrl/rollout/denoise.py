@@ -83,7 +83,7 @@ class Denoised:
     Args:
         latents: (S, ...) at sigma = 0.
         edges: the recorded steps.
-        predicted: (N, ...) latents of the picture predicted at each node; None if not asked for.
+        predicted: (N, ...) latents of the picture predicted at each node, or of those asked for; None if none were.
     """
 
     latents: Tensor
@@ -101,6 +101,8 @@ def denoise(
     *,
     record: Collection[int] = (),
     predict: bool = False,
+    record_first: int | None = None,
+    predict_first: int | None = None,
 ) -> Denoised:
     """Draw a forest's samples; a path that several samples share is walked once.
 
@@ -112,6 +114,8 @@ def denoise(
         sampler: how.
         record: stochastic steps that are kept as edges.
         predict: keep the picture predicted at every node.
+        record_first: record only steps of prompts whose row is below it; None = of all.
+        predict_first: predict only at nodes of such prompts, (M, ...) in the order of the nodes; None = at all.
 
     Returns:
         Densities are taken of the latents as they are stored, so a recomputation under the same weights gives a ratio
@@ -123,13 +127,14 @@ def denoise(
     alive = torch.arange(len(roots))  # the node that each row of x continues
     paths = list(roots)
     edges = _EdgeList(x)
-    predicted = x.new_zeros((len(forest.parent), *x.shape[1:])) if predict else None
+    traced = first_prompts(forest.prompt, record_first)
+    predicted = _Predictions(x, first_prompts(forest.prompt, predict_first)) if predict else None
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
     for i, i_next in zip(grid, grid[1:], strict=False):
         sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
         v = batched_velocity(adapter, x, sigma, conditioning, rows[alive], sampler.guidance_scale, sampler.micro_batch)
         if predicted is not None and previous is None:
-            predicted[alive] = x - sigmas[i] * v
+            predicted.put(alive, x - sigmas[i] * v)
         if i not in forest.branching:
             step = ode_step(x, v, sigma, sigma_next)
             if sampler.solver == "ab2" and previous is not None:
@@ -145,12 +150,26 @@ def denoise(
         mean, std = mean[origin], std.expand(len(x), *std.shape[1:])[origin]
         x_next = (mean + std * noise).to(x.dtype)
         if i in record:
-            edges.add(x, sigma, sigma_next, i, rows[alive], origin, children, x_next, log_prob(x_next, mean, std))
+            own: Tensor | slice = slice(None)
+            ends: Tensor | slice = slice(None)
+            place = origin
+            if record_first is not None:
+                own, ends = traced[alive], traced[children]
+                place = (own.cumsum(0) - 1)[origin[ends]]
+            density = log_prob(x_next[ends], mean[ends], std[ends])
+            edges.add(
+                x[own], sigma[own], sigma_next[own], i, rows[alive[own]], place, children[ends], x_next[ends], density
+            )
         x, alive, previous = x_next, children, None
     latents = x[torch.searchsorted(alive, forest.leaf)]
     if predicted is not None:
-        predicted[alive] = x  # without noise ahead the end is known
-    return Denoised(latents, edges.record(), predicted)
+        predicted.put(alive, x)  # without noise ahead the end is known
+    return Denoised(latents, edges.record(), predicted.latents if predicted is not None else None)
+
+
+def first_prompts(prompt: Tensor, below: int | None) -> Tensor:
+    """Which rows belong to prompts (N,) whose own row is below a number; None = all. (N,) bool."""
+    return torch.ones_like(prompt, dtype=torch.bool) if below is None else prompt < below
 
 
 def _noise_of(
@@ -166,6 +185,18 @@ def _noise_of(
         shared = noise_at([parent.child(SHARED) for parent in families], shape)
         noise = sibling_noise(shared[[row[parent] for parent in parents]], noise, correlation)
     return noise.to(like.device), paths
+
+
+class _Predictions:
+    """Predicted latents of some of a forest's nodes, side by side."""
+
+    def __init__(self, like: Tensor, wanted: Tensor):
+        self.latents = like.new_zeros((int(wanted.sum()), *like.shape[1:]))
+        self._wanted, self._place = wanted, wanted.cumsum(0) - 1
+
+    def put(self, nodes: Tensor, latents: Tensor) -> None:
+        own = self._wanted[nodes]
+        self.latents[self._place[nodes[own]]] = latents[own]
 
 
 class _EdgeList:

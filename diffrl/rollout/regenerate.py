@@ -15,7 +15,7 @@ from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
 from diffrl.records import Edges, Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import Denoised, Sampler, denoise, take_origins
+from diffrl.rollout.denoise import Denoised, Sampler, denoise, first_prompts, take_origins
 from diffrl.rollout.tree import paths_to, prompts_apart, subset
 
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -45,6 +45,8 @@ def regenerate(
     record: Collection[int],
     decode_batch: int,
     predict: bool = False,
+    record_first: int | None = None,
+    predict_first: int | None = None,
     clock: Clock = no_clock,
     each: Sink = ignore,
     prompts_at_once: int | None = None,
@@ -61,6 +63,8 @@ def regenerate(
         record: stochastic steps that are kept as edges.
         decode_batch: samples a decoder call.
         predict: keep the picture predicted at every node.
+        record_first: as in `denoise`.
+        predict_first: as in `denoise`.
         clock: entered with "rollout" around the denoising and with "decode" around the decoding.
         each: called with the pictures as they are decoded, in the order of the samples.
         prompts_at_once: prompts that are drawn together, and decoded before the next are drawn; None = all.
@@ -71,12 +75,22 @@ def regenerate(
         nodes = paths_to(forest, samples)
         own = [address for address, kept in zip(roots, nodes[forest.parent < 0].tolist(), strict=True) if kept]
         with clock("rollout"):
-            drawn = denoise(adapter, conditioning, part, own, sampler, record=record, predict=predict)
+            drawn = denoise(
+                adapter,
+                conditioning,
+                part,
+                own,
+                sampler,
+                record=record,
+                predict=predict,
+                record_first=record_first,
+                predict_first=predict_first,
+            )
         with clock("decode"):
             prompts = [batch.prompts[int(row)].text for row in part.sample_prompt]
             images = decode(adapter, drawn.latents, decode_batch, prompts, each)
         parts.append((nodes, drawn, images))
-    whole = join([(nodes, drawn) for nodes, drawn, _ in parts])
+    whole = join([(nodes, drawn) for nodes, drawn, _ in parts], first_prompts(forest.prompt, predict_first))
     return Rollout(
         batch,
         forest,
@@ -88,11 +102,12 @@ def regenerate(
     )
 
 
-def join(parts: Sequence[tuple[Tensor, Denoised]]) -> Denoised:
+def join(parts: Sequence[tuple[Tensor, Denoised]], wanted: Tensor) -> Denoised:
     """What was drawn of a forest's prompts, a few at a time, as if all had been drawn together.
 
     Args:
         parts: in the order of the prompts: (N,) bool, the nodes of the whole that were drawn, and what came of them.
+        wanted: (N,) bool, the nodes whose predicted pictures were asked for.
     """
     if len(parts) == 1:
         return parts[0][1]
@@ -108,7 +123,7 @@ def join(parts: Sequence[tuple[Tensor, Denoised]]) -> Denoised:
     return Denoised(
         torch.cat([drawn.latents for _, drawn in parts]),
         take_origins(joined, joined.step.argsort(stable=True))[0],  # step after step, as when drawn together
-        torch.cat(predicted)[torch.cat(rows).argsort()] if predicted else None,
+        torch.cat(predicted)[torch.cat([row[wanted[row]] for row in rows]).argsort()] if predicted else None,
     )
 
 

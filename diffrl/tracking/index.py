@@ -66,12 +66,16 @@ def explained(run_dir: Path) -> Iterator[None]:
 
 
 def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
-    mode = "ro" if readonly else "rwc"
+    # A reader opens the file for writing and then swears off it: only such a connection clears away the files that WAL
+    # readers share (-wal, -shm) when it is the last to close. Where the file may not be written, SQLite only reads it.
+    mode = "rw" if readonly else "rwc"
     if readonly and not os.access(index.parent, os.W_OK) and not index.with_name(f"{INDEX}-wal").exists():
         mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
     database = sqlite3.connect(f"{index.resolve().as_uri()}?mode={mode}", uri=True, timeout=30, isolation_level=None)
     try:
-        if not readonly:
+        if readonly:
+            database.execute("PRAGMA query_only = ON")
+        else:
             database.execute("PRAGMA journal_mode = WAL").fetchall()
             database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
@@ -90,6 +94,8 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
         for statement in SCHEMA.strip().rstrip(";").split(";\n"):
             database.execute(statement)
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    elif version == 0 and tables == 0:
+        raise DiffrlError(f"{index} is still empty: its run has just begun, or was ended as it did. Look again later.")
     elif version != SCHEMA_VERSION:
         found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")

@@ -21,6 +21,7 @@ from diffrl.errors import DiffrlError
 TREES, DOCUMENT = "trees", "tree.json"
 FORMAT = 1
 NAME = re.compile(r"(\d{6,})-(\d+)")
+PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class TreeLeaf:
         audit: drawn only to check the ranking; it trains nothing.
         total: weighted reward of the picture in the training precision; None if it was not drawn, or failed.
         rewards: raw value by name, parts as "reward/part".
-        error: why a scorer failed.
+        error: why a scorer failed on the finished picture, else on the proxy's.
         advantage: of the sample as a whole; None if it was not used.
         trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
     """
@@ -67,9 +68,10 @@ class TreeNode:
         value: what the node is worth; None where that is not known.
         advantage: of the edge that ends here; None at roots and where nothing was drawn.
         turning: the edge's reward was replaced by the long-term one (TP-GRPO).
-        trained: the edge took part in the gradient.
+        trained: the edge was in the loss with a weight: recorded, not pruned, and of an advantage other than 0 or
+            pulled to the reference. The clip, or a guard that left the update out, may still have stopped it.
         log_ratio: log(density of the edge after the iteration's updates / before), per latent dimension; above 0, the
-            update made the step more likely. None where it was not measured.
+            update made the step more likely. None where it was not measured, as with several processes.
         picture: file of the picture predicted here, of a leaf the finished one; None if it was not kept.
         leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
     """
@@ -103,7 +105,8 @@ class TreeRecord:
         branching: stochastic step -> children of each node there.
         rule: words on how credit was given: reward, value, fusion, normalise, objective, edges (bool: steps train),
             samples (bool: samples train).
-        explored: words on the exploring stage: precision, engine, steps, select, candidates, keep, audit; None without.
+        explored: words on the exploring stage: precision, engine ("policy" where no copy explored), steps, select,
+            candidates, keep, audit; None without.
         nodes: parents before children.
         metadata: JSON values that came with the prompt.
     """
@@ -137,6 +140,16 @@ def tree_name(iteration: int, group: int) -> str:
     return f"{iteration:06d}-{group}"
 
 
+def node_picture(node: int) -> str:
+    """The file of a node's picture."""
+    return f"node-{node}.webp"
+
+
+def proxy_picture(node: int) -> str:
+    """The file of the cheaply drawn picture of the candidate that grows from a node."""
+    return f"proxy-{node}.webp"
+
+
 def list_trees(run_dir: Path) -> list[tuple[int, int]]:
     """Iteration and group of the trees that were kept, ascending."""
     folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
@@ -152,22 +165,88 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
     """
     path = run_dir / TREES / tree_name(iteration, group) / DOCUMENT
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
         if data.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
+        _require_kinds(data, _RECORD, "record")
         nodes = [_node(entry) for entry in data.pop("nodes")]
         _require_order(nodes)
         branching = {int(step): int(children) for step, children in data.pop("branching").items()}
         return TreeRecord(branching=branching, nodes=nodes, **data)
     except FileNotFoundError:
         raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except KeyError as error:
+        raise DiffrlError(f"The tree {path} cannot be read: it lacks {error}.") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DiffrlError(f"The tree {path} cannot be read: {error}.") from error
 
 
+_COUNT, _NUMBER = (int,), (int, float, type(None))
+_RECORD: dict[str, tuple[type, ...]] = {
+    "iteration": _COUNT,
+    "group": _COUNT,
+    "prompt": (str,),
+    "seed": _COUNT,
+    "sigmas": (list,),
+    "branching": (dict,),
+    "rule": (dict,),
+    "explored": (dict, type(None)),
+    "nodes": (list,),
+    "metadata": (dict,),
+}
+_NODE: dict[str, tuple[type, ...]] = {
+    "id": _COUNT,
+    "parent": (int, type(None)),
+    "root": _COUNT,
+    "child": _COUNT,
+    "step": (int, type(None)),
+    "sigma": (int, float),
+    "drawn": (bool,),
+    "value": _NUMBER,
+    "advantage": _NUMBER,
+    "turning": (bool,),
+    "trained": (bool,),
+    "log_ratio": _NUMBER,
+    "picture": (str, type(None)),
+    "leaf": (dict, type(None)),
+}
+_LEAF: dict[str, tuple[type, ...]] = {
+    "path": (list,),
+    "proxy": _NUMBER,
+    "proxy_picture": (str, type(None)),
+    "chosen": (str, type(None)),
+    "audit": (bool,),
+    "total": _NUMBER,
+    "rewards": (dict,),
+    "error": (str, type(None)),
+    "advantage": _NUMBER,
+    "trained": (bool,),
+}
+
+
+def _require_kinds(entry: Any, kinds: Mapping[str, tuple[type, ...]], what: str) -> None:
+    """What is there is of the right kind; what must be there is seen to by the classes themselves."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"a {what} is no object")
+    for name, value in entry.items():
+        if name not in kinds:
+            raise ValueError(f"a {what} has no {name!r}")
+        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
+            raise ValueError(f"{name} of a {what} is {value!r:.40}")
+    if not all(isinstance(value, _NUMBER) for value in entry.get("rewards", {}).values()):
+        raise ValueError("a reward is no number")
+    for name in ("sigmas", "path"):
+        if not all(isinstance(value, (int, float)) for value in entry.get(name, [])):
+            raise ValueError(f"{name} of a {what} holds something else than numbers")
+    if any(entry.get(name) and not PICTURE.fullmatch(entry[name]) for name in ("picture", "proxy_picture")):
+        raise ValueError(f"a {what} names a picture outside its folder")
+
+
 def _node(entry: dict[str, Any]) -> TreeNode:
+    _require_kinds(entry, _NODE, "node")
     leaf = entry.pop("leaf")
     if leaf is not None:
+        _require_kinds(leaf, _LEAF, "leaf")
         leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
     return TreeNode(leaf=leaf, **entry)
 

@@ -49,6 +49,7 @@ class CostMeter:
         self.decodes = 0
         self.reward_calls = 0
         self._purpose = "rollout"
+        self._paused = False
 
     def watch(self, transformers: Iterable[torch.nn.Module], precision: str) -> None:
         """Count the samples that pass through these networks as evaluations in `precision`."""
@@ -56,6 +57,8 @@ class CostMeter:
         for transformer in transformers:
 
             def hook(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+                if self._paused:
+                    return
                 hidden = kwargs.get("hidden_states", args[0] if args else None)
                 assert isinstance(hidden, torch.Tensor)
                 count = int(hidden.shape[0])
@@ -72,6 +75,15 @@ class CostMeter:
             yield
         finally:
             self._purpose = before
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, evaluations are not counted: they belong to looking at the run, not to the method."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def state(self) -> dict[str, float]:
         """All counts under flat names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from diffrl.records import Credit
 from diffrl.rollout.tree import sample_paths
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
+from diffrl.tracking.trees_write import drop_trees, write_tree
 from diffrl.training.checkpoint import prune_checkpoints, save_checkpoint
 from diffrl.training.checkpoint_shards import save_shards
 from diffrl.training.distributed import gather_objects
@@ -23,6 +24,7 @@ from diffrl.training.evaluate import Evaluation
 from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.training.state import optimizer_tensors, rng_state
+from diffrl.training.tree_pictures import KeptTree
 
 CHECKPOINTS = "checkpoints"
 
@@ -42,7 +44,8 @@ class Journal:
         self._writes = bool(accelerator.is_main_process)
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
-            self._store = SampleStore(run_dir, fps=config.model.frame_rate or 16.0)
+            self._fps = config.model.frame_rate or 16.0
+            self._store = SampleStore(run_dir, fps=self._fps)
         if config.track.tensorboard or config.track.wandb:
             self._start_trackers()
 
@@ -63,6 +66,7 @@ class Journal:
             self._metrics.truncate_after(iteration)
             self._store.truncate_after(iteration, ["eval"])
             self._store.truncate_after(iteration - 1, ["train"])  # iteration i, counted from 0, leads from i to i + 1
+            drop_trees(self.run_dir, iteration)
 
     def log(self, message: str) -> None:
         """A line of log.txt."""
@@ -109,6 +113,11 @@ class Journal:
                 for i, p in enumerate(forest.sample_prompt.tolist())
             ]
         )
+
+    def trees(self, trees: Sequence[KeptTree]) -> None:
+        """Trees of this rank's first prompts, with their pictures."""
+        for tree in trees if self._writes else ():
+            write_tree(self.run_dir, tree.record, tree.pictures, self._fps)
 
     def eval_samples(self, iteration: int, found: Evaluation) -> None:
         """The first samples of a held-out evaluation, with their pictures."""

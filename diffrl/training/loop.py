@@ -36,6 +36,7 @@ from diffrl.training.sampling import FidelityWatch, Sampling
 from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
 from diffrl.training.signals import Interruption, StopSignal
+from diffrl.training.trees import TreeKeeper
 from diffrl.training.update import (
     Part,
     accumulate_gradient,
@@ -77,6 +78,7 @@ class Trainer:
         self.old = EMA(session.policy.parameters, 0.0) if lags else None
         self.sampling = Sampling(session, self.clock, self.guard, self.report, self.report_own)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, self.report, self.report_own)
+        self.trees = TreeKeeper(session, self.clock)
         hacking = self.config.guards.reward_hacking
         self.sentinel = Sentinel(hacking, session.eval_scorers, self.accelerator, self.report)
         self.iteration = 0
@@ -124,6 +126,9 @@ class Trainer:
         seconds, counts = dict(self.clock.seconds), self.counts()
         metrics = self.iterate()
         self.journal.train_samples(self.iteration, self._drawn, self._credit)
+        if self._trees:
+            with self.clock("trees"):
+                self.journal.trees(self._trees)
         self.iteration += 1
         spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
         wall = self._since_last_iteration()
@@ -159,7 +164,7 @@ class Trainer:
     def iterate(self) -> Metrics:
         """One iteration: the stations in their order."""
         c, s = self.config, self.session
-        for name in ("_drawn", "_credit"):  # or two iterations' samples would be in memory
+        for name in ("_drawn", "_credit", "_trees"):  # or two iterations' samples would be in memory
             self.__dict__.pop(name, None)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         batch = prompt_batch(s.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
@@ -176,8 +181,10 @@ class Trainer:
             raw = {name: found[f"reward/{name}"] for name in drawn.table.raw}
             metrics.update(self.sentinel.look(rollout.images, groups, raw))
         kept = self.crediting.kept(drawn, credit)
+        before = self.trees.densities(drawn, conditioning) if self.old else None  # another policy drew the samples
         with self.clock("update"):
             metrics.update(self.update(rollout, credit, kept, conditioning))
+        self._trees = self.trees.grow(drawn, credit, kept, before, conditioning)
         self._drawn, self._credit = drawn, credit
         return metrics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ SHORT_NAMES = {
     "moving_shapes_strict": "strict",
     "moving_shapes": "partial",
 }
-PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
+PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "trees", "other")
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
 GRID_SAMPLES = 16
@@ -94,29 +95,48 @@ def _passed(value: float | None) -> bool | None:
 
 
 def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> None:
-    """Draw training reward and held-out rewards against iterations; PNG."""
+    """Draw the training reward and each held-out reward against iterations; PNG.
+
+    Each reward has axes of its own, since scorers differ in their units; what it was in training is on the same axes,
+    in the same units.
+    """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = read_metrics(run_dir / "metrics.jsonl")
-    figure = Figure(figsize=(7.0, 3.4), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    training = [(row["iteration"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
-    if training:
-        axes.plot(*zip(*training, strict=True), color="#9aa5b1", linewidth=1.2, label="training reward")
-    for reward, color in zip(rewards, ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c"), strict=False):
-        column = f"held_out/{reward}"
-        points = [(row["iteration"], row[column]) for row in rows if row.get(column) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=color, label=f"held-out {short_name(reward)}")
+    names: list[tuple[str, str, str | None]] = [("training reward, weighted", "reward/mean", None)]
+    names += [(short_name(reward), f"reward/{reward}", f"held_out/{reward}") for reward in rewards]
+    columns = min(3, len(names))
+    height = -(-len(names) // columns)
+    with rc_context({"text.parse_math": False}):  # a dollar sign in a label is a dollar sign
+        figure = Figure(figsize=(3.6 * columns, 2.8 * height), dpi=140, layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(height, columns, squeeze=False).flatten()
+        for axes, (title, training, held_out) in zip(grid, names, strict=False):
+            _draw_reward(axes, rows, title, training, held_out)
+        for axes in grid[len(names) :]:
+            axes.set_visible(False)
+        figure.savefig(destination)
+
+
+def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, training: str, held_out: str | None) -> None:
+    """A reward in training and, with marks, held out. A value that is null, or not there in training, is a gap."""
+    drawn = [(row["iteration"], row.get(training)) for row in rows if row["iteration"]]
+    if any(value is not None for _, value in drawn):
+        xs, ys = zip(*((x, math.nan if value is None else value) for x, value in drawn), strict=True)
+        axes.plot(xs, ys, color="#9aa5b1", linewidth=1.2, marker="." if len(xs) < 40 else None, label="training")
+    points = [(row["iteration"], row[held_out]) for row in rows if held_out is not None and held_out in row]
+    if any(value is not None for _, value in points):
+        xs, ys = zip(*((x, math.nan if value is None else value) for x, value in points), strict=True)
+        axes.plot(xs, ys, "o-", color="#1b7f5c", label="held out")
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("iteration")
-    axes.set_ylabel("reward")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    figure.savefig(destination)
+    if axes.lines and held_out is not None:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: str) -> None:
@@ -142,6 +162,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     for name, what in (
         ("before_after.png", "the same prompts and noise, before and after"),
         ("curve.png", "rewards over iterations"),
+        ("report.html", "everything on one page, to share"),
         ("summary.json", "these numbers"),
         ("metrics.jsonl", "every iteration"),
     ):

@@ -119,9 +119,11 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
                 f"{signal.Signals(stop.number).name}: checkpoint written after iteration {trainer.iteration}. "
                 f"Go on with: diffrl train --resume {run_dir}"
             )
+            leave_report(trainer, run_dir)
             raise SystemExit(128 + stop.number) from stop
         except GuardStop as stop:
             journal.log(str(stop))
+            leave_report(trainer, run_dir)
             raise
         finally:
             journal.close()
@@ -198,9 +200,22 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_json(run_dir / "summary.json", summary)
     write_curve(run_dir, rewards, run_dir / "curve.png")
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
+    leave_report(trainer, run_dir)
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+
+
+def leave_report(trainer: Trainer, run_dir: Path) -> None:
+    """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done."""
+    if not trainer.session.accelerator.is_main_process:
+        return
+    try:
+        from diffrl.gallery.report import write_report
+
+        write_report(run_dir)
+    except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
+        trainer.report(f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def as_planned(evaluations: Mapping[str, Any]) -> bool:

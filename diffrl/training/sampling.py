@@ -29,6 +29,7 @@ from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import agreed, sum_ranks
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.session import Session
+from diffrl.training.tracing import FirstPictures, Trace, take_trace, traced_prompts
 from diffrl.transition import Transition
 
 
@@ -41,12 +42,14 @@ class Drawn:
         table: their rewards.
         exploration: the candidates that they were chosen from; None without an exploring stage.
         chosen: the choice.
+        trace: what is kept of the first prompts to be looked at; None in iterations that keep no trees.
     """
 
     rollout: Rollout
     table: RewardTable
     exploration: Exploration | None = None
     chosen: Chosen | None = None
+    trace: Trace | None = None
 
     @property
     def trains(self) -> Tensor:
@@ -111,20 +114,48 @@ class Sampling:
         branching = branching_at(self.config.rollout, batch.iteration)
         if explore_settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
-            return Drawn(*self.regenerate(batch, conditioning, forest))
+            rollout, table, trace = self.regenerate(batch, conditioning, forest)
+            return Drawn(rollout, table, trace=trace)
         pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
-        exploration = self.explore(batch, conditioning, pool, explore_settings)
+        own = pool.sample_prompt < self.traced(batch)
+        proxies = FirstPictures(int(own.sum()))
+        exploration = self.explore(batch, conditioning, pool, explore_settings, proxies.add)
         keep = self.watch.keep or explore_settings.keep
         audit = min(explore_settings.audit, explore_settings.candidates - keep)
         chosen = choose(exploration, explore_settings.select, keep, audit, self.config.run.seed)
-        return Drawn(*self.regenerate(batch, conditioning, subset(pool, chosen.samples)), exploration, chosen)
+        rollout, table, trace = self.regenerate(batch, conditioning, subset(pool, chosen.samples))
+        words = self.explored(explore_settings, keep, audit)
+        trace = trace and replace(trace, proxies=proxies.pictures, explored=words)
+        return Drawn(rollout, table, exploration, chosen, trace)
 
-    def regenerate(self, batch: PromptBatch, conditioning: Conditioning, forest: Forest) -> tuple[Rollout, RewardTable]:
+    def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
+        """Words on how this iteration's pool was drawn, and how many of a prompt were taken from it."""
+        as_configured = not self.watch.fallen_back
+        copy = self.session.copy if as_configured else None
+        return {
+            "precision": settings.precision if as_configured else "training",
+            "engine": copy.report.engine if copy else "policy",
+            "steps": (as_configured and settings.steps) or self.config.rollout.steps,
+            "select": settings.select,
+            "candidates": settings.candidates,
+            "keep": keep,
+            "audit": audit,
+        }
+
+    def traced(self, batch: PromptBatch) -> int:
+        """How many of this rank's prompts are kept as trees: only the first rank writes."""
+        writes = self.session.accelerator.is_main_process
+        return traced_prompts(self.config, batch.iteration, len(batch.prompts)) if writes else 0
+
+    def regenerate(
+        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest
+    ) -> tuple[Rollout, RewardTable, Trace | None]:
         """A forest in the training precision, with all steps; scored while it is drawn."""
         s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
         s.meter.reward_calls += len(forest) * len(scorers)
         scoring = Scoring(scorers, *samples_of(batch, forest))
+        traced, predicts = self.traced(batch), self.config.credit.value == "predicted_x0"
         with s.meter.purpose("rollout"):
             rollout = regenerate(
                 s.adapter,
@@ -133,15 +164,18 @@ class Sampling:
                 forest,
                 root_addresses(forest, batch, self.config.run.seed),
                 self.sampler(),
-                record=list(forest.branching) if self.keeps_steps else (),
-                predict=self.config.credit.value == "predicted_x0",
+                record=list(forest.branching) if self.keeps_steps or traced else (),
+                predict=predicts or traced > 0,
+                record_first=None if self.keeps_steps else traced,
+                predict_first=None if predicts else traced,
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 each=scoring.add,
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
+        rollout, trace = take_trace(rollout, traced, predicts, self.keeps_steps)
         with self.clock("reward"):
-            return rollout, agreed(s.accelerator, scoring.table)
+            return rollout, agreed(s.accelerator, scoring.table), trace
 
     @property
     def keeps_steps(self) -> bool:
@@ -150,9 +184,14 @@ class Sampling:
         return trains_steps(c.objective) or c.credit.value == "ode" or c.credit.fusion == "path_probability"
 
     def explore(
-        self, batch: PromptBatch, conditioning: Conditioning, pool: Forest, settings: ExploreSettings
+        self,
+        batch: PromptBatch,
+        conditioning: Conditioning,
+        pool: Forest,
+        settings: ExploreSettings,
+        each: Sink = ignore,
     ) -> Exploration:
-        """The pool in the exploring precision, on the coarse grid, and its proxy rewards."""
+        """The pool in the exploring precision, on the coarse grid, and its proxy rewards; `each` gets its pictures."""
         s, sampler, scorers = self.session, self.sampler(), self.session.scorers_at(batch.iteration)
         copy = None if self.watch.fallen_back else s.copy
         if settings.steps is not None and not self.watch.fallen_back:
@@ -176,6 +215,7 @@ class Sampling:
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 prompts_at_once=self.config.rollout.prompts_at_once,
+                each=each,
                 accelerator=s.accelerator,
             )
         if failed := int((~proxy.ok).sum()):

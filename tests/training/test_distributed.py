@@ -11,6 +11,7 @@ import torch
 
 from diffrl.models.tiny import save_pipeline
 from diffrl.models.tiny_wan import build_wan_pipeline
+from diffrl.tracking.trees import list_trees, read_tree
 from tests.conftest import WORDS
 from tests.training.harness import (
     BRIGHTNESS,
@@ -177,6 +178,21 @@ def test_they_report_the_same_once(one, two):
     counts = summary_of(two)["network_evaluations"]
     assert counts == summary_of(one)["network_evaluations"]
     assert counts["exact"] and counts["planned"] == counts["counted"] + counts["skipped"]
+
+
+def test_the_first_process_keeps_its_trees(one, two):
+    """The same as one process would, but for the densities after the update, which nobody computes."""
+    assert list_trees(two) == list_trees(one) == [(i, group) for i in (0, 2) for group in (0, 1)]
+    for name in list_trees(one):
+        alone, shared = read_tree(one, *name), read_tree(two, *name)
+        assert (shared.prompt, shared.branching, len(shared.nodes)) == (alone.prompt, alone.branching, len(alone.nodes))
+        for node, other in zip(shared.nodes, alone.nodes, strict=True):
+            assert node.log_ratio is None and (other.log_ratio is None) == (other.parent is None)
+            assert node.value == pytest.approx(other.value, rel=1e-3)
+            if node.parent is not None:
+                assert node.advantage == pytest.approx(other.advantage, rel=1e-2, abs=1e-3)
+            assert (node.trained, node.picture, node.parent) == (other.trained, other.picture, other.parent)
+        assert len(list((two / "trees" / shared.name).iterdir())) == len(shared.nodes) + 1
 
 
 @pytest.mark.slow

@@ -1,11 +1,23 @@
 """The summary's numbers and the pictures."""
 
+import io
+import os
+import signal
+
+import numpy as np
+import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
+from diffrl.config.load import make_config
+from diffrl.errors import GuardStop
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
+from diffrl.training.loop import Trainer
 from diffrl.training.report import held_out_change, write_before_after, write_curve
+from diffrl.training.run import train
+from tests.training.harness import settings
 
 
 def test_the_change_is_from_the_first_to_the_last_evaluation():
@@ -56,3 +68,86 @@ def test_the_curve_is_a_picture_even_of_a_run_with_gaps(tmp_path):
         log.append({"iteration": 2, "reward/mean": 0.5, "held_out/r": 0.7})
     write_curve(tmp_path, ["r"], tmp_path / "curve.png")
     assert Image.open(tmp_path / "curve.png").size[0] > 500
+
+
+def test_each_reward_has_axes_of_its_own(tmp_path):
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.append({"iteration": 0, "held_out/small": 0.1, "held_out/$large_{": 900.0})
+        log.append({"iteration": 1, "reward/mean": 0.5, "reward/small": 0.2})
+        log.append({"iteration": 2, "reward/mean": 0.6, "held_out/small": 0.9, "held_out/$large_{": 100.0})
+    write_curve(tmp_path, ["small", "$large_{"], tmp_path / "three.png")
+    write_curve(tmp_path, ["small"], tmp_path / "two.png")
+    three, two = (Image.open(tmp_path / f"{name}.png").size for name in ("three", "two"))
+    assert three[0] == pytest.approx(1.5 * two[0], abs=2) and three[1] == two[1]
+    pixels = np.asarray(Image.open(tmp_path / "three.png").convert("RGB"))
+    green = np.flatnonzero((pixels == (0x1B, 0x7F, 0x5C)).all(axis=2).any(axis=0))
+    thirds = [sum(start <= 3 * x / three[0] < start + 1 for x in green) for start in range(3)]
+    assert thirds[0] == 0 and min(thirds[1:]) > 100  # either spans its own axes, so neither is squeezed by the other
+
+
+# --- report.html at the end of a run ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends(random_sd3, tmp_path, monkeypatch):
+    """A run of three iterations in which something happens before the second; how it ended, and what was said."""
+
+    def end(happening=None):
+        iterate, calls = Trainer.iterate, []
+
+        def iterating(trainer):
+            calls.append(trainer)
+            if len(calls) == 2 and happening:
+                happening()
+            return iterate(trainer)
+
+        monkeypatch.setattr(Trainer, "iterate", iterating)
+        shown = io.StringIO()
+        data = settings(random_sd3, tmp_path, run={"iterations": 3})
+        try:
+            train(make_config(data), Console(file=shown, width=400))
+            code = 0
+        except (SystemExit, GuardStop) as stop:
+            code = stop.code if isinstance(stop, SystemExit) else str(stop)
+        return tmp_path / "run", code, shown.getvalue()
+
+    return end
+
+
+def test_a_finished_run_leaves_its_report(ends):
+    run, code, said = ends()
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert code == 0 and "Finished: 3 of 3 iterations." in page and "data:image/webp" in page
+    assert "report.html" in said and "everything on one page, to share" in said
+
+
+def test_a_run_that_a_guard_stopped_leaves_its_report(ends):
+    def stop():
+        raise GuardStop("The loss is nan. (guards.nonfinite_loss)")
+
+    run, code, _ = ends(stop)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert code == "The loss is nan. (guards.nonfinite_loss)"
+    assert "Not finished: 1 of 3 iterations so far." in page and code in page
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_its_report(ends, number):
+    run, code, said = ends(lambda: os.kill(os.getpid(), number))
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert code == 128 + number and "checkpoint written after iteration 2" in said
+    assert "Not finished: 2 of 3 iterations so far." in page and "checkpoint written after iteration 2" in page
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(ends, monkeypatch, number):
+    def failing(run_dir):
+        raise OSError("the disk\nis full")
+
+    monkeypatch.setattr("diffrl.gallery.report.write_report", failing)
+    run, code, said = ends((lambda: os.kill(os.getpid(), number)) if number else None)
+    line = "report.html could not be written: OSError: the disk is full"
+    assert code == (128 + number if number else 0) and said.count(line) == 1
+    assert (run / "log.txt").read_text().splitlines().count(line) == 1
+    assert not (run / "report.html").exists() and "on one page" not in said
+    assert (run / "summary.json").exists() == (number is None)

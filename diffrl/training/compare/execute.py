@@ -205,7 +205,13 @@ def _time_one(work: _Work, candidate: Candidate, config: Config) -> float | None
         },
         train={"warmup_updates": 0},
         eval={"samples": 1},
-        track={"tensorboard": False, "wandb": None, "pictures_per_iteration": 0, "pictures_per_evaluation": 0},
+        track={
+            "tensorboard": False,
+            "wandb": None,
+            "pictures_per_iteration": 0,
+            "pictures_per_evaluation": 0,
+            "trees": None,
+        },
     )
     if not _train(work, short, f"{candidate.label}: not timed"):
         return None

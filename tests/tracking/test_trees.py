@@ -1,0 +1,177 @@
+"""The document of a tree: what is written is read back, and what is broken is said in one sentence."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+import diffrl.tracking.trees_write as trees_write
+from diffrl.errors import DiffrlError
+from diffrl.tracking.trees import DOCUMENT, TREES, TreeLeaf, TreeNode, TreeRecord, list_trees, read_tree
+from diffrl.tracking.trees_write import drop_trees, write_tree
+from reward_models.media import read_media
+
+PROMPT = '<script>alert("x")</script> رمز 🙂\n\u2028"quoted"'
+GENERATOR = torch.Generator().manual_seed(5)
+PICTURE = torch.randint(0, 256, (3, 11, 7), generator=GENERATOR, dtype=torch.uint8)
+CLIP = torch.randint(0, 256, (5, 3, 11, 7), generator=GENERATOR, dtype=torch.uint8)
+NAN = float("nan")
+
+
+def record(iteration=20, group=3, **changes):
+    leaf = TreeLeaf(
+        path=(1,), proxy=0.25, proxy_picture="proxy-2.webp", chosen="best 1", total=0.5,
+        rewards={"shapes": 0.5, "shapes/strict": None}, advantage=1.5, trained=True,
+    )  # fmt: skip
+    nodes = [
+        TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp"),
+        TreeNode(1, 0, 0, 0, 2, 0.25, drawn=False, leaf=TreeLeaf(path=(0,), proxy=0.125, error="no such picture")),
+        TreeNode(2, 0, 0, 1, 2, 0.25, True, 0.5, -1.25, True, True, -0.001, "node-2.webp", leaf),
+    ]
+    fields = {
+        "prompt": PROMPT,
+        "seed": 2**62,
+        "sigmas": [1.0, 0.5, 0.25, 0.0],
+        "branching": {2: 2},
+        "rule": {"reward": "turning_point", "edges": True},
+        "explored": {"precision": "nvfp4", "candidates": 2},
+        "nodes": nodes,
+        "metadata": {"objects": [{"count": 2}], "weight": 0.1},
+    }
+    return TreeRecord(iteration, group, **{**fields, **changes})
+
+
+def document(run, name="000020-3"):
+    return run / TREES / name / DOCUMENT
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    folder = write_tree(tmp_path, record(), {"node-0.webp": PICTURE, "node-2.webp": CLIP}, fps=8)
+    assert folder == tmp_path / "trees/000020-3" and list_trees(tmp_path) == [(20, 3)]
+    assert read_tree(tmp_path, 20, 3) == record()
+    for file, expected in (("node-0.webp", PICTURE), ("node-2.webp", CLIP)):
+        with Image.open(folder / file) as image:
+            assert torch.equal(read_media(image), expected)
+    assert sorted(path.name for path in folder.iterdir()) == ["node-0.webp", "node-2.webp", "tree.json"]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    leaf = TreeLeaf(proxy=math.inf, total=NAN, rewards={"shapes": NAN}, advantage=-math.inf)
+    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf)]
+    write_tree(tmp_path, record(nodes=nodes, metadata={"x": [NAN, 1]}), {})
+    assert not {"NaN", "Infinity"} & set(document(tmp_path).read_text().replace(":", " ").replace(",", " ").split())
+    found = read_tree(tmp_path, 20, 3)
+    assert found.nodes[0] == TreeNode(0, None, 0, 0, None, 1.0, leaf=TreeLeaf(rewards={"shapes": None}))
+    assert found.metadata == {"x": [None, 1]}
+
+
+def test_a_tree_that_exists_is_replaced_with_its_pictures(tmp_path):
+    write_tree(tmp_path, record(), {"node-0.webp": PICTURE})
+    write_tree(tmp_path, record(prompt="another"), {"node-2.webp": PICTURE})
+    assert read_tree(tmp_path, 20, 3).prompt == "another" and len(list((tmp_path / TREES).iterdir())) == 1
+    assert sorted(path.name for path in document(tmp_path).parent.iterdir()) == ["node-2.webp", "tree.json"]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_tree_that_was_not_finished_is_not_there(tmp_path, monkeypatch, at):
+    write_tree(tmp_path, record(4), {})
+    calls, save = [], trees_write.save_media
+
+    def ends(*args):
+        calls.append(args)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        save(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trees_write, "save_media", ends)
+        with pytest.raises(KeyboardInterrupt):
+            write_tree(tmp_path, record(), {"node-0.webp": PICTURE, "node-2.webp": PICTURE})
+    assert list_trees(tmp_path) == [(4, 3)]
+    with pytest.raises(DiffrlError, match="There is no tree of iteration 20, group 3 in"):
+        read_tree(tmp_path, 20, 3)
+    write_tree(tmp_path, record(), {"node-2.webp": PICTURE})
+    assert sorted(path.name for path in document(tmp_path).parent.iterdir()) == ["node-2.webp", "tree.json"]
+
+
+def test_going_back_removes_later_trees_and_halves(tmp_path):
+    for iteration in (0, 7, 8, 1_234_567):
+        write_tree(tmp_path, record(iteration, 12), {})
+    (tmp_path / TREES / ".000003-0.tmp").mkdir()
+    (tmp_path / TREES / "notes").mkdir()
+    drop_trees(tmp_path, 8)
+    assert list_trees(tmp_path) == [(0, 12), (7, 12)]
+    assert sorted(path.name for path in (tmp_path / TREES).iterdir()) == ["000000-12", "000007-12", "notes"]
+    drop_trees(tmp_path, -1)
+    assert list_trees(tmp_path) == [] and (tmp_path / TREES / "notes").is_dir()
+    drop_trees(tmp_path / "nowhere", 0)
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / TREES).write_text("a file")
+    with pytest.raises(DiffrlError, match="The tree .*000020-3 cannot be written: "):
+        write_tree(tmp_path, record(), {})
+
+
+def edited(change):
+    def corrupt(text):
+        data = json.loads(text)
+        change(data)
+        return json.dumps(data)
+
+    return corrupt
+
+
+CORRUPTIONS = {
+    "cut off": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "a list": lambda text: "[]",
+    "a number": lambda text: "7",
+    "deep": lambda text: "[" * 200_000,
+    "another format": lambda text: text.replace('"format":1', '"format":2'),
+    "no nodes": edited(lambda data: data.pop("nodes")),
+    "no prompt": edited(lambda data: data.pop("prompt")),
+    "an unknown key": edited(lambda data: data.update(surprise=1)),
+    "an unknown key of a node": edited(lambda data: data["nodes"][1].update(surprise=1)),
+    "a parent behind": edited(lambda data: data["nodes"][1].update(parent=2)),
+    "its own parent": edited(lambda data: data["nodes"][1].update(parent=1)),
+    "another place": edited(lambda data: data["nodes"][1].update(id=2)),
+    "a value of text": edited(lambda data: data["nodes"][1].update(value="high")),
+    "a flag for a number": edited(lambda data: data["nodes"][1].update(sigma=True)),
+    "a node of text": edited(lambda data: data["nodes"].append("node")),
+    "a leaf of text": edited(lambda data: data["nodes"][2].update(leaf="leaf")),
+    "a reward of text": edited(lambda data: data["nodes"][2]["leaf"]["rewards"].update(shapes="good")),
+    "a prompt of numbers": edited(lambda data: data.update(prompt=[1])),
+    "a step of text": edited(lambda data: data.update(branching={"first": 2})),
+    "sigmas of text": edited(lambda data: data.update(sigmas=["one"])),
+    "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
+    "a proxy elsewhere": edited(lambda data: data["nodes"][2]["leaf"].update(proxy_picture="/etc/passwd")),
+}
+
+
+@pytest.mark.parametrize("how", CORRUPTIONS)
+def test_a_broken_document_is_one_sentence(tmp_path, how):
+    write_tree(tmp_path, record(), {})
+    text = document(tmp_path).read_text()
+    document(tmp_path).write_text(CORRUPTIONS[how](text))
+    with pytest.raises(DiffrlError) as caught:
+        read_tree(tmp_path, 20, 3)
+    said = str(caught.value)
+    assert said.startswith(f"The tree {document(tmp_path)} cannot be read: ") and said.endswith(".")
+    assert len(said) < len(str(tmp_path)) + 250 and "\n" not in said
+
+
+def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
+    write_tree(tmp_path, record(), {})
+    document(tmp_path).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DiffrlError, match="cannot be read: "):
+        read_tree(tmp_path, 20, 3)
+
+
+def test_reading_needs_no_torch():
+    code = "import sys, diffrl.tracking.trees; sys.exit(bool({'torch', 'PIL', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
