@@ -17,9 +17,7 @@ from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ask, output_of_rows
 from reward_models.errors import RewardError
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".mkv", ".avi")
+from reward_models.suffixes import VIDEO_SUFFIXES
 
 
 def to_pil(picture: Tensor) -> Image.Image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,33 +15,13 @@ from reward_models.errors import RewardError
 from reward_models.levenshtein import levenshtein
 from reward_models.media import from_pil, to_pil
 from reward_models.neural import require_package
+from reward_models.quotes import quoted as quoted
 from reward_models.self_test import SIDE, Contrast, Sample
 
 ENGINES = ("rapidocr", "tesseract")
 PARTS = ("contained", "read")
-_DOUBLE = re.compile('"([^"]*)"|“([^”]*)”')
-_SINGLE_MARK = re.compile(r"(?<!\w)['‘’]|['‘’](?!\w)")
 
 Reader = Callable[[Tensor], str]
-
-
-def quoted(prompt: str) -> str | None:
-    """The first text in quotes of a prompt, or None.
-
-    Double quotes, straight or curly, come first, and within them the earliest pair. Without any, single quotes count
-    if they cannot mean anything else: leaving aside those between two letters (don't), there are exactly two, the
-    first with no letter before it and the second with none behind it. "the dogs' sign says 'rex'" has three: None.
-    """
-    found = _DOUBLE.search(prompt)
-    if found:
-        return found.group(1) if found.group(1) is not None else found.group(2)
-    marks = [mark.start() for mark in _SINGLE_MARK.finditer(prompt)]
-    if len(marks) != 2:
-        return None
-    first, second = marks
-    opens = first == 0 or not prompt[first - 1].isalnum()
-    closes = second == len(prompt) - 1 or not prompt[second + 1].isalnum()
-    return prompt[first + 1 : second] if opens and closes else None
 
 
 def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:

@@ -7,27 +7,25 @@ import os
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from diffrl.gallery.answers import answered, as_bytes, told
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.site import Site
-from diffrl.gallery.thumbnails import SIZES
+from diffrl.gallery.thumbnails import MISSING, SIZES
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-POLICY = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; frame-ancestors 'none'"
-KEPT = "private, max-age=3600"
-
-MISSING = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" aria-label="picture missing">'
-    '<rect width="128" height="128" fill="#8883"/><text x="64" y="60" font-family="sans-serif" font-size="13" '
-    'text-anchor="middle" fill="#888">picture</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
-    'text-anchor="middle" fill="#888">missing</text></svg>'
+POLICY = (
+    "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+KEPT = "private, max-age=3600"
 
 
 def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
@@ -45,7 +43,10 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 
     @app.middleware("http")
     async def safe_headers(request: Request, call_next):  # type: ignore[no-untyped-def]
-        response = await call_next(request)
+        try:
+            response = await call_next(request)
+        except Exception as error:  # of a route or a page, it is told and noted, and the server goes on
+            response = respond(told(site, error))
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -53,8 +54,13 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
         return response
 
     @app.exception_handler(GalleryError)
-    def told(request: Request, error: GalleryError) -> Response:
+    def refused(request: Request, error: GalleryError) -> Response:
         return respond(site.message(error))
+
+    @app.exception_handler(RequestValidationError)
+    def misunderstood(request: Request, error: RequestValidationError) -> Response:
+        where = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
+        return respond(site.message(GalleryError(f"The gallery does not understand {where} of this request.", 400)))
 
     @app.exception_handler(404)
     def unknown(request: Request, error: HTTPException) -> Response:
@@ -72,7 +78,7 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
     @app.get("/{name}")
     def page(request: Request, name: str = "home") -> Response:
         parameters = request.query_params
-        return respond(site.answer(name, Query({key: parameters.getlist(key) for key in parameters})))
+        return respond(answered(site, name, Query({key: parameters.getlist(key) for key in parameters})))
 
     return app
 
@@ -80,7 +86,7 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 def respond(answer: Answer) -> Response:
     """A page function's answer as HTTP."""
     headers = {"Content-Disposition": f'attachment; filename="{answer.filename}"'} if answer.filename else None
-    return Response(answer.body, answer.status, headers, media_type=answer.type)
+    return Response(as_bytes(answer), answer.status, headers, media_type=answer.type)
 
 
 def picture(site: Site, key: str, file: str, size: int | None, still: bool) -> Response:
@@ -90,13 +96,14 @@ def picture(site: Site, key: str, file: str, size: int | None, still: bool) -> R
             raise GalleryError(f"size must be one of {SIZES}. Got {size}.", 400)
         path = Path(site.source(key).media(file))
         small = site.thumbnails.get(path, size, still) if size is not None or still else None
-    except (GalleryError, FileNotFoundError) as error:
+        stat = path.stat()
+    except (GalleryError, OSError) as error:
         status = error.status if isinstance(error, GalleryError) else 404
         return Response(MISSING, status, media_type="image/svg+xml")
     if small is not None:
         return Response(small, media_type="image/webp", headers={"Cache-Control": KEPT})
     kind = mimetypes.guess_type(path.name)[0] or "image/webp"
-    return FileResponse(path, media_type=kind, headers={"Cache-Control": KEPT})
+    return FileResponse(path, media_type=kind, headers={"Cache-Control": KEPT}, stat_result=stat)
 
 
 def serve(site: Site, host: str, port: int) -> None:
@@ -104,4 +111,4 @@ def serve(site: Site, host: str, port: int) -> None:
     import uvicorn
 
     os.nice(5)
-    uvicorn.run(make_app(site, host), host=host, port=port, log_level="warning")
+    uvicorn.run(make_app(site, host), host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)

@@ -14,6 +14,7 @@ from diffrl import __version__
 from diffrl.errors import ConfigError
 from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.scoring import score_everything, score_on_demand
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 
@@ -46,12 +47,17 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: nothing to show, no such address, or an export that would overwrite something.
+        RewardError: a reward that there is not.
     """
     sources = find_sources(request.paths)
+    worker = score_on_demand(sources, request.rewards)
     options = {"votes": request.votes, "rewards": tuple(request.rewards)}
     if request.export is not None:
         from diffrl.gallery.export import export_site
 
+        if worker is not None:
+            say(f"Scoring with {', '.join(request.rewards)} first.")
+            score_everything(sources, worker)
         for line in export_site(sources, request.export, options):
             say(line)
         return
@@ -80,7 +86,8 @@ def free_port(host: str, port: int) -> int:
             return int(probe.getsockname()[1])
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"The gallery cannot listen on {host}, port {port}: {error}. Choose another: --port 0 takes any that is free."
+            f"The gallery cannot listen on {host}, port {port}: {error}. "
+            "Choose another: --port 0 takes any that is free."
         ) from error
 
 

@@ -1,14 +1,242 @@
-"""A folder of pictures as a source. (Owned by the folder builder.)"""
+"""A folder of pictures as a source: found and captioned as `diffrl score` does it, scored if rewards were named."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.paths import PICTURES, VIDEOS, inside
+from diffrl.gallery.records import Brief, Key, Sample, State
+
+if TYPE_CHECKING:
+    from diffrl.gallery.scoring import FolderScores
+    from reward_models.scoring.items import Item
+
+FRESH = 3.0
+"""Seconds for which a look at the folder counts; after them it is looked at again, and read if it has changed."""
+CAPTIONS = (".txt", ".jsonl")
+MEDIA = PICTURES + VIDEOS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A picture of the folder.
+
+    Args:
+        item: as scoring knows it: path, prompt, metadata.
+        file: relative to the folder, with slashes.
+        key: its prompt and, in place of noise, its relative name without the suffix; see `Brief`.
+        mark: changes with the file and with its prompt: file, size, time of change in ns, prompt.
+    """
+
+    item: Item
+    file: str
+    key: Key
+    mark: tuple[str, int, int, str | None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What lies in a folder, seen without opening anything.
+
+    Args:
+        files: size and time of change of pictures and captions, by relative name.
+        outside: links to somewhere else, or to nothing; they are left out.
+        captions_outside: captions among them.
+        there: whether there is a folder at all.
+    """
+
+    files: Mapping[str, tuple[int, int]]
+    outside: frozenset[str] = frozenset()
+    captions_outside: tuple[str, ...] = ()
+    there: bool = True
+
+    @property
+    def version(self) -> str:
+        """A hash of it all."""
+        text = repr((sorted(self.files.items()), sorted(self.outside), self.captions_outside, self.there))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read of a folder at one of its versions."""
+
+    version: str
+    entries: Sequence[Entry] = ()
+    notes: Sequence[str] = ()
+    error: str | None = field(default=None)
 
 
 class FolderSource:
-    """A folder of pictures with captions."""
+    """A folder of pictures, with captions beside them, in a metadata.jsonl or from `diffrl generate`."""
 
     kind = "folder"
 
     def __init__(self, key: str, path: Path, title: str | None = None):
         self.key, self.path, self.title = key, path, title or path.name
+        self.scores: FolderScores | None = None
+        self._lock = threading.Lock()
+        self._contents: Contents | None = None
+        self._looked = 0.0
+
+    def states(self) -> list[State]:
+        """See `Source.states`: one, the folder itself; none while it is empty."""
+        entries = self.entries()
+        return [State("folder", 0, len(entries))] if entries else []
+
+    def reward_names(self, state: State) -> list[str]:
+        """See `Source.reward_names`: those named on the command line, and their parts once they are known."""
+        return self.scores.names() if self.scores is not None else []
+
+    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+        """See `Source.briefs`. The first that are asked for start the scoring."""
+        entries, wanted = self._shown(), prompt.lower()
+        values = self.scores.values([entry.mark for entry in entries], reward) if self.scores and reward else None
+        return [
+            Brief(number, entry.key, values[number] if values is not None else None)
+            for number, entry in enumerate(entries)
+            if not wanted or wanted in entry.key[0].lower()
+        ]
+
+    def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
+        """See `Source.samples`."""
+        entries = self._shown()
+        return [self._sample(number, entries[number], state) for number in ids if 0 <= number < len(entries)]
+
+    def media(self, file: str) -> str:
+        """See `Source.media`: only what lies in the folder once every link was followed."""
+        return str(inside(self.path, file, [self.path]))
+
+    def version(self) -> str:
+        """See `Source.version`."""
+        scored = self.scores.changes if self.scores is not None else 0
+        return f"{self._read().version}-{scored}"
+
+    def progress(self) -> str | None:
+        """What the scoring is at, "scoring 120 of 400 with shapes"; None when nothing is being scored."""
+        return self.scores.progress() if self.scores is not None else None
+
+    def notes(self) -> list[str]:
+        """Sentences for the page: what was left out, rewards that do not work, how scores are had."""
+        notes = list(self._read().notes)
+        if self.scores is None:
+            notes.append(f"No scores: give a reward at the start, diffrl gallery {self.path} --reward sharpness.")
+        else:
+            notes += self.scores.problems()
+        return notes
+
+    def start_scoring(self) -> None:
+        """Have what is not known yet computed in the background; does nothing without rewards, or if it was asked."""
+        contents = self._read()
+        if self.scores is not None and contents.entries:
+            self.scores.ask(contents.entries, contents.version)
+
+    def entries(self) -> Sequence[Entry]:
+        """The pictures, in the order of their names.
+
+        Raises:
+            GalleryError: the folder is gone, or its captions cannot be read (503).
+        """
+        contents = self._read()
+        if contents.error is not None:
+            raise GalleryError(contents.error, 503)
+        return contents.entries
+
+    def _shown(self) -> Sequence[Entry]:
+        entries = self.entries()
+        self.start_scoring()
+        return entries
+
+    def _read(self) -> Contents:
+        with self._lock:
+            if self._contents is None or time.monotonic() - self._looked > FRESH:
+                seen = look(self.path)
+                if self._contents is None or self._contents.version != seen.version:
+                    self._contents = read_folder(self.path, seen)
+                self._looked = time.monotonic()
+            return self._contents
+
+    def _sample(self, number: int, entry: Entry, state: State) -> Sample:
+        rewards, error = self.scores.of(entry.mark) if self.scores is not None else ({}, None)
+        metadata = dict(entry.item.metadata)
+        return Sample(number, entry.key, state, rewards=rewards, error=error, file=entry.file, metadata=metadata)
+
+
+def look(root: Path) -> Look:
+    """See what lies in a folder; hidden files, and folders behind links, are passed over as scoring does."""
+    files: dict[str, tuple[int, int]] = {}
+    outside: set[str] = set()
+    real = os.path.realpath(root)
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, below)) as entries:
+                found = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError:  # removed meanwhile, or not ours to read
+            continue
+        for entry in found:
+            file = below + entry.name
+            link = entry.is_symlink()
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{file}/")
+            elif entry.name.lower().endswith(MEDIA + CAPTIONS):
+                try:
+                    facts = entry.stat()
+                except OSError:  # removed meanwhile, or a link to nothing
+                    outside.update([file] if link else [])
+                    continue
+                if link and not _lies_in(real, entry.path):
+                    outside.add(file)
+                files[file] = (facts.st_size, facts.st_mtime_ns)
+    captions = sorted(file for file in outside if file.lower().endswith(CAPTIONS))
+    return Look(files, frozenset(outside), tuple(captions), root.is_dir())
+
+
+def read_folder(root: Path, seen: Look) -> Contents:
+    """The pictures with their captions, and sentences about what was left out."""
+    if not seen.there:
+        return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
+    if not any(Path(file).suffix.lower() in MEDIA for file in seen.files):
+        return Contents(seen.version, notes=[f"There is no picture in {root}."])
+    if seen.captions_outside:
+        first = seen.captions_outside[0]
+        said = f"Captions must lie in the folder that is shown. {root / first} is a link to elsewhere. Remove it."
+        return Contents(seen.version, error=said)
+    from reward_models.errors import RewardError
+    from reward_models.scoring.sources import Selection, collect
+
+    try:
+        items = collect(Selection([str(root)])).items
+    except RewardError as error:
+        return Contents(seen.version, error=str(error))
+    except (OSError, ValueError, RecursionError) as error:
+        return Contents(seen.version, error=f"The folder {root} cannot be read: {error}.")
+    entries, unknown, elsewhere = [], 0, 0
+    real, folder = os.path.realpath(root), str(root)
+    for item in items:
+        path = str(item.path)
+        file = path[len(folder) :].lstrip("/") if path.startswith(f"{folder}/") else os.path.relpath(path, root)
+        if not file.lower().endswith(MEDIA):
+            unknown += 1
+        elif file in seen.outside or (file not in seen.files and not _lies_in(real, path)):
+            elsewhere += 1
+        else:
+            key = (item.prompt or "", 0, 0, 0, os.path.splitext(file)[0])
+            entries.append(Entry(item, file, key, (file, *seen.files.get(file, (0, 0)), item.prompt)))
+    notes = [f"{unknown} left out of {root.name}: browsers do not show their format."] if unknown else []
+    notes += [f"{elsewhere} left out of {root.name}: links out of the folder, or to nothing."] if elsewhere else []
+    return Contents(seen.version, entries, notes)
+
+
+def _lies_in(real: str, path: str | os.PathLike[str]) -> bool:
+    """Whether a file lies below a folder, whose own path holds no links, once every link was followed."""
+    return os.path.realpath(path).startswith(real.rstrip("/") + "/")

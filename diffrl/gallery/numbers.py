@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+SAME = 1e-6
+"""Changes up to this are rounding."""
+
 
 def three(value: float | None) -> str:
     """Three digits after the point, fewer for large numbers; a dash where there is none."""
@@ -17,3 +20,8 @@ def signed(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return ("+" if value > 0 else "−" if value < 0 else "±") + three(abs(value))
+
+
+def sign(change: float | None) -> str:
+    """The CSS class of a change: "gain", "loss", or none for what is rounding or unknown."""
+    return "" if change is None or not abs(change) > SAME else "gain" if change > 0 else "loss"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from diffrl.gallery.query import Query
 
@@ -33,9 +33,8 @@ Key = tuple[str, int, int, int, str]
 """What makes two samples the same prompt and noise: prompt, seed, group, root, path."""
 
 
-@dataclass(frozen=True)
-class Brief:
-    """As much of a sample as sorting and matching need.
+class Brief(NamedTuple):
+    """As much of a sample as sorting and matching need; a tuple, because a page may read 50,000 of them.
 
     Args:
         id: of the sample in its source.

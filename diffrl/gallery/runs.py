@@ -12,7 +12,7 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import inside
-from diffrl.gallery.records import Brief, Sample, State
+from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.trees import TREES
@@ -60,7 +60,7 @@ class RunSource:
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration, prompt, prompt))
-            return [Brief(row[0], row[1:6], row[6]) for row in rows]
+            return [Brief(row[0], _key(row[1:6]), _real(row[6])) for row in rows]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""
@@ -128,7 +128,7 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
     for number, name, raw in database.execute(
         f"SELECT sample_id, name, raw FROM rewards WHERE sample_id IN ({marks}) ORDER BY name", list(ids)
     ):
-        rewards[number][name] = raw
+        rewards[number][str(name)] = _real(raw)
     rows = database.execute(
         "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata "
         f"FROM samples WHERE id IN ({marks})",
@@ -136,23 +136,47 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
     )
     return {
         row[0]: Sample(
-            row[0], row[1:6], State(row[6], row[7]), row[8], row[9], rewards[row[0]], row[10], row[11], _object(row[12])
+            id=row[0],
+            key=_key(row[1:6]),
+            state=State(row[6], row[7]),
+            total=_real(row[8]),
+            advantage=_real(row[9]),
+            rewards=rewards[row[0]],
+            error=None if row[10] is None else str(row[10]),
+            file=None if row[11] is None else str(row[11]),
+            metadata=_object(row[12]),
         )
         for row in rows
     }
+
+
+def _key(row: Sequence[Any]) -> Key:
+    """Prompt, seed, group, root, path; SQLite keeps what it is given, whatever the column's type."""
+    prompt, seed, group, root, path = row
+    return str(prompt), _whole(seed), _whole(group), _whole(root), str(path)
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _real(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _object(text: str) -> dict[str, Any]:
     """Metadata of a sample; {} where somebody else's writing is no JSON object."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
 
 def _mark(path: Path) -> int:
+    """When a file changed; 0 if it is not there, or empty as the -wal file is that readers make and take away."""
     try:
-        return path.stat().st_mtime_ns
+        stat = path.stat()
     except OSError:
         return 0
+    return stat.st_mtime_ns if stat.st_size else 0

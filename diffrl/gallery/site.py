@@ -12,7 +12,8 @@ from markupsafe import Markup
 from diffrl import __version__
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import Links
-from diffrl.gallery.numbers import signed, three
+from diffrl.gallery.motion import moves
+from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source, State
 from diffrl.gallery.runs import RunSource
@@ -59,7 +60,7 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters |= {"three": three, "signed": signed}
+        self.templates.filters |= {"three": three, "signed": signed, "sign": sign}
         self.templates.globals |= {"site": self, "links": links, "version": __version__}
 
     @property
@@ -130,6 +131,8 @@ class Site:
     ) -> Markup:
         """An image or a video as HTML; what has no file says so. Pictures of 128 pixels and less are shown crisp.
 
+        A picture that moves stands still for who asked their system for less motion; static/motion.js plays it.
+
         Args:
             source: whose it is.
             file: relative to the source; None if it was not kept.
@@ -139,4 +142,4 @@ class Site:
             lazy: loaded when it comes near the window.
         """
         macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
-        return Markup(macro(source, file, alt, size, css, lazy))
+        return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))

@@ -12,6 +12,14 @@ from diffrl.gallery.errors import GalleryError
 SIZES = (128, 256, 512, 1024)
 """Longest edges that may be asked for, so that nobody can fill the memory with others."""
 
+MISSING = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" aria-label="picture missing">'
+    '<rect width="128" height="128" fill="#8883"/><text x="64" y="60" font-family="sans-serif" font-size="13" '
+    'text-anchor="middle" fill="#888">picture</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
+    'text-anchor="middle" fill="#888">missing</text></svg>'
+)
+"""Stands in the place of a picture that cannot be shown."""
+
 
 class Thumbnails:
     """Thumbnails by file, time of change and size.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_models.errors import RewardError
-from reward_models.ocr import quoted
+from reward_models.quotes import quoted
 from reward_models.scoring.items import Item
 
 METADATA_INDEX, SAMPLES_INDEX = "metadata.jsonl", "samples.jsonl"

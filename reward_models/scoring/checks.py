@@ -6,9 +6,9 @@ import importlib.util
 from collections.abc import Sequence
 
 from reward_models.errors import RewardError
-from reward_models.media import VIDEO_SUFFIXES
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item, Peek
+from reward_models.suffixes import VIDEO_SUFFIXES
 
 SHOWN = 3
 

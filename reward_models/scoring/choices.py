@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reward_models.base import Scorer
 from reward_models.errors import RewardError
 from reward_models.registry import factory_of, load_reward, resolve_scorer
 from reward_models.scoring.values import read_yaml
+
+if TYPE_CHECKING:
+    from reward_models.base import Scorer
 
 NUMBERS = {"weight": 1.0, "shift": 0.0, "scale": 1.0}
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")

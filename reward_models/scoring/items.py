@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from reward_models.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 ANIMATED = (".gif", ".webp", ".png")

@@ -1,9 +1,259 @@
-"""Blind votes. (Owned by the vote builder.)"""
+"""Blind votes: the page that takes them, what they say, and the same as preference pairs."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from diffrl.gallery.ballots import Ballot, Ballots, Pair, voter_name
+from diffrl.gallery.blind import blind_picture, is_animated, is_video, part
+from diffrl.gallery.columns import Choice, Column, first_and_last, last_of_all, main_states, named
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.preferences import jsonl, pairs, parquet
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer
+from diffrl.gallery.results import chosen, match_view
+from diffrl.gallery.site import Site
+from diffrl.gallery.tally import tallies
+from diffrl.gallery.thumbnails import MISSING
+from diffrl.gallery.votes import read_votes
+
+BODY = 20_000
+"""Bytes of a vote's form, at most."""
 
 
-def add_routes(app: Any, site: Any) -> None:
-    """Routes that take votes."""
+def vote(site: Site, query: Query) -> Answer:
+    """Only the running server takes votes (`add_routes`)."""
+    raise GalleryError("Votes need the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
+
+
+def add_routes(app: FastAPI, site: Site) -> None:
+    """The routes that take votes and show pictures without their names.
+
+    `site.options["random"]`, a `random.Random`, makes order and sides known to a test.
+    """
+    ballots = Ballots(site.options.get("random"))
+
+    def show(request: Request) -> Response:
+        query = Query({key: request.query_params.getlist(key) for key in request.query_params})
+        if not query.text("session"):
+            ballot = begin(site, ballots, query)
+            return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
+        ballot = ballots.get(query.text("session"))
+        if ballot.current is None or query.text("results"):
+            return RedirectResponse(_results(site, ballot), 303)
+        return Response(vote_page(site, ballot), media_type="text/html; charset=utf-8")
+
+    async def take(request: Request) -> Response:
+        wants_json = "application/json" in request.headers.get("accept", "")
+        try:
+            body = await _body(request)
+            ballot = await run_in_threadpool(answered, site, ballots, request.headers, body)
+        except GalleryError as error:
+            if not wants_json:
+                raise
+            return Response(json.dumps({"error": str(error)}), error.status, media_type="application/json")
+        if wants_json:
+            return Response(json.dumps(_data(site, ballot)), media_type="application/json")
+        return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
+
+    def picture(name: str, request: Request) -> Response:
+        try:
+            data, kind = blind_picture(*ballots.files(name))
+        except GalleryError as error:
+            return Response(MISSING, error.status, media_type="image/svg+xml")
+        data, status, headers = part(data, request.headers.get("range"))
+        return Response(data, status, {"Cache-Control": "private, max-age=600", **headers}, media_type=kind)
+
+    app.add_api_route("/vote", show, methods=["GET"], response_model=None)
+    app.add_api_route("/vote", take, methods=["POST"], response_model=None)
+    app.add_api_route("/vote/picture/{name}", picture, methods=["GET"], response_model=None)
+
+
+def begin(site: Site, ballots: Ballots, query: Query) -> Ballot:
+    """A ballot on what the address asks for: a and b, or the first and last evaluation of a run, or the two folders.
+
+    Raises:
+        GalleryError: there is nothing to compare.
+    """
+    a, b = opponents(site, query)
+    return ballots.begin(a, b, voter_name(query.text("voter")))
+
+
+def opponents(site: Site, query: Query) -> tuple[Column, Column]:
+    """A and B; see `begin`.
+
+    Raises:
+        GalleryError: there are no two.
+    """
+    keys = [query.text("a"), query.text("b")]
+    if any(keys):
+        if not all(keys):
+            raise GalleryError("A vote compares two states. Got one. Give both, a and b, or neither.")
+        columns: Sequence[Column] = named([site.state(key) for key in keys])
+    else:
+        columns = _usual(site, query).columns
+    if len(columns) < 2:
+        raise GalleryError(
+            "A vote compares two sets of pictures. There are not two of them here. Wait for the next evaluation, or "
+            "show two folders."
+        )
+    return columns[0], columns[-1]
+
+
+def _usual(site: Site, query: Query) -> Choice:
+    if query.text("run"):
+        return first_and_last(site.source(query.text("run")))
+    for run in site.runs:
+        found = first_and_last(run)
+        if len(found.columns) > 1:
+            return found
+    found = last_of_all(site.sources)
+    return Choice(found.columns[:2], found.notes)
+
+
+def vote_page(site: Site, ballot: Ballot) -> str:
+    """The page of a ballot's current pair."""
+    notes = []
+    if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
+        notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, drawn at random.")
+    if ballot.left_out:
+        notes.append(f"{ballot.left_out} pairs are left out: no picture of them was kept.")
+    return site.render("vote.html", ballot=ballot, data=_data(site, ballot), notes=notes)
+
+
+def answered(site: Site, ballots: Ballots, headers: Mapping[str, str], body: bytes) -> Ballot:
+    """Take the form of a vote.
+
+    Args:
+        site: of the gallery.
+        ballots: all of them.
+        headers: of the request.
+        body: session, key, and pair and choice, or undo.
+
+    Raises:
+        GalleryError: it comes from another page (403), or is no vote.
+    """
+    if not same_origin(headers):
+        raise GalleryError("Votes are taken from the gallery's own page only. This came from another. Vote there.", 403)
+    fields = {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace"), max_num_fields=10).items()}
+    ballot = ballots.get(fields.get("session", ""))
+    if fields.get("key") != ballot.key:
+        raise GalleryError("A vote needs the key of its page. Got another. Reload the page.", 403)
+    file = Path(site.options["votes"])
+    if fields.get("choice") == "undo":
+        ballot.undo(file)
+    else:
+        ballot.answer(fields.get("pair", ""), fields.get("choice", ""), file)
+    return ballot
+
+
+def same_origin(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a page of this server, or from no page at all; the form's key is checked besides."""
+    place, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if place is not None:
+        return place == "same-origin"
+    return origin is None or (urlsplit(origin).netloc or None) == headers.get("host")
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY:
+            raise GalleryError(f"A vote has at most {BODY} bytes. Got more.", 413)
+    return body
+
+
+def _data(site: Site, ballot: Ballot) -> dict[str, Any]:
+    """What the page's script needs: the pair, the pictures of the next, how far it is."""
+    total, place = len(ballot.pairs), ballot.place
+    return {
+        "pair": _pair(ballot.current),
+        "animated": ballot.current is not None and _animated(ballot, ballot.current),
+        "next": _pair(ballot.following),
+        "place": min(place + 1, total),
+        "total": total,
+        "votes": ballot.votes,
+        "results": _results(site, ballot) if ballot.current is None else None,
+    }
+
+
+def _pair(pair: Pair | None) -> dict[str, Any] | None:
+    if pair is None:
+        return None
+    sides = [
+        {"src": f"/vote/picture/{name}", "video": is_video(pair.samples[letter].file or "")}
+        for name, letter in zip(pair.pictures, pair.sides(), strict=True)
+    ]
+    return {"name": pair.name, "prompt": pair.prompt, "left": sides[0], "right": sides[1]}
+
+
+def _animated(ballot: Ballot, pair: Pair) -> bool:
+    """Whether pictures move that are no videos; the page starts those together."""
+    files = [(ballot.columns[letter].source, pair.samples[letter].file or "") for letter in pair.sides()]
+    try:
+        return any(not is_video(file) and is_animated(Path(source.media(file))) for source, file in files)
+    except GalleryError:
+        return False
+
+
+def _results(site: Site, ballot: Ballot) -> str:
+    return site.links.page("votes", a=ballot.columns["a"].key, b=ballot.columns["b"].key)
+
+
+def votes(site: Site, query: Query) -> Answer:
+    """What the votes say, and every one of them."""
+    file = Path(site.options["votes"])
+    found = read_votes(file)
+    wanted = chosen(site, query, found.votes)
+    page = query.whole("page", 1, low=1)
+    matches = [match_view(site, tally, page) for tally in tallies(wanted)]
+    return Answer(
+        site.render(
+            "votes.html",
+            file=file.name,
+            matches=matches,
+            unreadable=found.unreadable,
+            hidden=len(found.votes) - len(wanted),
+            offers=[] if site.links.exported else _offers(site),
+            given={name: query.text(name) for name in ("a", "b", "run")},
+            page=page,
+            more=any(match["more"] for match in matches),
+            parquet=importlib.util.find_spec("pyarrow") is not None,
+        )
+    )
+
+
+def _offers(site: Site) -> list[tuple[str, str]]:
+    """States that can be voted on, as (key, words)."""
+    offers = []
+    for source in site.sources:
+        try:
+            columns = named([(source, state) for state in main_states(source.states())])
+        except GalleryError:  # it is told on its own pages
+            continue
+        plain = len(site.sources) == 1 or source.kind == "folder"
+        offers += [(one.key, one.label if plain else f"{source.title} · {one.label}") for one in columns]
+    return offers
+
+
+def preferences_jsonl(site: Site, query: Query) -> Answer:
+    """Votes that prefer one picture, a JSON object a line; see `diffrl.gallery.preferences`."""
+    wanted = chosen(site, query, read_votes(Path(site.options["votes"])).votes)
+    return Answer(jsonl(wanted), "application/x-ndjson; charset=utf-8", filename="preferences.jsonl")
+
+
+def preferences_parquet(site: Site, query: Query) -> Answer:
+    """The same with the pictures' bytes, as Parquet."""
+    wanted = chosen(site, query, read_votes(Path(site.options["votes"])).votes)
+    body = parquet(pairs(wanted, site.sources))
+    return Answer(body, "application/vnd.apache.parquet", filename="preferences.parquet")

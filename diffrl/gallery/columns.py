@@ -1,0 +1,173 @@
+"""Which states stand side by side: those of an address, those of one that names none, and those that can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.progress import first_rewards
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Source, State, state_key
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+
+FEWEST, MOST = 2, 6
+OFFERED = 60
+"""States of one stage that a list offers; of more, evenly many are left out."""
+WORDS = {"eval": "evaluation", "train": "training", "generate": "generated", "folder": "pictures"}
+ORDER = ("eval", "generate", "train")
+"""Stages by what a comparison is most likely about."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A state as a column.
+
+    Args:
+        source: whose it is.
+        state: which.
+        label: its name on the page.
+    """
+
+    source: Source
+    state: State
+    label: str
+
+    @property
+    def key(self) -> str:
+        """As it stands in an address."""
+        return state_key(self.source, self.state)
+
+    @property
+    def folder(self) -> bool:
+        """Whether its samples are pictures of a folder."""
+        return self.source.kind == "folder"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The columns of a page.
+
+    Args:
+        columns: one to six.
+        notes: sentences on what could not be shown.
+        chosen: whether the address named them.
+    """
+
+    columns: Sequence[Column]
+    notes: Sequence[str] = field(default_factory=list)
+    chosen: bool = False
+
+
+def label(state: State) -> str:
+    """A state in words: "evaluation 80"."""
+    words = WORDS.get(state.stage, state.stage)
+    return words if state.stage == "folder" else f"{words} {state.iteration}"
+
+
+def choose(site: Site, query: Query) -> Choice:
+    """The columns that were asked for: by `columns`, by `run` (first against last), or of all sources the last.
+
+    Raises:
+        GalleryError: an unknown column, or not 2 to 6 of them.
+    """
+    keys = query.all("columns")
+    if keys:
+        if not FEWEST <= len(keys) <= MOST:
+            raise GalleryError(
+                f"A comparison has {FEWEST} to {MOST} columns. Got {len(keys)}. Change the address, or go back."
+            )
+        return Choice(named([site.state(key) for key in keys]), chosen=True)
+    if query.text("run") or len(site.sources) == 1:
+        source = site.source(query.text("run")) if query.text("run") else site.sources[0]
+        return first_and_last(source)
+    return last_of_all(site.sources)
+
+
+def named(pairs: Sequence[tuple[Source, State]]) -> list[Column]:
+    """Columns with labels that tell them apart: the source is named where there are several, or it is a folder."""
+    several = len({source.key for source, _ in pairs}) > 1
+
+    def words(source: Source, state: State) -> str:
+        if source.kind == "folder":
+            return source.title
+        return f"{source.title} · {label(state)}" if several else label(state)
+
+    return [Column(source, state, words(source, state)) for source, state in pairs]
+
+
+def first_and_last(source: Source) -> Choice:
+    """The first and the last evaluation of a run, else of what else it has; one column if it has only one."""
+    states = main_states(source.states())
+    if not states:
+        return Choice([], [f"{source.title} has no samples yet. They come with its first evaluation."])
+    if len(states) == 1:
+        note = (
+            ""
+            if source.kind == "folder"
+            else f"{source.title} has only {label(states[0])} so far: there is nothing to compare it with yet."
+        )
+        return Choice(named([(source, states[0])]), [note] if note else [])
+    return Choice(named([(source, states[0]), (source, states[-1])]))
+
+
+def last_of_all(sources: Sequence[Source]) -> Choice:
+    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named."""
+    pairs: list[tuple[Source, State]] = []
+    notes: list[str] = []
+    for source in sources:
+        try:
+            states = main_states(source.states())
+        except GalleryError as error:
+            notes.append(str(error))
+            continue
+        if states:
+            pairs.append((source, states[-1]))
+        else:
+            notes.append(f"{source.title} has no samples yet.")
+    if len(pairs) > MOST:
+        notes.append(f"These are {MOST} of {len(pairs)} sources: more do not fit. Choose others below.")
+    return Choice(named(pairs[:MOST]), notes)
+
+
+def main_states(states: Sequence[State]) -> list[State]:
+    """The states of the stage that a comparison is most likely about, in the order of their iterations."""
+    stages = {state.stage for state in states}
+    stage = next((stage for stage in (*ORDER, *sorted(stages)) if stage in stages), "")
+    return sorted((state for state in states if state.stage == stage), key=lambda state: state.iteration)
+
+
+def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
+    """The states of a source for a list: evaluations first, of many iterations evenly chosen ones.
+
+    Args:
+        source: whose.
+        kept: offered in any case.
+    """
+    states = source.states()
+    stages = dict.fromkeys([stage for stage in ORDER if any(s.stage == stage for s in states)])
+    stages |= dict.fromkeys(state.stage for state in states)
+    offered: list[State] = []
+    for stage in stages:
+        own = [state for state in states if state.stage == stage]
+        every = -(-len(own) // OFFERED)
+        keys = {state.key for state in kept}
+        offered += [s for place, s in enumerate(own) if place % every == 0 or place == len(own) - 1 or s.key in keys]
+    return offered
+
+
+def reward_names(columns: Sequence[Column]) -> list[str]:
+    """Rewards that any column has: "total" first, then whole rewards, then parts."""
+    names = list(dict.fromkeys(name for c in columns for name in c.source.reward_names(c.state)))
+    return sorted(names, key=lambda name: (name != "total", "/" in name))
+
+
+def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | None:
+    """The first held-out reward of the first run that has one, else "total", else the first; None without any."""
+    for column in columns:
+        if isinstance(column.source, RunSource):
+            found = [name for name in first_rewards(column.source) if name in names]
+            if found:
+                return found[0]
+    return "total" if "total" in names else names[0] if names else None

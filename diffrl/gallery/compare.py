@@ -1,0 +1,198 @@
+"""The same prompt and noise in several columns: matching, filters, order and counts, on values that fit in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from diffrl.gallery.numbers import SAME
+from diffrl.gallery.paths import PICTURES, VIDEOS
+from diffrl.gallery.records import Brief
+
+SORTS = {
+    "order": "as drawn",
+    "gain": "largest gain first",
+    "loss": "largest loss first",
+    "value": "highest value first",
+    "prompt": "prompt",
+}
+
+
+class Row(NamedTuple):
+    """One prompt and noise.
+
+    Args:
+        order: place in the unsorted list.
+        prompt: its text, of the first column that has it.
+        ids: of the sample in each column; None where a column has no such sample.
+        values: of the chosen reward in each column; None where there is none.
+    """
+
+    order: int
+    prompt: str
+    ids: tuple[int | None, ...]
+    values: tuple[float | None, ...]
+
+    @property
+    def value(self) -> float | None:
+        """In the last column."""
+        return self.values[-1]
+
+    @property
+    def change(self) -> float | None:
+        """The last column less the first; None with one column, or where either has no value."""
+        first, last = self.values[0], self.values[-1]
+        return None if len(self.values) < 2 or first is None or last is None else last - first
+
+
+class Matched(NamedTuple):
+    """What `match` found.
+
+    Args:
+        rows: in the order of the first column, then of the others.
+        by: what made two samples the same, in words.
+        unmatched: places of the columns that share nothing with any other.
+    """
+
+    rows: list[Row]
+    by: str
+    unmatched: list[int]
+
+
+class Summary(NamedTuple):
+    """Counts over rows.
+
+    Args:
+        rows: all of them.
+        compared: those with a value in the first and in the last column.
+        mean: mean change of the compared; None if there are none.
+        improved: changes above `SAME`.
+        unchanged: changes of rounding.
+        worse: changes below -`SAME`.
+    """
+
+    rows: int
+    compared: int
+    mean: float | None
+    improved: int
+    unchanged: int
+    worse: int
+
+
+Named = Callable[[Sequence[Brief], bool], list[Hashable]]
+
+
+def by_noise(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
+    """A sample's own key."""
+    return [brief.key for brief in briefs]
+
+
+def by_file(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
+    """The file's name without the suffix of a picture, in folders; samples of runs have none."""
+    return [_stem(brief.key[4]) or None if folder else None for brief in briefs]
+
+
+def _stem(name: str) -> str:
+    path = PurePosixPath(name)
+    return str(path.with_suffix("")) if path.suffix.lower() in PICTURES + VIDEOS else name
+
+
+def by_prompt(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
+    """The n-th sample of a prompt; samples without a prompt have no name."""
+    seen: dict[str, int] = {}
+    names: list[Hashable] = []
+    for brief in briefs:
+        prompt = brief.key[0]
+        seen[prompt] = seen.get(prompt, -1) + 1
+        names.append((prompt, seen[prompt]) if prompt else None)
+    return names
+
+
+LADDER: Sequence[tuple[str, Named]] = (("prompt and noise", by_noise), ("file name", by_file), ("prompt", by_prompt))
+
+
+def match(columns: Sequence[Sequence[Brief]], folders: Sequence[bool]) -> Matched:
+    """Put samples of the same prompt and noise beside each other.
+
+    Runs match by prompt and noise only. Pictures of folders may lack both: where they match nothing so, file names
+    are tried, then prompts; the first that joins the most columns counts.
+
+    Args:
+        columns: samples of each column, in its order.
+        folders: for each column, whether it is a folder.
+
+    Returns:
+        Rows that at least two columns share; all samples, if there is one column.
+    """
+    best: Matched | None = None
+    for by, named in LADDER if any(folders) else LADDER[:1]:
+        found = _join(columns, [named(briefs, folder) for briefs, folder in zip(columns, folders, strict=True)], by)
+        if best is None or len(found.unmatched) < len(best.unmatched):
+            best = found
+    if best is None:
+        raise ValueError("match needs at least one column")
+    return best
+
+
+def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]], by: str) -> Matched:
+    tables: list[dict[Hashable, Brief]] = []
+    for briefs, own in zip(columns, names, strict=True):
+        backwards = zip(reversed(own), reversed(briefs), strict=True)  # of equal names the first stays
+        tables.append({name: brief for name, brief in backwards if name is not None})
+    rows: list[Row] = []
+    shared, absent = [0] * len(tables), len(tables) - min(2, len(tables))
+    for name in dict.fromkeys(name for own in names for name in own):
+        found = [table.get(name) for table in tables]
+        there = [place for place, brief in enumerate(found) if brief is not None]
+        if len(found) - len(there) > absent or not there:
+            continue
+        for place in there:
+            shared[place] += 1
+        ids = tuple([None if brief is None else brief.id for brief in found])
+        values = tuple([None if brief is None else _finite(brief.value) for brief in found])
+        rows.append(Row(len(rows), tables[there[0]][name].key[0], ids, values))
+    return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def containing(rows: Sequence[Row], text: str) -> list[Row]:
+    """Rows whose prompt contains a text, whatever the case."""
+    wanted = text.casefold()
+    return [row for row in rows if wanted in row.prompt.casefold()] if wanted else list(rows)
+
+
+def within(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:
+    """Rows whose last value, or whose change, lies in a closed range; those without one are in no range."""
+    if low is None and high is None:
+        return list(rows)
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    measured = ((row, row.change if change else row.value) for row in rows)
+    return [row for row, value in measured if value is not None and low <= value <= high]
+
+
+def arrange(rows: Sequence[Row], sort: str) -> list[Row]:
+    """Rows in one of the orders of `SORTS`; equal ones stay as they were drawn, those without the number come last."""
+    if sort == "prompt":
+        return sorted(rows, key=lambda row: (row.prompt.casefold(), row.order))
+    if sort in ("gain", "loss", "value"):
+        sign = 1 if sort == "loss" else -1
+
+        def place(row: Row) -> tuple[bool, float, int]:
+            number = row.value if sort == "value" else row.change
+            return number is None, 0.0 if number is None else sign * number, row.order
+
+        return sorted(rows, key=place)
+    return sorted(rows, key=lambda row: row.order)
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Counts of what became better and worse from the first column to the last."""
+    changes = [change for row in rows if (change := row.change) is not None]
+    improved, worse = sum(change > SAME for change in changes), sum(change < -SAME for change in changes)
+    mean = math.fsum(changes) / len(changes) if changes else None
+    return Summary(len(rows), len(changes), mean, improved, len(changes) - improved - worse, worse)

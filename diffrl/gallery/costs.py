@@ -1,0 +1,110 @@
+"""Where a run's time and network evaluations went, from its summary or, before there is one, from its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffrl.gallery.series import Track, number
+
+OUTSIDE = ("evaluation", "checkpoint")
+"""Phases that lie outside of iterations."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run has cost.
+
+    Args:
+        phases: name, seconds and share of the iterations' time; the longest first.
+        outside: name and seconds of what lies outside of iterations.
+        purposes: name and number of network evaluations.
+        precisions: the same by the precision of the network.
+        lines: name and words of everything else that was counted.
+        whole: whether the run's summary says so; else it is what the rows of metrics add up to so far.
+    """
+
+    phases: Sequence[tuple[str, float, float]]
+    outside: Sequence[tuple[str, float]]
+    purposes: Sequence[tuple[str, float]]
+    precisions: Sequence[tuple[str, float]]
+    lines: Sequence[tuple[str, str]]
+    whole: bool
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self.phases or self.purposes or self.precisions or self.lines)
+
+
+def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
+    """The costs of a run.
+
+    Args:
+        summary: summary.json, {} of a run that has not ended.
+        track: its metrics.
+    """
+    whole = isinstance(summary.get("seconds"), dict) and isinstance(summary.get("counts"), dict)
+    seconds = _numbers(summary["seconds"]) if whole else _added(track, "seconds/")
+    counts = _numbers(summary["counts"]) if whole else {}
+    purposes = _below(counts, "evaluations/") if whole else _added(track, "evaluations/")
+    precisions = _below(counts, "precision/") if whole else _added(track, "precision/")
+    inside = {name: value for name, value in seconds.items() if name not in OUTSIDE}
+    total = sum(inside.values())
+    phases = [(name, value, value / total if total else 0.0) for name, value in _largest(inside)]
+    outside = [(name, seconds[name]) for name in OUTSIDE if name in seconds]
+    lines = _summarised(summary, counts) if whole else _so_far(track)
+    return Costs(phases, outside, _largest(purposes), _largest(precisions), lines, whole)
+
+
+def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list[tuple[str, str]]:
+    lines = []
+    made = _numbers(summary.get("network_evaluations"))
+    if {"planned", "counted", "skipped"} <= made.keys():
+        most = "" if summary["network_evaluations"].get("exact", True) else "at most "
+        words = f"{made['counted']:,.0f} counted, {made['skipped']:,.0f} skipped for want of credit"
+        lines.append(("network evaluations", f"{words}, {most}{made['planned']:,.0f} planned"))
+    cost = _numbers(summary.get("cost"))
+    if {"planned", "evaluations"} <= cost.keys():
+        words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned; those with gradient count twice"
+        lines.append(("cost of training", words))
+    lines += [
+        (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
+    ]
+    return lines + _memory(number(summary.get("peak_memory_bytes")))
+
+
+def _so_far(track: Track) -> list[tuple[str, str]]:
+    lines = []
+    for column, name in (("network_evaluations", "network evaluations"), ("cost/evaluations", "cost of training")):
+        if (found := track.last(column)) is not None:
+            lines.append((name, f"{found:,.0f} so far"))
+    for column in ("decodes", "reward_calls"):
+        if column in track.columns:
+            lines.append((column.replace("_", " "), f"{sum(track.columns[column].numbers()):,.0f} so far"))
+    return lines + _memory(track.last("peak_memory_bytes"))
+
+
+def _memory(size: float | None) -> list[tuple[str, str]]:
+    return [] if size is None else [("peak memory", f"{size / 2**30:.2f} GiB")]
+
+
+def _numbers(data: object) -> dict[str, float]:
+    """The numbers of a mapping that somebody may have written by hand."""
+    if not isinstance(data, dict):
+        return {}
+    return {str(name): found for name, value in data.items() if (found := number(value)) is not None}
+
+
+def _below(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in counts.items() if name.startswith(prefix)}
+
+
+def _added(track: Track, prefix: str) -> dict[str, float]:
+    found = {name: column.numbers() for name, column in track.columns.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): sum(values) for name, values in found.items() if values}
+
+
+def _largest(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(values.items(), key=lambda item: -item[1])

@@ -1,0 +1,194 @@
+"""The gallery as a static site: the same pages and pictures in a folder that opens from disk on any machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import escape
+
+from diffrl.errors import ConfigError
+from diffrl.gallery.answers import answered, as_bytes
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.records import Source
+from diffrl.gallery.site import Site
+from diffrl.gallery.static_links import Places, StaticLinks
+from diffrl.gallery.thumbnails import MISSING, shrink
+
+STATIC = Path(__file__).parent / "static"
+ONLINE = ("live.js",)
+"""Scripts that only work with a server."""
+MOST_PAGES = 5000
+
+
+def export_site(sources: Sequence[Source], destination: Path, options: Mapping[str, Any]) -> list[str]:
+    """Write every page that can be reached from the start, and the pictures on them.
+
+    The site is written beside its destination and moved there at the end: what was interrupted leaves nothing behind.
+    It names runs, not where they lie on this machine.
+
+    Args:
+        sources: runs and folders; they are only read.
+        destination: a directory that is new or empty.
+        options: see `Site`.
+
+    Returns:
+        What was written and how to open it, in lines for the user.
+
+    Raises:
+        ConfigError: the destination holds something or lies in a run, or there are more than `MOST_PAGES` pages.
+    """
+    destination = Path(destination)
+    _require_free(destination, sources)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    draft = destination.parent / f".{destination.name or 'site'}-{os.getpid()}.part"
+    draft.mkdir()
+    try:
+        shelf = Shelf(sources, draft)
+        pages, failed = _write_pages(Site(sources, StaticLinks(shelf.keep), options), draft)
+        shutil.copytree(STATIC, draft / "static", ignore=shutil.ignore_patterns(*ONLINE))
+        size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        if destination.exists():
+            destination.rmdir()
+        draft.rename(destination)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    lines = [f"{_counted(pages, 'page')}, {_counted(shelf.written, 'picture')}, {size / 1e6:.1f} MB in {destination}"]
+    if shelf.missing:
+        lines.append(f"{_counted(shelf.missing, 'picture')} could not be read: a sign stands in their place.")
+    if failed:
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        lines.append(f"{_counted(len(failed), 'page')} could only say why: {', '.join(failed[:3])}{more}.")
+    lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
+    return lines
+
+
+def _require_free(destination: Path, sources: Sequence[Source]) -> None:
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(
+            f"An export never overwrites anything. {destination} already exists and is not empty. Choose "
+            "another folder."
+        )
+    for source, path in _places(sources):
+        if destination.resolve().is_relative_to(path):
+            raise ConfigError(
+                f"An export is never written into what it shows. {destination} lies in {source.title}. Choose a folder "
+                "outside."
+            )
+
+
+def _write_pages(site: Site, draft: Path) -> tuple[int, list[str]]:
+    """Render pages until no link leads to another; their number, and the files of those that only say what is wrong."""
+    links, hidden = site.links, Hidden(site.sources)
+    assert isinstance(links, StaticLinks)
+    links.page("home")
+    count, failed = 0, []
+    while links.pending:
+        file, name, query = links.pending.popleft()
+        if count == MOST_PAGES:
+            raise ConfigError(
+                f"An exported site has at most {MOST_PAGES:,} pages. These {_counted(len(site.sources), 'source')} "
+                "give more. Export fewer at a time."
+            )
+        answer = answered(site, name, query)
+        if isinstance(answer.body, str):
+            (draft / file).write_bytes(hidden.places(as_bytes(answer).decode("utf-8")).encode("utf-8"))
+        else:
+            (draft / file).write_bytes(answer.body)
+        count += 1
+        failed += [file] if answer.status >= 400 else []
+    return count, failed
+
+
+class Shelf:
+    """Puts pictures into the site, each once.
+
+    Args:
+        sources: whose pictures they are.
+        site: the directory of the site.
+    """
+
+    def __init__(self, sources: Sequence[Source], site: Path):
+        self.site, self.written, self.missing = site, 0, 0
+        self._sources = {source.key: source for source in sources}
+        self._places = Places()
+        self._whole: dict[tuple[str, str], str] = {}
+
+    def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
+        """See `static_links.Keep`. A picture that is small enough is its own thumbnail."""
+        try:
+            path = Path(self._sources[source].media(file))
+            small = shrink(path, size, still) if size is not None or still else None
+            if small is None:
+                return self._copy(source, file, path)
+            address = self._places.of(source, file + ("/still" if still else ""), size, ".webp")
+            self._write(address, small)
+            return address
+        except (GalleryError, OSError, KeyError):
+            return self._sign()
+
+    def _copy(self, source: str, file: str, path: Path) -> str:
+        if (source, file) not in self._whole:
+            suffix = PurePosixPath(file).suffix.lower()
+            address = self._places.of(source, file, None, suffix)
+            self._write(address, path.read_bytes())
+            self._whole[source, file] = address
+        return self._whole[source, file]
+
+    def _write(self, address: str, data: bytes) -> None:
+        (self.site / address).parent.mkdir(parents=True, exist_ok=True)
+        (self.site / address).write_bytes(data)
+        self.written += 1
+
+    def _sign(self) -> str:
+        self.missing += 1
+        (self.site / "media").mkdir(exist_ok=True)
+        (self.site / "media" / "missing.svg").write_text(MISSING, encoding="utf-8")
+        return "media/missing.svg"
+
+
+class Hidden:
+    """Takes the places of this machine out of pages: a source's directory becomes its key, the home directory a tilde.
+
+    Pages name runs by their titles; a path comes in by messages and by configurations that hold absolute paths.
+    """
+
+    def __init__(self, sources: Sequence[Source]):
+        names: dict[str, str] = {}
+        for _, path in _places(sources):
+            names |= {str(path.parent): "…"} if len(path.parent.parts) > 2 else {}
+        for source, path in _places(sources):
+            names |= {str(path): source.key}
+        if len(Path.home().parts) > 1:
+            names.setdefault(str(Path.home()), "~")
+        forms = {form: name for place, name in names.items() for form in _forms(place)}
+        self._names = forms
+        longest = sorted(forms, key=len, reverse=True)
+        self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if forms else None
+
+    def places(self, text: str) -> str:
+        """The text without them."""
+        return self._any.sub(lambda match: self._names[match[0]], text) if self._any else text
+
+
+def _forms(path: str) -> set[str]:
+    """A path as it may stand in a page: as it is, in HTML, in JSON within HTML."""
+    return {path, str(escape(path)), str(htmlsafe_json_dumps(path))[1:-1]}
+
+
+def _places(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
+    """Sources with their directories, both as they were given and with links followed."""
+    found = []
+    for source in sources:
+        path = Path(getattr(source, "path", "."))
+        found += [(source, way) for way in {path.absolute(): 0, path.resolve(): 0}]
+    return found
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,233 @@
+"""Comparison: the same prompts and noise across iterations, runs and folders, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffrl.gallery.columns import MOST, Choice, Column, choose, default_reward, main_states, options, reward_names
+from diffrl.gallery.columns import label as state_label
+from diffrl.gallery.compare import SORTS, Matched, Row, arrange, containing, match, summarise, within
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.folders import FolderSource
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer, Source, state_key
+from diffrl.gallery.rows import EXPORTED, PAGE, views
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+
+RANGES = {"value": "last value", "change": "change"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a list of samples was asked for.
+
+    Args:
+        names: rewards that there are.
+        reward: the chosen one; None if there is none at all.
+        note: why another reward than the wanted one is shown; "" if it is not.
+        prompt: text that prompts contain.
+        on: what the range is of: "value" or "change".
+        low: of the range, None without.
+        high: of the range, None without.
+        sort: one of the page's orders.
+    """
+
+    names: Sequence[str]
+    reward: str | None
+    note: str
+    prompt: str
+    on: str
+    low: float | None
+    high: float | None
+    sort: str
+
+    @property
+    def parameters(self) -> dict[str, str | float | None]:
+        """As they stand in an address."""
+        ranged = self.low is not None or self.high is not None
+        on, sort = self.on if ranged and self.on != "value" else None, self.sort if self.sort != "order" else None
+        return {
+            "prompt": self.prompt,
+            "reward": self.reward,
+            "on": on,
+            "low": self.low,
+            "high": self.high,
+            "sort": sort,
+        }
+
+
+def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
+    """The filters and the order of an address.
+
+    Raises:
+        GalleryError: one of them is no number or no order, or the range is empty.
+    """
+    names = reward_names(columns)
+    asked = query.text("reward")
+    reward = asked if asked in names else default_reward(columns, names)
+    note = ""
+    if asked and asked not in names:
+        note = f"These samples have no reward {asked[:100]!r}. Shown: {reward or 'none'}."
+    low, high = query.number("low"), query.number("high")
+    if low is not None and high is not None and low > high:
+        raise GalleryError(f"low must not be above high. Got low={low:g}, high={high:g}. Exchange them.")
+    on, sort = query.choice("on", list(RANGES), "value"), query.choice("sort", sorts, "order")
+    return Wanted(names, reward, note, query.text("prompt"), on, low, high, sort)
+
+
+def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:
+    """The rows of a page, its number and how many pages there are; an exported page has all, up to `EXPORTED`.
+
+    Raises:
+        GalleryError: there is no such page.
+    """
+    if exported:
+        return list(rows[:EXPORTED]), 1, 1
+    pages = max(1, -(-len(rows) // size))
+    number = query.whole("page", 1, 1, pages)
+    return list(rows[(number - 1) * size : number * size]), number, pages
+
+
+def compare(site: Site, query: Query) -> Answer:
+    """The page."""
+    choice = choose(site, query)
+    run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
+    if not choice.columns:
+        return Answer(site.render("compare.html", columns=[], views=[], notes=choice.notes, run=run))
+    asked = wanted(query, choice.columns, list(SORTS))
+    matched = joined(choice.columns, asked.reward)
+    if not choice.chosen and 0 < len(matched.unmatched) <= len(choice.columns) - 2:
+        choice = without(choice, matched.unmatched)
+        asked = wanted(query, choice.columns, list(SORTS))
+        matched = joined(choice.columns, asked.reward)
+    rows = within(containing(matched.rows, asked.prompt), asked.low, asked.high, asked.on == "change")
+    rows = arrange(rows, asked.sort)
+    shown, number, pages = paged(query, rows, PAGE, site.links.exported)
+    keys = [column.key for column in choice.columns]
+    notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
+    notes += of_folders(choice.columns)
+    values: dict[str, Any] = {
+        "run": run,
+        "columns": choice.columns,
+        "notes": notes,
+        "asked": asked,
+        "sorts": orders(len(keys) > 1, asked.reward),
+        "ranges": RANGES if len(keys) > 1 else {"value": "value"},
+        "matched": matched,
+        "summary": summarise(rows),
+        "views": views(choice.columns, shown, asked.names),
+        "number": number,
+        "pages": pages,
+        "turn": lambda n: site.links.page("compare", columns=keys, **asked.parameters, page=n if n > 1 else None),
+        "plain": _plain(site, keys),
+        "groups": [] if site.links.exported else groups(site.sources, choice.columns),
+        "exits": exits(site, run) if site.links.exported else [],
+        "most": MOST,
+    }
+    return Answer(site.render("compare.html", **values))
+
+
+def _plain(site: Site, keys: Sequence[str]) -> str:
+    """The same columns without filters; an exported page goes back by its script and needs no second file."""
+    if site.links.exported:
+        return "#"
+    return site.links.page("compare", columns=keys) if len(keys) > 1 else site.links.page("compare")
+
+
+def joined(columns: Sequence[Column], reward: str | None) -> Matched:
+    """The samples of the columns beside each other."""
+    briefs = [column.source.briefs(column.state, reward) for column in columns]
+    return match(briefs, [column.folder for column in columns])
+
+
+def without(choice: Choice, places: Sequence[int]) -> Choice:
+    """Columns that nobody asked for and that match nothing make room for the others; a sentence names them."""
+    left = [column for place, column in enumerate(choice.columns) if place not in places]
+    names = " and ".join(choice.columns[place].label for place in places)
+    return Choice(left, [*choice.notes, f"Left out: {names}. No prompt and noise of it stands in another column."])
+
+
+def orders(changes: bool, reward: str | None) -> dict[str, str]:
+    """The orders that make sense: without rewards there is no value, with one column no gain."""
+    wanted = ("order", *(("gain", "loss") if changes and reward else ()), *(("value",) if reward else ()), "prompt")
+    return {name: SORTS[name] for name in wanted}
+
+
+def common_run(columns: Sequence[Column]) -> RunSource | None:
+    """The run of all columns, if they have one in common."""
+    source = columns[0].source if columns else None
+    same = isinstance(source, RunSource) and all(column.source is source for column in columns)
+    return source if same and isinstance(source, RunSource) else None
+
+
+def _is_run(site: Site, query: Query) -> bool:
+    """Whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
+    if query.all("columns"):
+        return False
+    source = (
+        site.source(query.text("run")) if query.text("run") else site.sources[0] if len(site.sources) == 1 else None
+    )
+    return isinstance(source, RunSource)
+
+
+def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
+    """Sentences on columns that share nothing with any other, and on a match by less than prompt and noise."""
+    if len(columns) < 2:
+        return []
+    if not matched.rows:
+        return [
+            "These samples have no prompt and noise in common, so there is nothing to put side by side. Evaluations "
+            "match when prompts.eval, eval.seed and the place of the prompt are the same. Choose other columns."
+        ]
+    notes = [
+        f"Nothing of {columns[place].label} matches another column: its prompts, its seed or its noise are others."
+        for place in matched.unmatched
+    ]
+    if matched.by != "prompt and noise":
+        notes.append(f"Matched by {matched.by}: pictures of a folder do not tell which noise they were drawn from.")
+    return notes
+
+
+def of_folders(columns: Sequence[Column]) -> list[str]:
+    """What the folders have to say: what was left out, how scores are had, how far the scoring is."""
+    notes: list[str] = []
+    for source in dict.fromkeys(column.source for column in columns):
+        if isinstance(source, FolderSource):
+            told, scoring = source.notes(), source.progress()
+            notes += told + ([f"{source.title}: {scoring}."] if scoring else [])
+    return notes
+
+
+def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What a column can be: for each source its title, and key and words of its states."""
+    found = []
+    for source in sources:
+        kept = [column.state for column in columns if column.source is source]
+        try:
+            states = options(source, kept)
+        except GalleryError:
+            continue  # the start page says what is wrong with it
+        found.append((source.title, [(state_key(source, state), state_label(state)) for state in states]))
+    return found
+
+
+def exits(site: Site, run: RunSource | None) -> list[tuple[str, str]]:
+    """Addresses and words of the comparisons that an exported site has: the first evaluation against each other."""
+    found = []
+    for source in [run] if run else site.runs:
+        try:
+            states = main_states(source.states())
+        except GalleryError:
+            continue
+        for state in states[1:]:
+            keys = [state_key(source, states[0]), state_key(source, state)]
+            last = state is states[-1]
+            address = site.links.page("compare", **({"run": source.key} if last else {"columns": keys}))
+            words = f"{state_label(states[0])} → {state_label(state)}"
+            found.append((address, words if run else f"{source.title}: {words}"))
+    if len(site.sources) > 1:
+        found.append((site.links.page("compare"), "the last of every source"))
+    return found

@@ -1,0 +1,126 @@
+"""The curves of one or many runs: a page, and the same as SVG and CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from diffrl.gallery.curves import AXES, Line, columns_of, csv_of, lines_of, page_data, summary_of
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.panels import Panel, panels_of
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import Track, track_of
+from diffrl.gallery.site import Site
+
+DRAWN = 4
+"""Runs up to which an exported site has each panel as a file of its own; of more it has all panels in one."""
+
+
+def curves(site: Site, query: Query) -> Answer:
+    """The page; see `PAGES` for its parameters."""
+    runs, x = _runs(site, query), query.choice("x", AXES, "iteration")
+    tracks = [track_of(run) for run in runs]
+    panels = panels_of(columns_of(tracks), len(tracks))
+    lines = {panel.id: lines_of(panel, tracks) for panel in panels}
+    keys = [run.key for run in runs]
+    return Answer(
+        site.render(
+            "curves.html",
+            layout="run_base.html" if len(runs) == 1 else "base.html",
+            run=runs[0],
+            shown=[{"key": run.key, "title": run.title, "colour": i % 8} for i, run in enumerate(runs)],
+            others=[run for run in site.runs if run.key not in keys],
+            x=x,
+            axes={name: words for name, (_, words) in AXES.items()},
+            problems=[(track.title, track.problem) for track in tracks if track.problem],
+            sections=_sections(site, panels, lines, keys, x),
+            data=page_data(panels, lines, tracks, x),
+            all_csv=site.links.page("curves.csv", run=keys),
+            all_svg=site.links.page("curves.svg", run=keys, x=_axis(x)),
+        )
+    )
+
+
+def curves_svg(site: Site, query: Query) -> Answer:
+    """One panel, or all that are not folded away, as an SVG document."""
+    from diffrl.gallery.plots import panels_svg
+
+    runs, x = _runs(site, query), query.choice("x", AXES, "iteration")
+    tracks = [track_of(run) for run in runs]
+    panel = _panel(query, tracks)
+    chosen = [panel] if panel else [p for p in panels_of(columns_of(tracks), len(tracks)) if not p.fold]
+    if not chosen:
+        raise GalleryError("There is nothing to draw: none of these runs has metrics yet. Come back later.", 404)
+    title = ", ".join(run.title for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
+    svg = panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title)
+    return Answer(svg, "image/svg+xml", filename=_filename(runs, panel, "svg"))
+
+
+def curves_csv(site: Site, query: Query) -> Answer:
+    """All metrics, or those of a panel, as CSV; nothing is thinned."""
+    runs = _runs(site, query)
+    tracks = [track_of(run) for run in runs]
+    panel = _panel(query, tracks)
+    columns = None if panel is None else [*panel.columns, *([panel.band] if panel.band else [])]
+    rows = [(run.key, [] if track.problem else run.metrics()) for run, track in zip(runs, tracks, strict=True)]
+    return Answer(csv_of(rows, columns), "text/csv; charset=utf-8", filename=_filename(runs, panel, "csv"))
+
+
+def _runs(site: Site, query: Query) -> list[RunSource]:
+    keys = list(dict.fromkeys(query.all("run")))
+    runs = [site.run(key) for key in keys] or site.runs
+    if not runs:
+        raise GalleryError("Curves are drawn of runs. Got only folders of pictures. Give the directory of a run.", 404)
+    return runs
+
+
+def _panel(query: Query, tracks: Sequence[Track]) -> Panel | None:
+    """The panel that was asked for, whether each metric has an axis of its own here or shares one; None if none was."""
+    wanted = query.text("panel")
+    if not wanted:
+        return None
+    columns = columns_of(tracks)
+    for panel in [*panels_of(columns, len(tracks)), *panels_of(columns, 1)]:
+        if panel.id == wanted:
+            return panel
+    raise GalleryError(f"There is no panel {wanted!r} of these runs. Choose one on the page of the curves.", 404)
+
+
+def _axis(x: str) -> str | None:
+    """The axis as a parameter, left out where it is the one that is drawn anyhow."""
+    return None if x == "iteration" else x
+
+
+def _sections(
+    site: Site, panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], keys: Sequence[str], x: str
+) -> list[dict[str, Any]]:
+    """Panels below their headings; in each the folded ones below what they are folded under."""
+    sections = []
+    for title, members in groupby(panels, key=lambda panel: panel.section):
+        folds: dict[str, list[dict[str, Any]]] = {}
+        for panel in members:
+            folds.setdefault(panel.fold, []).append(_shown(site, panel, lines[panel.id], keys, x))
+        sections.append({"title": title, "panels": folds.pop("", []), "folds": folds})
+    return sections
+
+
+def _shown(site: Site, panel: Panel, lines: Sequence[Line], keys: Sequence[str], x: str) -> dict[str, Any]:
+    summaries = [summary_of(panel, line) for line in lines]
+    # An exported site holds drawings of the panels that show at once, of a few runs: it should not take minutes.
+    exported = site.links.exported
+    drawn = not exported or (not panel.fold and len(site.runs) <= DRAWN)
+    return {
+        "panel": panel,
+        "summaries": summaries,
+        "svg": site.links.page("curves.svg", run=keys, x=_axis(x), panel=panel.id) if drawn else None,
+        "csv": None if exported else site.links.page("curves.csv", run=keys, panel=panel.id),
+    }
+
+
+def _filename(runs: Sequence[RunSource], panel: Panel | None, suffix: str) -> str:
+    parts = ["curves", runs[0].key if len(runs) == 1 else f"{len(runs)}-runs", panel.id if panel else ""]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)) + f".{suffix}"

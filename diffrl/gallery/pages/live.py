@@ -1,0 +1,60 @@
+"""What has changed since a page was drawn: asked for every few seconds by static/live.js."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import lru_cache
+from typing import Any
+
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.folders import FolderSource
+from diffrl.gallery.progress import FRESH, Progress, is_locked, progress
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer, Source
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+
+
+def state(site: Site, query: Query) -> Answer:
+    """A JSON object with one entry a source, or with that of the one that `run` names.
+
+    Every entry has `title`, `kind`, and `version`, which changes whenever anything of the source does. A run's also has
+    `age`, seconds since its last change, `done` and `total` iterations, `running`, and `evaluation`, the iteration of
+    its last evaluation; each is null where it is not known. A folder's has `progress`, a
+    sentence while it is scored, else null.
+    """
+    key = query.text("run")
+    sources = [site.source(key)] if key else site.sources
+    return Answer(json.dumps({source.key: _entry(source) for source in sources}), "application/json")
+
+
+def _entry(source: Source) -> dict[str, Any]:
+    version = source.version()
+    entry: dict[str, Any] = {"title": source.title, "kind": source.kind, "version": version}
+    if isinstance(source, FolderSource):
+        return {**entry, "progress": source.progress()}
+    if not isinstance(source, RunSource):
+        return entry
+    found = _progress(source, version)
+    if found is None:
+        return {**entry, "age": None, "done": None, "total": None, "running": None, "evaluation": None}
+    age = max(0.0, time.time() - found.written) if found.written else None
+    fresh = found.state != "finished" and age is not None and age < FRESH
+    return {
+        **entry,
+        "age": age,
+        "done": found.done,
+        "total": found.total,
+        "running": fresh or is_locked(source.path / ".lock"),
+        "evaluation": found.evaluations[-1][0] if found.evaluations else None,
+    }
+
+
+@lru_cache(maxsize=256)
+def _progress(source: RunSource, version: str) -> Progress | None:
+    """How far a run is, read again when its version changes; None if it cannot be read, which its own page explains."""
+    try:
+        return progress(source)
+    except GalleryError:
+        return None

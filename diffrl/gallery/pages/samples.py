@@ -1,0 +1,66 @@
+"""All samples of one state of a run or folder, as cards."""
+
+from __future__ import annotations
+
+from diffrl.gallery.columns import label, main_states, named, options
+from diffrl.gallery.compare import arrange, containing, match, within
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.pages.compare import of_folders, orders, paged, wanted
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer, Source, State
+from diffrl.gallery.rows import views
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+
+PAGE = 60
+
+
+def samples(site: Site, query: Query) -> Answer:
+    """The page."""
+    source = site.source(query.text("run")) if query.text("run") or len(site.sources) != 1 else site.sources[0]
+    run = source if isinstance(source, RunSource) else None
+    states = source.states()
+    if not states:
+        return Answer(site.render("samples.html", source=source, run=run, views=[], state=None))
+    state = _state(source, states, query.text("state"))
+    columns = named([(source, state)])
+    asked = wanted(query, columns, list(orders(False, "any")))
+    found = match([source.briefs(state, asked.reward)], [source.kind == "folder"]).rows
+    rows = arrange(within(containing(found, asked.prompt), asked.low, asked.high), asked.sort)
+    shown, number, pages = paged(query, rows, PAGE, site.links.exported)
+    last = main_states(states)[-1]
+
+    def address(of: State) -> str:
+        return site.links.page("samples", run=source.key, state=None if of == last else of.key)
+
+    values = {
+        "source": source,
+        "run": run,
+        "state": state,
+        "columns": columns,
+        "label": label(state),
+        "notes": [*([asked.note] if asked.note else []), *of_folders(columns)],
+        "asked": asked,
+        "sorts": orders(False, asked.reward),
+        "found": len(rows),
+        "views": views(columns, shown, asked.names),
+        "number": number,
+        "pages": pages,
+        "turn": lambda n: site.links.page(
+            "samples", run=source.key, state=state.key, **asked.parameters, page=n if n > 1 else None
+        ),
+        "plain": site.links.page("samples", run=source.key, state=None if site.links.exported else state.key),
+        "states": [(s.key, f"{label(s)} ({s.samples:,})") for s in options(source, [state])],
+        "exits": [(address(s), label(s)) for s in main_states(states)] if site.links.exported else [],
+    }
+    return Answer(site.render("samples.html", **values))
+
+
+def _state(source: Source, states: list[State], key: str) -> State:
+    """The state that was asked for; the last evaluation without."""
+    found = {state.key: state for state in states}
+    if not key:
+        return main_states(states)[-1]
+    if key not in found:
+        raise GalleryError(f"{source.title} has no samples of {key[:100]!r}. Choose another of its evaluations.", 404)
+    return found[key]

@@ -1,0 +1,146 @@
+"""The trees that a run kept: their list, and one of them with the story of why the policy changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diffrl.errors import DiffrlError
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import three
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Answer
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
+from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
+from diffrl.gallery.tree_story import story
+from diffrl.gallery.tree_words import counted, sums, total
+from diffrl.tracking.trees import NAME, TREES, TreeRecord, list_trees, read_tree, tree_name
+
+PER_PAGE = 24
+
+
+def trees(site: Site, query: Query) -> Answer:
+    """Every tree that a run kept, the newest first."""
+    run = site.run(query.text("run"))
+    found = list_trees(run.path)[::-1]
+    pages = 1 if site.links.exported else max(1, -(-len(found) // PER_PAGE))
+    page = query.whole("page", 1, 1, pages)
+    shown = found if site.links.exported else found[(page - 1) * PER_PAGE : page * PER_PAGE]
+    cards = [_card(run, iteration, group) for iteration, group in shown]
+    return Answer(site.render("trees.html", run=run, cards=cards, count=len(found), page=page, pages=pages))
+
+
+def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
+    """A tree in few words; of one that cannot be read, why."""
+    name = tree_name(iteration, group)
+    card: dict[str, Any] = {"name": name, "iteration": iteration, "group": group, "error": None}
+    try:
+        given = sums(read_tree(run.path, iteration, group))
+    except DiffrlError as error:
+        return card | {"error": str(error)}
+    ranked = given.scored
+    judged = [passed for node in given.drawn_leaves if (passed := given.passed(node)) is not None]
+    ends = [] if not ranked else [("best", ranked[0]), ("worst", ranked[-1])]
+    return card | {
+        "prompt": given.record.prompt,
+        "counts": _counts(len(given.drawn_leaves), len(given.edges)),
+        "passed": f"{sum(judged)} of {len(judged)} passed" if judged else None,
+        "spread": f"{three(total(ranked[-1]))} to {three(total(ranked[0]))}" if ranked else "no rewards",
+        "dots": _dots([total(node) for node in ranked]),
+        "turning": sum(edge.turning for edge in given.edges),
+        "ends": [
+            {
+                "which": which,
+                "reward": three(total(node)),
+                "file": f"{TREES}/{name}/{node.picture}" if node.picture else None,
+            }
+            for which, node in ends
+        ],
+    }
+
+
+def _counts(pictures: int, steps: int) -> str:
+    return f"{counted(pictures, 'picture')}, {counted(steps, 'step')}" if steps else counted(pictures, "picture")
+
+
+def _dots(rewards: Sequence[float]) -> list[str]:
+    """Where rewards lie between 0 and 1, in percent; between the least and the largest where they leave that range."""
+    if not rewards:
+        return []
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
+    return [f"{100 * (reward - low) / (high - low):.1f}" for reward in rewards]
+
+
+def tree(site: Site, query: Query) -> Answer:
+    """One prompt's rollout as a tree, and why the policy changed."""
+    run = site.run(query.text("run"))
+    found = list_trees(run.path)
+    if not found:
+        raise GalleryError(f"{run.title} kept no trees. Set track.trees in its configuration and train again.", 404)
+    name = query.text("tree", tree_name(*found[-1]))
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise GalleryError(f'tree must be an iteration and a group, like "000020-3". Got {name!r}.', 404)
+    place = (int(match[1]), int(match[2]))
+    if place not in found or tree_name(*place) != name:
+        raise GalleryError(f"{run.title} kept no tree {name}. Choose another of its trees.", 404)
+    try:
+        record = read_tree(run.path, *place)
+        return Answer(_page(site, run, record, found))
+    except DiffrlError as error:
+        raise GalleryError(str(error), 503) from error
+
+
+def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[int, int]]) -> str:
+    def address(**options: Any) -> Callable[[str], str]:
+        return lambda file: site.links.media(run.key, f"{TREES}/{record.name}/{file}", **options)
+
+    given, small = sums(record), address(size=128, still=True)
+    return site.render(
+        "tree.html",
+        run=run,
+        record=record,
+        figure=tree_figure(record, small, interactive=True, scale=1),
+        story=story(record),
+        names=given.names,
+        steps=step_rows(given),
+        pictures=picture_rows(given),
+        nodes=panel(given, small, address()),
+        explored=any(not node.drawn for node in record.nodes),
+        proxies=any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in record.nodes),
+        around={
+            key: site.links.page("tree", run=run.key, tree=tree_name(*other)) if other else None
+            for key, other in neighbours(found, (record.iteration, record.group)).items()
+        },
+    )
+
+
+def neighbours(found: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
+    """The trees before and after one, and those of the iterations around it, of the same group where there is one.
+
+    Args:
+        found: iteration and group of all trees, ascending.
+        here: the one that is shown.
+
+    Returns:
+        previous, next, earlier and later; None where there is none.
+    """
+    place = found.index(here)
+    earlier = max((iteration for iteration, _ in found if iteration < here[0]), default=None)
+    later = min((iteration for iteration, _ in found if iteration > here[0]), default=None)
+
+    def of(iteration: int | None) -> tuple[int, int] | None:
+        groups = [group for other, group in found if other == iteration]
+        return None if iteration is None else (iteration, here[1] if here[1] in groups else groups[0])
+
+    return {
+        "previous": found[place - 1] if place else None,
+        "next": found[place + 1] if place + 1 < len(found) else None,
+        "earlier": of(earlier),
+        "later": of(later),
+    }
+
+
+__all__ = ["TREE_FIGURE_CSS", "neighbours", "story", "tree", "tree_figure", "trees"]

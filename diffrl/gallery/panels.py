@@ -1,0 +1,189 @@
+"""Which metrics share an axis: what has one unit and is read together, in the order in which a run is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+HELD_OUT, TRAINING, SPREAD = "Held-out rewards", "Training rewards", "Spread"
+FIDELITY, UPDATE, SENTINEL, COSTS, FURTHER = "Fidelity", "Update", "Sentinel", "Costs", "Further metrics"
+CROWDED = 6
+"""Lines on one axis, of several runs, above which every metric gets an axis of its own."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One axis and what stands on it.
+
+    Args:
+        id: in addresses; the column where there is only one.
+        section: heading that it stands under.
+        title: what is shown.
+        columns: names in metrics.jsonl.
+        unit: on the axis; "" where the metric has none that is known.
+        note: a few words on the meaning.
+        fold: what it is folded away under, "" where it shows at once.
+        scale: what values are multiplied with for the axis; files keep the run's own units.
+        band: column of a standard deviation that is drawn around the line.
+    """
+
+    id: str
+    section: str
+    title: str
+    columns: tuple[str, ...]
+    unit: str = ""
+    note: str = ""
+    fold: str = ""
+    scale: float = 1.0
+    band: str | None = None
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether it has values at evaluations only, each worth a mark."""
+        return all(is_evaluated(column) for column in self.columns)
+
+    def name(self, column: str) -> str:
+        """A column within the panel."""
+        return column.partition("/")[2] or column
+
+
+KNOWN: Sequence[Panel] = (
+    Panel(
+        "spread", SPREAD, "Spread of the reward", ("reward/std",), "weighted reward", "standard deviation of a batch"
+    ),
+    Panel(
+        "groups",
+        SPREAD,
+        "Groups without a signal",
+        ("groups/zero_spread", "groups/dropped"),
+        "groups",
+        "all rewards equal; too few scored samples",
+    ),
+    Panel(
+        "turning",
+        SPREAD,
+        "Turning edges",
+        ("credit/turning_edges",),
+        "steps",
+        "their reward was replaced by the long-term one",
+    ),
+    Panel(
+        "fidelity",
+        FIDELITY,
+        "Rank agreement",
+        ("fidelity/tau", "fidelity/rho", "fidelity/audit_tau"),
+        "correlation",
+        "proxy against true reward; 1 is the same order",
+    ),
+    Panel(
+        "matches",
+        FIDELITY,
+        "Best and worst quarter",
+        ("fidelity/top_match", "fidelity/bottom_match"),
+        "share",
+        "of the quarter by proxy that is in the true one",
+    ),
+    Panel(
+        "ratio",
+        UPDATE,
+        "Ratio",
+        ("update/ratio",),
+        "new / old density",
+        "mean over the edges; 1 is the policy that drew",
+    ),
+    Panel(
+        "ratio_error",
+        UPDATE,
+        "Error of the ratio",
+        ("update/ratio_error", "update/ratio_error_max"),
+        "|ratio − 1|",
+        "mean and largest",
+    ),
+    Panel("clipped", UPDATE, "Clip fraction", ("update/clipped",), "share of edges", "whose gradient the clip removed"),
+    Panel("approx_kl", UPDATE, "Approximate KL", ("update/approx_kl",), "nats a dimension", "old policy to policy"),
+    Panel(
+        "velocity_gap", UPDATE, "Velocity gap", ("update/velocity_gap",), "mean square", "policy against the old policy"
+    ),
+    Panel("reference_kl", UPDATE, "Distance to the start", ("update/reference_kl",), "", "model before alignment"),
+    Panel("grad_norm", UPDATE, "Gradient norm", ("update/grad_norm",), "", "before clipping"),
+    Panel("learning_rate", UPDATE, "Learning rate", ("update/learning_rate",)),
+    Panel("loss", UPDATE, "Loss", ("update/loss",), "", "what is minimised; its level says little"),
+    Panel(
+        "contrast",
+        UPDATE,
+        "Errors of the two predictions",
+        ("update/loss_plus", "update/loss_minus"),
+        "weighted error",
+        "DiffusionNFT contrasts them",
+    ),
+    Panel(
+        "diversity", SENTINEL, "Diversity", ("sentinel/diversity",), "RMS", "of a sample to the others of its prompt"
+    ),
+    Panel(
+        "sharpness", SENTINEL, "Sharpness", ("sentinel/sharpness",), "variance of the Laplacian", "of training samples"
+    ),
+    Panel(
+        "change", SENTINEL, "Below the best so far", ("sentinel/change/*",), "standard deviations", "held-out rewards"
+    ),
+    Panel("alarms", SENTINEL, "Alarms", ("sentinel/alarms",), "things wrong", "at evaluations"),
+    Panel("seconds", COSTS, "Time by phase", ("seconds/*",), "seconds", "of each iteration"),
+    Panel("evaluations", COSTS, "Network evaluations by purpose", ("evaluations/*",), "samples", "of each iteration"),
+    Panel("precision", COSTS, "Network evaluations by precision", ("precision/*",), "samples", "of each iteration"),
+    Panel("memory", COSTS, "Peak memory", ("peak_memory_bytes",), "GiB", "the most so far", scale=2.0**-30),
+)
+AXIS_COLUMNS = ("iteration", "cost/evaluations", "cost/seconds")
+
+
+def is_evaluated(column: str) -> bool:
+    """Whether a metric is written at evaluations only; its absence between them is no gap."""
+    return column.startswith(("held_out/", "sentinel/change/")) or column == "sentinel/alarms"
+
+
+def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
+    """The panels of some columns, those with data only; every column stands in exactly one, but for spreads and axes.
+
+    Args:
+        columns: that have numbers, in their order.
+        runs: how many lines each column gives; where a panel would be crowded, each column gets its own.
+    """
+    left = [column for column in columns if column not in AXIS_COLUMNS]
+    found = _rewards(left, "held_out/", HELD_OUT, "mean; always the same prompts and noise")
+    if "reward/mean" in left:
+        band = "reward/std" if "reward/std" in left else None
+        what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"
+        found.append(Panel("reward", TRAINING, "Training reward", *what, band=band))
+    own = [column for column in left if column not in ("reward/mean", "reward/std")]
+    found += _rewards(own, "reward/", TRAINING, "mean of the batch, in the scorer's units")
+    for panel in KNOWN:
+        chosen = tuple(column for wanted in panel.columns for column in _matching(wanted, left))
+        if chosen:
+            found.append(replace(panel, columns=chosen))
+    taken = {column for panel in found for column in panel.columns}
+    found += [Panel(column, FURTHER, column, (column,), fold=FURTHER) for column in left if column not in taken]
+    return [part for panel in found for part in _uncrowded(panel, runs)]
+
+
+def _matching(wanted: str, columns: Sequence[str]) -> list[str]:
+    if wanted.endswith("*"):
+        return [column for column in columns if column.startswith(wanted[:-1])]
+    return [wanted] if wanted in columns else []
+
+
+def _rewards(columns: Sequence[str], prefix: str, section: str, note: str) -> list[Panel]:
+    """A panel a reward, since each has units of its own; parts of a reward are folded away."""
+    names = [column for column in columns if column.startswith(prefix)]
+    parents = {name: next((other for other in names if name.startswith(f"{other}/")), "") for name in names}
+    found = []
+    for name in names:
+        title, parent = name.removeprefix(prefix), parents[name].removeprefix(prefix)
+        fold = f"Parts of {parent}" if parent else ""
+        title = title if parent else f"{section.removesuffix(' rewards')} {title}"
+        found.append(Panel(name, section, title, (name,), "score", "" if parent else note, fold))
+    return sorted(found, key=lambda panel: bool(panel.fold))
+
+
+def _uncrowded(panel: Panel, runs: int) -> list[Panel]:
+    if runs == 1 or len(panel.columns) == 1 or len(panel.columns) * runs <= CROWDED:
+        return [panel]
+    title = f"{panel.title}: " if panel.section == COSTS else ""
+    return [replace(panel, id=name, title=f"{title}{panel.name(name)}", columns=(name,)) for name in panel.columns]

@@ -1,0 +1,121 @@
+"""Panels drawn by matplotlib as SVG whose text stays text: to download, for pages without scripts, for the report."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from diffrl.gallery.curves import AXES, Line, lines_of, plain, thin
+from diffrl.gallery.panels import Panel
+from diffrl.gallery.series import Track
+
+PALETTE = ("#1b7f6b", "#d1762a", "#3f6fb5", "#a8457f", "#7f8a1f", "#5b5fc7", "#b3483b", "#6b7380")
+"""Told apart with any kind of colour vision, together with the dashes; the page's style sheet has them too."""
+DASHES = ("solid", (0, (6, 2.5)), (0, (1.5, 2)), (0, (8, 2.5, 1.5, 2.5)))
+INK, FAINT, PAPER = "#23262b", "#d9d7d2", "#ffffff"
+WIDTH, HEIGHT = 5.6, 3.0
+MANY = 60
+"""Points of a line above which single points are not marked."""
+
+_LOCK = threading.Lock()  # matplotlib's settings belong to the whole process
+
+
+def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns: int = 2, title: str = "") -> str:
+    """Panels as one SVG document.
+
+    Args:
+        panels: at least one.
+        tracks: the runs.
+        x: key of `AXES`.
+        columns: panels beside each other.
+        title: above all.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "diffrl",
+        "text.parse_math": False,
+        "font.size": 9,
+    }
+    with _LOCK, rc_context(settings), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a font without a character of some name is the viewer's affair
+        columns = min(columns, len(panels))
+        rows = -(-len(panels) // columns)
+        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained", facecolor=PAPER)
+        FigureCanvasSVG(figure)
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, panel in zip(grid, panels, strict=False):
+            draw(axes, panel, lines_of(panel, tracks), tracks, x)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        if title:
+            figure.suptitle(plain(title), fontsize=11, color=INK)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return out.getvalue()
+
+
+def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track], x: str) -> None:
+    """A panel on matplotlib axes: titled, labelled, with a legend where there is more than one line."""
+    column, words = AXES[x]
+    handles = []
+    for line in lines:
+        track, colour = tracks[line.track], PALETTE[line.colour % len(PALETTE)]
+        places = track.along(column)
+        placed = [(places[row], value, row) for row, value in thin(line.points) if places[row] is not None]
+        xs, ys = [place for place, _, _ in placed], [value * panel.scale for _, value, _ in placed]
+        style = {"color": colour, "linestyle": DASHES[line.dash % len(DASHES)], "linewidth": 1.5}
+        marker = "o" if panel.evaluated else "." if len(xs) <= MANY else None
+        handles += axes.plot(xs, ys, marker=marker, markersize=4 if panel.evaluated else 3, **style)
+        if panel.band:
+            band = track.along(panel.band)
+            spread = [(band[row] or 0.0) * panel.scale for _, _, row in placed]
+            low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_title(plain(panel.title), fontsize=10, loc="left", color=INK)
+    axes.set_xlabel(words, color=INK)
+    axes.set_ylabel(plain(panel.unit or panel.title), color=INK)
+    if x != "seconds":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.tick_params(colors=INK)
+    axes.grid(color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+    if len(lines) > 1:
+        labels = [f" {line.label}" for line in lines]  # matplotlib leaves out labels that begin with an underscore
+        axes.legend(
+            handles, labels, fontsize=7.5, frameon=False, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.02)
+        )
+
+
+def inline(svg: str, prefix: str) -> str:
+    """An SVG document as an element of a page: colours follow the page's theme, ids are its own, nothing external.
+
+    Args:
+        svg: from `panels_svg`.
+        prefix: that makes its ids different from those of the page's other figures.
+    """
+    element = re.sub(r"<style.*?</style>", "", svg[svg.index("<svg") :], count=1, flags=re.DOTALL)
+    element = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", element, count=2).replace("xlink:href=", "href=")
+    element = re.sub(r'(\bid="|url\(#|\bhref="#)', rf"\g<1>{prefix}-", element)
+    for size in ("width", "height"):
+        element = re.sub(rf'(<svg[^>]*?)\s{size}="[^"]*"', r"\1", element, count=1)
+    colours = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "none"}
+    colours |= {colour: f"var(--series-{i})" for i, colour in enumerate(PALETTE)}
+    styles = re.compile(r'style="[^"]*"')
+    return styles.sub(lambda found: _themed(found[0], colours), element)
+
+
+def _themed(style: str, colours: dict[str, str]) -> str:
+    for colour, variable in colours.items():
+        style = style.replace(colour, variable)
+    return style

@@ -1,0 +1,141 @@
+"""Votes as preference pairs for other people's training scripts.
+
+    preferences.jsonl      prompt, chosen, rejected      the columns of TRL's preference type, pictures as paths
+                           caption, jpg_0, jpg_1, label_0, label_1      the same pair as Pick-a-Pic names it, as paths
+    preferences.parquet    caption, jpg_0, jpg_1, label_0, label_1      with the pictures' bytes
+
+The second set of names is read by `train_diffusion_dpo.py` of diffusers and by Salesforce's DiffusionDPO: they open
+`io.BytesIO(jpg_0)`, and exchange the two where `label_0 == 0`. A tie has label_0 = 0.5 in Pick-a-Pic; the script of
+diffusers does not filter those and would take them for a win of jpg_0, so ties are left out of both files. jpg_0 is the
+picture that was shown on the left, as it is there. TRL's own trainers learn from texts: with its columns the pictures
+must be loaded by the script that reads them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.paths import VIDEOS
+from diffrl.gallery.records import Source
+from diffrl.gallery.votes import Side, Vote, source_of
+
+COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows of the Parquet file, and how many votes are left out of it.
+
+    Args:
+        rows: with the columns of `COLUMNS`.
+        missing: pictures that are gone, unreadable, or of a source that is not in this gallery.
+        moving: videos, which those scripts cannot read.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    missing: int = 0
+    moving: int = 0
+
+
+def jsonl(votes: Sequence[Vote]) -> str:
+    """A line for each vote that prefers one picture."""
+    lines = []
+    for vote in votes:
+        if vote.choice == "tie":
+            continue
+        chosen, rejected = (vote.a, vote.b) if vote.choice == "a" else (vote.b, vote.a)
+        left, right, label = _sides(vote)
+        row = {
+            "prompt": vote.prompt,
+            "chosen": absolute(chosen),
+            "rejected": absolute(rejected),
+            "caption": vote.prompt,
+            "jpg_0": absolute(left),
+            "jpg_1": absolute(right),
+            "label_0": label,
+            "label_1": 1 - label,
+            "voter": vote.voter,
+            "time": vote.time,
+        }
+        lines.append(json.dumps(row, ensure_ascii=True) + "\n")
+    return "".join(lines)
+
+
+def absolute(side: Side) -> str:
+    """The path of a side's picture."""
+    return str(Path(side.path) / side.picture)
+
+
+def _sides(vote: Vote) -> tuple[Side, Side, int]:
+    """Left, right, and 1 where the left one was preferred, else 0."""
+    left, right = (vote.a, vote.b) if vote.left == "a" else (vote.b, vote.a)
+    return left, right, int(vote.choice == vote.left)
+
+
+def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
+    """Rows with the bytes of the pictures, which are read only from the gallery's own sources."""
+    rows, missing, moving = [], 0, 0
+    for vote in votes:
+        if vote.choice == "tie":
+            continue
+        left, right, label = _sides(vote)
+        read = [_still(sources, side) for side in (left, right)]
+        if "moving" in read:
+            moving += 1
+        elif None in read:
+            missing += 1
+        else:
+            values = (vote.prompt, *read, float(label), 1.0 - label)
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return Pairs(rows, missing, moving)
+
+
+def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
+    """The bytes of a picture; "moving" of a video, None of what cannot be read."""
+    from PIL import Image, UnidentifiedImageError
+
+    source = source_of(sources, side)
+    if source is None:
+        return None
+    try:
+        data = Path(source.media(side.picture)).read_bytes()
+        if Path(side.picture).suffix.lower() in VIDEOS:
+            return "moving"
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            return "moving" if getattr(image, "n_frames", 1) > 1 else data
+    except (GalleryError, OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+        return None
+
+
+def parquet(found: Pairs) -> bytes:
+    """The rows as a Parquet file.
+
+    Raises:
+        GalleryError: no row at all, or pyarrow is not installed.
+    """
+    if not found.rows:
+        raise GalleryError(
+            "The Parquet file holds votes that prefer one still picture of this gallery. There is none: "
+            f"{found.missing} with missing pictures, {found.moving} of videos. Vote first.",
+            404,
+        )
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise GalleryError(
+            "Writing Parquet needs pyarrow. It is not installed. Run: pip install 'diffrl[parquet]', or take "
+            "preferences.jsonl."
+        ) from error
+    kinds = (pa.string(), pa.binary(), pa.binary(), pa.float64(), pa.float64())
+    table = pa.Table.from_pylist(list(found.rows), schema=pa.schema(list(zip(COLUMNS, kinds, strict=True))))
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()

@@ -1,0 +1,187 @@
+"""report.html: a run on one page, in one file that needs nothing else, made from the run's files alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from diffrl import __version__
+from diffrl.gallery.costs import costs_of
+from diffrl.gallery.curves import columns_of, lines_of
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.numbers import three
+from diffrl.gallery.panels import FIDELITY, panels_of
+from diffrl.gallery.progress import Change, Progress, progress, said
+from diffrl.gallery.report_parts import figures, pairs, tree_part
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import Track, track_of
+from diffrl.gallery.site import Site
+
+REPORT = "report.html"
+STATIC = Path(__file__).parent / "static"
+STYLES = ("gallery.css", "series.css", "report.css")
+PRECISION = ("precision", "engine", "compute_dtype", "outside_dtype", "scaling", "speed_up")
+
+
+def write_report(run_dir: Path, destination: Path | None = None) -> Path:
+    """Write a run's report, of a run at any point of its course.
+
+    Args:
+        run_dir: the run.
+        destination: the file; report.html in the run without one. What was there is replaced in one step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = Path(destination) if destination else Path(run_dir) / REPORT
+    run = RunSource("run", Path(run_dir), Path(run_dir).resolve().name)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(
+        report_document(Site([run], ServerLinks(__version__)), run), encoding="utf-8", errors="replace"
+    )
+    os.replace(temporary, path)
+    return path
+
+
+def report_document(site: Site, run: RunSource) -> str:
+    """The report as a whole HTML document without any reference to something outside of it."""
+    values = report_values(run)
+    styles = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
+    css = Markup(styles + (values["tree"].get("css") or ""))  # the gallery's own files
+    return site.render("report.html", css=css, **values)
+
+
+def report_values(run: RunSource) -> dict[str, Any]:
+    """Everything that the report's templates show. What cannot be read is a sentence among `problems`."""
+    problems: list[str] = []
+    summary = _json(run, "summary.json", problems)
+    environment = _json(run, "environment.json", problems)
+    precision = _json(run, "precision.json", problems)
+    track = track_of(run)
+    problems += [track.problem] if track.problem else []
+    course = _course(run, problems)
+    changes = course.headline if course else []
+    alarms, notes = said(run)
+    drawn, constant = figures(track)
+    shown, words = pairs(run, [change.name for change in changes])
+    return {
+        "run": run,
+        "status": status(course, summary),
+        "lead": lead(changes, course),
+        "changes": changes,
+        "problems": problems,
+        "pairs": shown,
+        "pairs_words": words,
+        "figures": drawn,
+        "constant": constant,
+        "tree": tree_part(run),
+        "fidelity": fidelity(track),
+        "precision": precision_lines(precision),
+        "costs": costs_of(summary, track),
+        "alarms": alarms,
+        "sentinel": sentinel(track),
+        "notes": notes,
+        "config": run.read_text("config.yaml"),
+        "environment": flat({name: value for name, value in environment.items() if name != "resumed"}),
+        "resumed": resumptions(environment),
+    }
+
+
+def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
+    """How far the run is, in a sentence."""
+    done = course.done if course else 0
+    of = f" of {course.total:,}" if course and course.total else ""
+    if summary:
+        return f"Finished: {done:,}{of} iterations."
+    return f"Not finished: {done:,}{of} iterations so far."
+
+
+def lead(changes: Sequence[Change], course: Progress | None) -> str:
+    """What became of the first held-out reward, in a sentence."""
+    if not changes or course is None:
+        return "There is no held-out evaluation yet."
+    first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
+    if len(iterations) == 1:
+        return (
+            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
+        )
+    if first.change is None:
+        return f"The change of the held-out {first.name} is not known: its scorer failed."
+    word = "rose" if first.change > 0 else "fell" if first.change < 0 else "stayed"
+    between = f"from {three(first.before)} to {three(first.after)}" if first.change else f"at {three(first.after)}"
+    return f"Held-out {first.name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
+
+
+def fidelity(track: Track) -> list[tuple[str, list[str]]]:
+    """Metrics of the exploring stage: name; first, last and mean value, lowest and highest."""
+    found = []
+    for panel in panels_of(columns_of([track])):
+        if panel.section != FIDELITY:
+            continue
+        for line in lines_of(panel, [track]):
+            values = [value for _, value in line.points if value == value]
+            numbers = (values[0], values[-1], sum(values) / len(values), min(values), max(values))
+            found.append((line.label, [three(value) for value in numbers]))
+    return found
+
+
+def precision_lines(precision: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What precision.json says in short."""
+    found = [(name.replace("_", " "), str(precision[name])) for name in PRECISION if precision.get(name) is not None]
+    for name in ("parameters_quantised", "flops_quantised"):
+        if isinstance(precision.get(name), (int, float)):
+            found.append((name.replace("_", " "), f"{precision[name]:.1%}"))
+    notes = precision.get("notes")
+    return found + [("note", str(note)) for note in (notes if isinstance(notes, list) else [])]
+
+
+def sentinel(track: Track) -> list[tuple[int, int]]:
+    """Iteration and number of alarms of the evaluations at which the sentinel saw something."""
+    seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
+    return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
+
+
+def resumptions(environment: Mapping[str, Any]) -> list[str]:
+    """A sentence a resumption: what differs from the run's start."""
+    entries = environment.get("resumed")
+    began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
+    told = []
+    for n, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
+        now = dict(flat({k: v for k, v in entry.items() if k != "run_id"})) if isinstance(entry, dict) else {}
+        other = [f"{name} {value} (began with {began.get(name, 'none')})" for name, value in now.items()
+                 if began.get(name) != value]  # fmt: skip
+        told.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
+    return told
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """A JSON object as names and texts, names joined by dots; what is null is left out."""
+    found: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found += flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found.append((f"{prefix}{name}", str(value)))
+    return found
+
+
+def _course(run: RunSource, problems: list[str]) -> Progress | None:
+    try:
+        course = progress(run)
+    except GalleryError as error:
+        problems.append(str(error))
+        return None
+    return course
+
+
+def _json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
+    try:
+        return run.read_json(name)
+    except GalleryError as error:
+        problems.append(str(error))
+        return {}

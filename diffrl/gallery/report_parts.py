@@ -1,0 +1,176 @@
+"""What a report shows besides numbers: pictures as data: URIs, curves as inline SVG, one tree with its story."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from diffrl.errors import DiffrlError
+from diffrl.gallery.curves import brief, columns_of, lines_of
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.panels import HELD_OUT, TRAINING, Panel, panels_of
+from diffrl.gallery.records import Sample, State
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import Track
+from diffrl.gallery.thumbnails import shrink
+from diffrl.tracking.trees import TREES, TreeRecord, list_trees, read_tree
+
+PAIRS = 12
+SIZE, NODE = 256, 128
+"""Longest edges of the pictures of pairs, and of a tree's."""
+MOVING = 40_000
+"""Bytes up to which what moves is shown moving; of more, the first frame."""
+TREE_BYTES = 900_000
+"""What the pictures of the tree may add up to; further nodes have none."""
+LOOKED = 5
+"""Iterations, from the last, in which a tree with a spread is looked for."""
+DRAWN = ("groups", "turning", "fidelity", "matches", "ratio", "clipped", "approx_kl", "velocity_gap", "grad_norm")
+ALWAYS = (HELD_OUT, TRAINING)
+
+
+def data_uri(path: Path, size: int) -> tuple[str, bool]:
+    """A picture as a data: URI, and whether it is so small that it is drawn crisp.
+
+    Args:
+        path: of the picture.
+        size: longest edge in pixels of what is shown.
+
+    Raises:
+        GalleryError: it cannot be read.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            longest, moves = max(image.size), getattr(image, "n_frames", 1) > 1
+        whole = moves and longest <= size and path.stat().st_size <= MOVING
+        small = None if whole else shrink(path, size, still=True)
+        content = path.read_bytes() if small is None else small
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
+    kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
+
+
+def pairs(run: RunSource, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+    """The first held-out samples before and after, the same prompts and noise, and a sentence.
+
+    Args:
+        run: whose they are.
+        rewards: that stand below the pictures; "total" if there are none.
+    """
+    try:
+        states = [state for state in run.states() if state.stage == "eval"]
+        if len(states) < 2:
+            words = "no held-out evaluation" if not states else f"one held-out evaluation, at {states[0].iteration}"
+            return [], f"The store holds {words}: there is no before and after yet."
+        first, last = states[0], states[-1]
+        after = {brief.key: brief.id for brief in run.briefs(last, None)}
+        matched = [(brief.id, after[brief.key]) for brief in run.briefs(first, None) if brief.key in after][:PAIRS]
+        if not matched:
+            return [], f"Evaluations {first.iteration} and {last.iteration} have no prompt and noise in common."
+        before = run.samples(first, [one for one, _ in matched])
+        later = {sample.id: sample for sample in run.samples(last, [other for _, other in matched])}
+    except DiffrlError as error:
+        return [], str(error)
+    names = rewards or ["total"]
+    shown = [
+        {
+            "prompt": sample.prompt,
+            "sides": [_side(run, s, state, names) for s, state in ((sample, first), (found, last))],
+        }
+        for sample, (_, other) in zip(before, matched, strict=False)
+        if (found := later.get(other)) is not None
+    ]
+    return shown, (
+        f"The first {len(shown)} held-out samples at iteration {first.iteration} and at {last.iteration}: the same "
+        "prompts and noise, not selected."
+    )
+
+
+def _side(run: RunSource, sample: Sample, state: State, rewards: Sequence[str]) -> dict[str, Any]:
+    uri, crisp, why = "", False, "no picture kept"
+    if sample.file:
+        try:
+            uri, crisp = data_uri(Path(run.media(sample.file)), SIZE)
+        except GalleryError:
+            why = "picture missing"
+    values = [(name, sample.value(name)) for name in rewards]
+    return {"iteration": state.iteration, "uri": uri, "crisp": crisp, "why": why, "values": values}
+
+
+def figures(track: Track) -> tuple[list[tuple[Panel, Markup]], list[str]]:
+    """The curves that tell most of a run, and words on those that stayed at one value.
+
+    A curve is an SVG element whose colours follow the page's theme.
+    """
+    from diffrl.gallery.plots import inline, panels_svg
+
+    found, constant = [], []
+    for n, panel in enumerate(panels_of(columns_of([track]))):
+        if panel.fold or (panel.section not in ALWAYS and panel.id not in DRAWN):
+            continue
+        values = {value if value == value else None for line in lines_of(panel, [track]) for _, value in line.points}
+        if len(values) == 1 and panel.section not in ALWAYS:
+            constant.append(f"{panel.title} {brief(values.pop())}")
+        else:  # matplotlib escapes the texts of an SVG
+            found.append((panel, Markup(inline(panels_svg([panel], [track], "iteration"), f"f{n}"))))
+    return found, constant
+
+
+def tree_part(run: RunSource) -> dict[str, Any]:
+    """A tree, its figure and its story; without one, a sentence."""
+    try:
+        record = telling_tree(run.path)
+        if record is None:
+            return {"figure": None, "why": "No tree was recorded. track.trees in the configuration records them."}
+        from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
+        from diffrl.gallery.tree_story import story
+
+        figure = tree_figure(record, _pictures(run.path / TREES / record.name))
+        return {"figure": figure, "css": TREE_FIGURE_CSS, "record": record, "story": story(record), "why": ""}
+    except DiffrlError as error:
+        return {"figure": None, "why": str(error)}
+
+
+def telling_tree(run_dir: Path) -> TreeRecord | None:
+    """Of the last iteration that has trees with different rewards, the tree whose rewards differ most."""
+    kept = list_trees(run_dir)
+    iterations = sorted({iteration for iteration, _ in kept}, reverse=True)
+    last: TreeRecord | None = None
+    for iteration in iterations[:LOOKED]:
+        found = [read_tree(run_dir, iteration, group) for n, group in kept if n == iteration]
+        best = max(found, key=_spread)
+        if _spread(best) > 0:
+            return best
+        last = last or best
+    return last
+
+
+def _spread(record: TreeRecord) -> float:
+    totals = [node.leaf.total for node in record.nodes if node.leaf is not None and node.leaf.total is not None]
+    return max(totals) - min(totals) if totals else 0.0
+
+
+def _pictures(folder: Path) -> Callable[[str], str]:
+    """Gives pictures of a tree until they add up to `TREE_BYTES`."""
+    left = TREE_BYTES
+
+    def picture(file: str) -> str:
+        nonlocal left
+        path = (folder / file).resolve()
+        if left <= 0 or path.parent != folder.resolve():
+            return ""
+        try:
+            uri, _ = data_uri(path, NODE)
+        except GalleryError:
+            return ""
+        left -= len(uri)
+        return uri
+
+    return picture

@@ -1,0 +1,114 @@
+"""Votes and tallies as their page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffrl.gallery.blind import is_video
+from diffrl.gallery.columns import label
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import State
+from diffrl.gallery.site import Site
+from diffrl.gallery.tally import Rate, Tally, preferred
+from diffrl.gallery.votes import Side, Vote, home, source_of
+
+SHOWN = 50
+"""Votes on one page of results."""
+
+
+def chosen(site: Site, query: Query, every: Sequence[Vote]) -> list[Vote]:
+    """The votes that an address asks for: on a and b, on a run, or all."""
+    if query.text("a") and query.text("b"):
+        sides = [site.state(query.text(name)) for name in ("a", "b")]
+        places = {(home(source), state.key) for source, state in sides}
+        return [vote for vote in every if {vote.a.place, vote.b.place} == places]
+    if query.text("run"):
+        path = home(site.source(query.text("run")))
+        return [vote for vote in every if path in (vote.a.path, vote.b.path)]
+    return list(every)
+
+
+def match_view(site: Site, tally: Tally, page: int) -> dict[str, Any]:
+    """A tally as templates/votes.html shows it; all of its votes in an exported site, else a page of them."""
+    newest = list(reversed(tally.votes))
+    start = 0 if site.links.exported else (page - 1) * SHOWN
+    end = len(newest) if site.links.exported else start + SHOWN
+    total = max(len(tally.votes), 1)
+    same = tally.a.path == tally.b.path
+    opinions = [(one, percent(one.prefers_b), percent(one.agrees)) for one in tally.opinions]
+    return {
+        "tally": tally,
+        "a": words(tally.a, same),
+        "b": words(tally.b, same),
+        "title": tally.a.source if same else "",
+        "shares": [100 * count / total for count in (tally.losses, tally.ties, tally.wins)],
+        "rate": percent(tally.rate),
+        "with_ties": None if tally.with_ties is None else f"{100 * tally.with_ties:.0f}\u00a0%",
+        "opinions": [shown for shown in opinions if "/" not in shown[0].reward],
+        "parts": [shown for shown in opinions if "/" in shown[0].reward],
+        "columns": compared(site, tally),
+        "repeated": len(tally.votes) > tally.pairs,
+        "votes": [row_view(site, vote, tally) for vote in newest[start:end]],
+        "more": end < len(newest),
+    }
+
+
+def compared(site: Site, tally: Tally) -> list[str]:
+    """The two as the compare page names them; nothing if one is not in this gallery."""
+    sources = [source_of(site.sources, side) for side in (tally.a, tally.b)]
+    keys = [f"{one.key}@{side.state}" for one, side in zip(sources, (tally.a, tally.b), strict=True) if one is not None]
+    return keys if len(keys) == len(sources) else []
+
+
+def row_view(site: Site, vote: Vote, tally: Tally) -> dict[str, Any]:
+    """A vote as a row of the table."""
+    said = [name for name in ("a", "b") if vote.choice == name]
+    opinions = [
+        (one.reward, preferred(vote, one.reward), vote.a.rewards.get(one.reward), vote.b.rewards.get(one.reward))
+        for one in tally.opinions
+        if "/" not in one.reward
+    ]
+    pictures = [_thumbnail(site, side, name) for side, name in ((vote.a, "A"), (vote.b, "B"))]
+    return {"vote": vote, "said": said[0].upper() if said else "equal", "pictures": pictures, "opinions": opinions}
+
+
+def _thumbnail(site: Site, side: Side, name: str) -> dict[str, Any] | None:
+    """What the template needs of a picture; None if its source is not in this gallery. Videos have no controls here."""
+    source = source_of(site.sources, side)
+    if source is None:
+        return None
+    video = is_video(side.picture)
+    address = site.links.media(source.key, side.picture, size=None if video else 128)
+    return {"src": address, "video": video, "alt": f"{name}: {side.sample[0][:120]}"}
+
+
+def words(side: Side, short: bool) -> str:
+    """The name of a side: "evaluation 80", with the source's before it unless `short`."""
+    stage, _, iteration = side.state.rpartition("-")
+    if stage == "folder" or not iteration.isdecimal():
+        return side.source
+    said = label(State(stage, int(iteration)))
+    return said if short else f"{side.source} · {said}"
+
+
+def percent(rate: Rate) -> dict[str, Any]:
+    """A rate as text and as places on a scale from 0 to 100; texts are dashes without trials."""
+    of = f"{rate.wins} of {rate.trials}"
+    if rate.share is None or rate.low is None or rate.high is None:
+        return {
+            "share": "–",
+            "interval": "–",
+            "at": None,
+            "low": 0.0,
+            "width": 0.0,
+            "of": of,
+        }
+    return {
+        "share": f"{100 * rate.share:.0f}\u00a0%",
+        "interval": f"{100 * rate.low:.0f}–{100 * rate.high:.0f}\u00a0%",
+        "at": 100 * rate.share,
+        "low": 100 * rate.low,
+        "width": 100 * (rate.high - rate.low),
+        "of": of,
+    }

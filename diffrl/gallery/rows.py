@@ -1,0 +1,91 @@
+"""Rows of samples as templates show them: the cells side by side, and every reward of them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffrl.gallery.columns import Column
+from diffrl.gallery.compare import Row
+from diffrl.gallery.records import Sample
+
+PAGE = 24
+"""Rows of a comparison that are shown at once."""
+EXPORTED = 2000
+"""Rows that an exported page holds."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of a row.
+
+    Args:
+        column: which.
+        sample: None where the column has no such sample.
+        value: of the chosen reward.
+    """
+
+    column: Column
+    sample: Sample | None
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A reward in all columns; `change` is the last less the first."""
+
+    name: str
+    values: Sequence[float | None]
+    change: float | None
+
+
+@dataclass(frozen=True)
+class View:
+    """A row.
+
+    Args:
+        order: place in the unsorted list.
+        prompt: its text.
+        cells: one a column.
+        change: of the chosen reward.
+        rewards: every reward that any of the cells has.
+    """
+
+    order: int
+    prompt: str
+    cells: Sequence[Cell]
+    change: float | None
+    rewards: Sequence[Line]
+
+    @property
+    def data(self) -> dict[str, Sequence[float | None]]:
+        """Values by reward in full precision, for the script of an exported page."""
+        return {line.name: line.values for line in self.rewards}
+
+
+def views(columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str]) -> list[View]:
+    """Rows with their samples: one question a column, whatever the number of rows.
+
+    Args:
+        columns: of every row.
+        rows: those that are shown.
+        names: of rewards, in the order in which they are listed.
+    """
+    found: list[dict[int, Sample]] = []
+    for place, column in enumerate(columns):
+        ids = [number for row in rows if (number := row.ids[place]) is not None]
+        found.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
+    return [_view(columns, row, names, found) for row in rows]
+
+
+def _view(columns: Sequence[Column], row: Row, names: Sequence[str], found: Sequence[dict[int, Sample]]) -> View:
+    samples = [None if number is None else found[place].get(number) for place, number in enumerate(row.ids)]
+    cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
+    lines = []
+    for name in names:
+        values = [None if sample is None else sample.value(name) for sample in samples]
+        if any(value is not None for value in values):
+            first, last = values[0], values[-1]
+            change = None if len(values) < 2 or first is None or last is None else last - first
+            lines.append(Line(name, values, change))
+    return View(row.order, row.prompt, cells, row.change, lines)

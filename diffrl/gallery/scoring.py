@@ -1,0 +1,293 @@
+"""Scores of folders, computed while they are looked at: one thread behind everything else, with `diffrl score`'s cache.
+
+Torch is imported in that thread and nowhere else, so that pictures are there before it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import ConfigError
+from diffrl.gallery.folders import Entry, FolderSource
+from diffrl.gallery.records import Source
+from reward_models.errors import RewardError
+from reward_models.scoring.cache import Score, ScoreCache, default_path, failure
+
+if TYPE_CHECKING:
+    from reward_models.scoring.choices import Choice, Loaded
+    from reward_models.scoring.items import Item, Peek
+
+NICE = 10
+"""How far the thread stands back behind training and behind the pages."""
+TOLD = 2.0
+"""Seconds between two moments at which pages are told that there is something new."""
+
+Mark = tuple[str, int, int, str | None]
+
+
+class FolderScores:
+    """What is known of one folder's pictures. Written by the worker's thread, read by those of the pages."""
+
+    def __init__(self, labels: Sequence[str], worker: Worker):
+        self.labels, self.changes = list(labels), 0
+        self._worker, self._lock = worker, threading.Lock()
+        self._known: dict[Mark, dict[str, Score]] = {}
+        self._problems: dict[str, str] = {}
+        self._asked: str | None = None
+        self._told: str | None = None
+        self._bumped = 0.0
+
+    def ask(self, entries: Sequence[Entry], version: str) -> None:
+        """Have these scored, once for each version of the folder."""
+        with self._lock:
+            if self._asked == version:
+                return
+            self._asked, self._told = version, "waiting to be scored"
+        self._worker.add(self, entries)
+
+    def names(self) -> list[str]:
+        """Labels, each followed by the parts that are known by now: "shapes", "shapes/count"."""
+        with self._lock:
+            parts: dict[str, set[str]] = {label: set() for label in self.labels}
+            for scores in self._known.values():
+                for label, score in scores.items():
+                    parts[label].update(score.parts)
+        return [name for label in self.labels for name in (label, *(f"{label}/{p}" for p in sorted(parts[label])))]
+
+    def values(self, marks: Sequence[Mark], reward: str) -> list[float | None]:
+        """A reward, or a part of one, of pictures; None while it is unknown, and where it failed."""
+        label, _, part = (reward, "", "") if reward in self.labels else reward.partition("/")
+        with self._lock:
+            scores = [self._known.get(mark, {}).get(label) for mark in marks]
+        if part:
+            return [None if score is None else _finite(score.parts.get(part)) for score in scores]
+        return [None if score is None else _finite(score.raw) for score in scores]
+
+    def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None]:
+        """All rewards of a picture by name, None while unknown; and why some failed."""
+        with self._lock:
+            scores = dict(self._known.get(mark, {}))
+        rewards: dict[str, float | None] = {}
+        for label in self.labels:
+            score = scores.get(label)
+            rewards[label] = None if score is None else _finite(score.raw)
+            for part, value in sorted(score.parts.items()) if score is not None else ():
+                rewards[f"{label}/{part}"] = _finite(value)
+        told = [f"{label}: {scores[label].error}" for label in self.labels if label in scores and not scores[label].ok]
+        return rewards, "; ".join(told) or None
+
+    def progress(self) -> str | None:
+        """See `FolderSource.progress`."""
+        return self._told
+
+    def problems(self) -> list[str]:
+        """Why rewards could not work at all."""
+        with self._lock:
+            return list(self._problems.values())
+
+    def put(self, mark: Mark, label: str, score: Score) -> None:
+        """Keep a score."""
+        with self._lock:
+            self._known.setdefault(mark, {})[label] = score
+            if time.monotonic() - self._bumped > TOLD:
+                self.changes, self._bumped = self.changes + 1, time.monotonic()
+
+    def keep(self, marks: Sequence[Mark]) -> None:
+        """Forget what is gone from the folder."""
+        with self._lock:
+            self._known = {mark: self._known[mark] for mark in marks if mark in self._known}
+            self._problems = {}
+
+    def tell(self, sentence: str | None) -> None:
+        """Say what is going on; None: nothing any more."""
+        with self._lock:
+            self._told = sentence
+
+    def finish(self, label: str, problem: str | None = None) -> None:
+        """A reward is through, or cannot work."""
+        with self._lock:
+            self.changes += 1
+            if problem is not None:
+                self._problems[label] = f"No scores of {label}: {problem}"
+
+
+class Worker:
+    """The one thread that scores, folder after folder; it ends when there is nothing left and starts again.
+
+    Args:
+        choices: rewards.
+        cache: file of known scores; None: that of `diffrl score`.
+    """
+
+    def __init__(self, choices: Sequence[Choice], cache: Path | None = None):
+        self.choices, self.cache = list(choices), cache
+        self._jobs: list[tuple[FolderScores, Sequence[Entry]]] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loaded: dict[str, Loaded] = {}
+        self._stopped = threading.Event()
+
+    def add(self, scores: FolderScores, entries: Sequence[Entry]) -> None:
+        """Score a folder after those that wait."""
+        with self._lock:
+            self._jobs.append((scores, entries))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything that was asked for is scored."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def stop(self) -> None:
+        """End after the batch in work; what was scored is in the cache."""
+        self._stopped.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(10)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # where threads have no priority of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while True:
+            with self._lock:
+                if not self._jobs or self._stopped.is_set():
+                    self._thread = None
+                    return
+                scores, entries = self._jobs.pop(0)
+            scores.keep([entry.mark for entry in entries])
+            try:
+                with ScoreCache(self.cache or default_path()) as cache:
+                    for choice in self.choices:
+                        self._score(choice, scores, entries, cache)
+            except _StoppedError:
+                pass
+            except RewardError as error:
+                scores.finish("any reward", str(error))
+            finally:
+                scores.tell(None)
+
+    def _score(self, choice: Choice, scores: FolderScores, entries: Sequence[Entry], cache: ScoreCache) -> None:
+        label, problem = choice.label, None
+        scores.tell(f"loading {label}")
+        try:
+            self._score_all(choice, scores, entries, cache)
+        except _StoppedError:
+            raise
+        except Exception as error:  # a stranger's scorer may raise anything; the others go on
+            problem = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        scores.finish(label, problem)
+
+    def _score_all(self, choice: Choice, scores: FolderScores, entries: Sequence[Entry], cache: ScoreCache) -> None:
+        from reward_models.scoring.choices import load
+        from reward_models.scoring.items import peek
+        from reward_models.scoring.run import score_items
+
+        if choice.label not in self._loaded:
+            [self._loaded[choice.label]] = load([choice])
+        reward = self._loaded[choice.label]
+        able: list[tuple[Entry, Peek]] = []
+        for entry in entries:
+            seen = peek(entry.item.path)
+            why = why_not(reward, entry.item, seen)
+            if why is None:
+                able.append((entry, seen))
+            else:
+                scores.put(entry.mark, reward.label, failure(why))
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if self._stopped.is_set():
+                raise _StoppedError
+            scores.tell(f"scoring {done} of {len(able)} with {reward.label}")
+
+        advance(0)
+        rows = score_items([reward], [entry.item for entry, _ in able], [seen for _, seen in able], cache, advance)
+        for (entry, _), row in zip(able, rows, strict=True):
+            scores.put(entry.mark, reward.label, row.scores[reward.label])
+
+
+def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
+    """Why a picture cannot be scored with a reward: no prompt, no metadata, or another kind of medium."""
+    spec = reward.scorer.spec
+    if spec.uses_prompt and item.prompt is None:
+        return (
+            f"{reward.label} compares pictures with their prompts. {item.path.name} has none. Put a caption beside it, "
+            f"{item.path.with_suffix('.txt').name}, or a metadata.jsonl."
+        )
+    lacking = [key for key in spec.requires if key not in item.metadata]
+    if lacking:
+        return f"{reward.label} needs {lacking[0]}, which metadata.jsonl does not give for {item.path.name}."
+    if seen.kind is not None and seen.kind not in spec.media:
+        return f"{reward.label} scores {' and '.join(spec.media)}s. {item.path.name} is {_a(seen.kind)}."
+    return None
+
+
+def score_on_demand(sources: Sequence[Source], names: Sequence[str], cache: Path | None = None) -> Worker | None:
+    """Give the folders among the sources rewards; nothing is scored before one is shown.
+
+    Args:
+        sources: of the gallery.
+        names: as `diffrl score --reward` takes them, [LABEL=]NAME; empty: no scores.
+        cache: file of known scores; None: that of `diffrl score`.
+
+    Raises:
+        RewardError: an unknown reward, or two of one label.
+        ConfigError: rewards, but no folder to score.
+    """
+    if not names:
+        return None
+    from reward_models.registry import factory_of, resolve_scorer
+    from reward_models.scoring.choices import choose
+
+    for name in names:  # before anything heavy is imported
+        resolve_scorer(name.partition("=")[2] or name)
+    choices = choose(names, ())
+    for choice in choices:
+        if ":" in choice.name:
+            factory_of(choice.name)
+    folders = [source for source in sources if isinstance(source, FolderSource)]
+    if not folders:
+        raise ConfigError(
+            f"--reward scores folders of pictures; runs have their own scores. Got --reward {names[0]} and no folder. "
+            "Give a folder too, or leave --reward out."
+        )
+    worker = Worker(choices, cache)
+    for folder in folders:
+        folder.scores = FolderScores([choice.label for choice in choices], worker)
+    atexit.register(worker.stop)
+    return worker
+
+
+def score_everything(sources: Sequence[Source], worker: Worker) -> None:
+    """Score all folders and wait for it, for an export, which has nobody to come back later."""
+    for source in sources:
+        if isinstance(source, FolderSource):
+            source.start_scoring()
+    worker.wait()
+
+
+class _StoppedError(Exception):
+    """The gallery ends."""
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+__all__ = ["FolderScores", "Worker", "score_everything", "score_on_demand", "why_not"]

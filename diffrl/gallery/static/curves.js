@@ -1,0 +1,219 @@
+// Draws the panels: one cursor and one zoom for all of them, lines that can be switched off, redrawn when the run goes on.
+(() => {
+  const DASHES = [[], [9, 4], [2, 3], [11, 4, 2, 4]], HEIGHT = 210, NEAR = 45;
+  const axis = document.getElementById("axis"), choice = document.getElementById("choice"), reset = document.getElementById("reset");
+  const exported = !document.getElementById("show");
+  const charts = new Map();
+  const state = { zoom: null, off: {} }; // off: by panel, labels of lines that were switched off
+  let data = null;
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const round = (value) => {
+    if (value == null) return "–";
+    const size = Math.abs(value);
+    if (size >= 1e6 || (size && size < 1e-3)) return value.toExponential(2).replace("-", "−");
+    return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 6 : 4 }).replace("-", "−");
+  };
+  const tick = (value) => {
+    if (value == null) return "";
+    const size = Math.abs(value);
+    if (size >= 1e6) return (value / 1e6).toLocaleString("en") + "M";
+    return size && size < 1e-3 ? value.toExponential(1).replace(".0e", "e") : value.toLocaleString("en", { maximumSignificantDigits: 5 });
+  };
+  const lineOff = (panel, line) => (state.off[panel.id] || new Set()).has(line.label);
+  const runOff = (line) => { // exported pages have all runs on them: their boxes only switch lines off
+    const boxes = exported ? choice.querySelectorAll("input[type=checkbox]") : [];
+    return boxes.length > line.run && !boxes[line.run].checked;
+  };
+
+  // A line on the chosen axis, [xs, ys, and a band's edges]; points without a place on it are left out.
+  function table(line) {
+    const places = data.axes[axis.value][line.run], rows = [];
+    line.at.forEach((row, i) => {
+      if (places[row] == null) return;
+      const y = line.y[i], half = line.band ? line.band[i] : null;
+      rows.push(line.band ? [places[row], y, y == null || half == null ? y : y - half, y == null || half == null ? y : y + half] : [places[row], y]);
+    });
+    if (rows.some((row, i) => i && row[0] < rows[i - 1][0])) rows.sort((a, b) => a[0] - b[0]);
+    return Array.from({ length: line.band ? 4 : 2 }, (_, column) => rows.map((row) => row[column]));
+  }
+
+  // The value of a line nearest to the cursor; none if its nearest point is far away.
+  function nearest(u, index, closest, x) {
+    const xs = u.data[0], ys = u.data[index];
+    let left = closest, right = closest;
+    while (left >= 0 && ys[left] == null) left--;
+    while (right < ys.length && ys[right] == null) right++;
+    if (left < 0 && right >= ys.length) return null;
+    const found = left < 0 ? right : right >= ys.length ? left : x - xs[left] <= xs[right] - x ? left : right;
+    return Math.abs(u.valToPos(xs[found], "x") - u.valToPos(x, "x")) <= NEAR ? found : null;
+  }
+
+  function yRange(u, low, high) {
+    if (low == null) return [0, 1];
+    const pad = high > low ? (high - low) * 0.07 : Math.abs(high) * 0.1 || 1;
+    return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+  }
+  const xRange = (u, low, high) => (low == null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]);
+
+  function zoom(range) {
+    state.zoom = range;
+    reset.hidden = !range;
+    for (const u of charts.values()) {
+      const xs = u.data[0];
+      const [low, high] = range || [xs[0], xs[xs.length - 1]];
+      if (xs.length) u.setScale("x", { min: low, max: high });
+    }
+  }
+
+  function options(panel, lines, width) {
+    const soft = colour("--soft"), grid = { stroke: colour("--line"), width: 1 };
+    const series = [{ label: data.words[axis.value], value: (u, v) => round(v) }], bands = [];
+    lines.forEach((line) => {
+      const stroke = colour(`--series-${line.colour % 8}`), show = !lineOff(panel, line) && !runOff(line);
+      const points = panel.marks ? { show: true, size: 7, fill: stroke } : { size: 4, fill: stroke };
+      series.push({ label: line.label, stroke, width: 1.75, dash: DASHES[line.dash % DASHES.length], points, show, value: (u, v) => round(v), panelLine: true });
+      if (line.band) {
+        const edge = { class: "band", label: "", stroke: "transparent", width: 0, points: { show: false }, show };
+        bands.push({ series: [series.length + 1, series.length], fill: stroke + "26" });
+        series.push({ ...edge }, { ...edge });
+      }
+    });
+    return {
+      width, height: HEIGHT, series, bands,
+      scales: { x: { time: false, range: xRange }, y: { range: yRange } },
+      axes: [
+        { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick) },
+        { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif" },
+      ],
+      cursor: {
+        y: false, drag: { x: true, y: false, setScale: false }, dataIdx: (u, s, closest, x) => (s ? nearest(u, s, closest, x) : closest),
+        points: { size: 7 }, sync: { key: "curves", setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        bind: { dblclick: () => () => { zoom(null); return null; } },
+      },
+      legend: { markers: { width: 3, dash: (u, s) => (series[s].dash?.length ? "dashed" : "solid"), stroke: (u, s) => series[s].stroke } },
+      hooks: {
+        setSelect: [(u) => {
+          if (u.select.width < 4) return;
+          zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        }],
+        setSeries: [(u, index, what) => {
+          if (what.show == null || !index || !u.series[index].panelLine) return;
+          const off = (state.off[panel.id] ||= new Set());
+          if (what.show) off.delete(u.series[index].label); else off.add(u.series[index].label);
+          for (let i = index + 1; u.series[i]?.class === "band"; i++) u.setSeries(i, { show: what.show });
+          labelled(u);
+        }],
+      },
+    };
+  }
+
+  // The legend is made of buttons, for the keyboard too.
+  function labelled(u) {
+    u.root.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
+      const head = row.querySelector("th");
+      if (!i || !u.series[i]?.panelLine) return;
+      head.tabIndex = 0;
+      head.setAttribute("role", "button");
+      head.setAttribute("aria-pressed", String(u.series[i].show));
+      head.onkeydown = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); head.click(); } };
+    });
+  }
+
+  function drawOne(figure) {
+    const panel = data.panels.find((one) => one.id === figure.dataset.panel), box = figure.querySelector(".chart");
+    charts.get(panel.id)?.destroy();
+    box.replaceChildren();
+    const lines = panel.lines.map((line) => [line, table(line)]).filter(([, found]) => found[0].length);
+    if (!lines.length) {
+      charts.delete(panel.id);
+      box.textContent = "Nothing was counted on this axis.";
+      return;
+    }
+    const u = new uPlot(options(panel, lines.map(([line]) => line), box.clientWidth), uPlot.join(lines.map(([, found]) => found)), box);
+    charts.set(panel.id, u);
+    if (state.zoom) u.setScale("x", { min: state.zoom[0], max: state.zoom[1] });
+    labelled(u);
+    box.onkeydown = (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step || event.target !== box) return;
+      event.preventDefault();
+      const at = Math.max(0, Math.min(u.data[0].length - 1, (u.cursor.idx ?? (step > 0 ? -1 : u.data[0].length)) + step));
+      u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: 10 }, true, true);
+    };
+  }
+
+  function draw() {
+    document.querySelectorAll("#panels .panel").forEach((figure) => { if (figure.offsetParent) drawOne(figure); });
+  }
+
+  function prepare() {
+    data = JSON.parse(document.getElementById("curves-data").textContent);
+    document.querySelectorAll(".fold").forEach((fold) => fold.addEventListener("toggle", () => {
+      if (fold.open) fold.querySelectorAll(".panel").forEach((figure) => { if (!charts.has(figure.dataset.panel)) drawOne(figure); });
+    }));
+    const resize = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+      const u = charts.get(target.closest(".panel").dataset.panel);
+      if (u && target.clientWidth && Math.abs(u.width - target.clientWidth) > 1) u.setSize({ width: target.clientWidth, height: HEIGHT });
+    }));
+    document.querySelectorAll("#panels .chart").forEach((box) => resize.observe(box));
+    draw();
+  }
+
+  function changeAxis() {
+    zoom(null);
+    document.querySelectorAll(".chart").forEach((box) => { if (!box.offsetParent) charts.delete(box.closest(".panel").dataset.panel); });
+    draw();
+    if (exported) return;
+    const address = new URL(location.href);
+    address.searchParams.set("x", axis.value);
+    history.replaceState(null, "", address);
+    document.querySelectorAll("a.svg, #all-svg").forEach((link) => {
+      const file = new URL(link.href);
+      file.searchParams.set("x", axis.value);
+      link.href = file.href;
+    });
+  }
+
+  // The run went on: the same page again, with zoom, switched-off lines and open folds as they are.
+  let asking = false, again = false;
+  async function refresh() {
+    if (asking) { again = true; return; }
+    asking = true;
+    try {
+      const answer = await fetch(location.href);
+      if (!answer.ok) return;
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("panels");
+      const panels = document.getElementById("panels");
+      if (!fresh) return;
+      const key = (one) => one.dataset.fold || one.closest(".panel")?.dataset.panel;
+      const open = new Set([...panels.querySelectorAll("details[open]")].map(key)), top = scrollY;
+      const focus = document.activeElement?.classList.contains("chart") ? key(document.activeElement) : null;
+      charts.forEach((u) => u.destroy());
+      charts.clear();
+      panels.replaceChildren(...fresh.childNodes);
+      panels.querySelectorAll("details").forEach((one) => { one.open = open.has(key(one)); });
+      prepare();
+      if (focus) panels.querySelector(`[data-panel="${CSS.escape(focus)}"] .chart`)?.focus({ preventScroll: true });
+      scrollTo({ top, behavior: "instant" });
+    } catch { /* the server is gone: what is drawn stays */ } finally {
+      asking = false;
+      if (again) { again = false; refresh(); }
+    }
+  }
+
+  choice.addEventListener("change", (event) => {
+    if (event.target === axis) changeAxis();
+    else if (exported) draw();
+    else choice.requestSubmit();
+  });
+  document.getElementById("show")?.setAttribute("hidden", "");
+  reset.addEventListener("click", () => zoom(null));
+  gallery.keys({ z: () => zoom(null), x: () => { axis.selectedIndex = (axis.selectedIndex + 1) % axis.length; changeAxis(); } });
+  const shown = new URLSearchParams(location.search).getAll("run");
+  document.addEventListener("run-changed", (event) => { if (!shown.length || !event.detail?.run || shown.includes(event.detail.run)) refresh(); });
+  document.addEventListener("theme", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  prepare();
+})();

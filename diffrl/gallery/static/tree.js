@@ -1,0 +1,225 @@
+// The tree page: walking the tree, the panel of a node, what is shown and how large.
+(() => {
+  const figure = document.querySelector(".treefig"), box = document.getElementById("box"), canvas = document.getElementById("canvas");
+  const nodes = JSON.parse(document.getElementById("tree-nodes").textContent);
+  const panel = document.getElementById("panel"), size = document.getElementById("size");
+  const item = (id) => document.getElementById(`node-${id}`);
+  const shown = (id) => nodes[id].drawn || !figure.classList.contains("drawn-only");
+  const pool = nodes.every((one) => one.parent === null);
+  let chosen = null;
+
+  // --- size
+  function scale(value) {
+    figure.style.setProperty("--u", value);
+    figure.classList.toggle("far", value < 0.43);
+    figure.classList.toggle("farther", value < 0.34);
+    size.value = value;
+  }
+  function fit(least) {
+    const fewer = figure.classList.contains("drawn-only");
+    const width = Number(fewer ? canvas.dataset.fewerWidth : canvas.dataset.width);
+    const height = Number(fewer ? canvas.dataset.fewerHeight : canvas.dataset.height);
+    const room = Number.parseFloat(getComputedStyle(box).maxHeight) || box.clientHeight; // on phones it grows to that
+    const whole = Math.min(box.clientWidth / width, room / height, 1.4);
+    scale(Math.max(Math.floor(whole * 1000) / 1000 - 0.002, least));
+  }
+  const readable = () => Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width)));
+
+  // --- choosing
+  function element(tag, css, text) {
+    const made = document.createElement(tag);
+    if (css) made.className = css;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+  function image(address, alt, css) {
+    const made = element("img", css);
+    made.src = address;
+    made.alt = alt;
+    made.addEventListener("load", () => gallery.crisp(made));
+    return made;
+  }
+  function shot(address, alt, caption, css) {
+    const made = element("figure", css);
+    made.append(address ? image(address, alt, "picture") : element("span", "picture none", "no picture kept"), element("figcaption", "", caption));
+    return made;
+  }
+  function facts(list) {
+    const made = element("dl");
+    for (const [name, value] of list) made.append(element("dt", "", name), element("dd", "", value));
+    return made;
+  }
+  function strip(node) {
+    const made = element("div", "strip");
+    made.setAttribute("aria-label", "The path from the noise");
+    node.path.forEach((step, place) => {
+      if (place) made.append(element("span", "", "›"));
+      const button = element("button", step.id === node.id ? "here" : "");
+      button.type = "button";
+      if (nodes[step.id].thumb) button.append(image(nodes[step.id].thumb, "", ""));
+      button.append(step.name);
+      button.addEventListener("click", () => open(step.id));
+      made.append(button);
+    });
+    return made;
+  }
+  function open(id) {
+    const node = nodes[id];
+    chosen = id;
+    trace(id);
+    unmark();
+    item(id).classList.add("chosen");
+    item(id).setAttribute("aria-selected", "true");
+    const head = element("header"), close = element("button", "quiet", "✕"), shots = element("div", "shots");
+    close.type = "button";
+    close.setAttribute("aria-label", "Close");
+    close.addEventListener("click", shut);
+    head.append(element("h2", "", node.title), close);
+    if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.title, node.what));
+    if (node.proxy) shots.append(shot(node.proxy, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
+    panel.replaceChildren(head, shots);
+    if (node.path.length > 1) panel.append(strip(node));
+    for (const note of node.notes) panel.append(element("p", "", note));
+    if (node.sample.length) panel.append(element("h3", "", "The picture"), facts(node.sample));
+    if (node.parts.length) {
+      const parts = element("details");
+      parts.append(element("summary", "", "Parts of the rewards"), facts(node.parts));
+      panel.append(parts);
+    }
+    if (node.parent !== null || !node.sample.length) panel.append(element("h3", "", node.parent === null ? "The node" : `The step to ${node.name}`), facts(node.step));
+    panel.hidden = false;
+    panel.scrollTop = 0;
+    if (getComputedStyle(panel).position === "fixed") lift(id);
+  }
+  function unmark() {
+    canvas.querySelectorAll(".node.chosen").forEach((one) => { one.classList.remove("chosen"); one.removeAttribute("aria-selected"); });
+  }
+  // On a phone the panel covers the lower half: bring the node above it.
+  function lift(id) {
+    box.scrollIntoView({ block: "start" });
+    const over = item(id).getBoundingClientRect().bottom - (panel.getBoundingClientRect().top - 24);
+    if (over > 0) box.scrollTop += over;
+  }
+  function shut() {
+    panel.hidden = true;
+    untrace();
+    unmark();
+    if (chosen !== null) item(chosen).focus({ preventScroll: true });
+    chosen = null;
+  }
+
+  // --- the path of a node stands out
+  function trace(id) {
+    untrace();
+    if (pool) return;
+    figure.classList.add("traced");
+    const on = nodes[id].path.map((step) => step.id), below = [id];
+    while (below.length) {
+      const next = below.pop();
+      if (next !== id) on.push(next);
+      below.push(...nodes[next].children);
+    }
+    for (const one of on) {
+      item(one).classList.add("on");
+      figure.querySelectorAll(`.line[data-node="${one}"]`).forEach((line) => line.classList.add("on"));
+    }
+  }
+  function untrace() {
+    figure.classList.remove("traced");
+    figure.querySelectorAll(".on").forEach((one) => one.classList.remove("on"));
+  }
+  const back = () => (chosen === null ? untrace() : trace(chosen));
+
+  // --- walking: children to the right, the parent to the left, neighbours of the same column above and below
+  const middle = (id) => { const at = item(id).getBoundingClientRect(); return { x: at.left, y: at.top + at.height / 2 }; };
+  function beside(id, down) {
+    const depth = nodes[id].path.length, here = middle(id);
+    const column = nodes.filter((one) => one.path.length === depth && one.id !== id && shown(one.id));
+    const rows = column.map((one) => ({ id: one.id, ...middle(one.id) }));
+    const ahead = rows.filter((one) => (down ? one.y > here.y + 1 : one.y < here.y - 1));
+    ahead.sort((a, b) => Math.abs(a.y - here.y) - Math.abs(b.y - here.y) || (pool ? Math.abs(a.x - here.x) - Math.abs(b.x - here.x) : 0));
+    return ahead[0]?.id;
+  }
+  function along(id, right) {
+    const here = middle(id);
+    if (pool) {
+      const row = nodes.filter((one) => shown(one.id)).map((one) => ({ id: one.id, ...middle(one.id) }));
+      const ahead = row.filter((one) => Math.abs(one.y - here.y) < 2 && (right ? one.x > here.x + 1 : one.x < here.x - 1));
+      return ahead.sort((a, b) => Math.abs(a.x - here.x) - Math.abs(b.x - here.x))[0]?.id;
+    }
+    return right ? nodes[id].children.find(shown) : nodes[id].parent ?? undefined;
+  }
+  function go(id) {
+    if (id === undefined) return;
+    canvas.querySelectorAll('.node[tabindex="0"]').forEach((one) => { one.tabIndex = -1; });
+    item(id).tabIndex = 0;
+    item(id).focus({ preventScroll: true });
+    item(id).scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (!panel.hidden) open(id);
+  }
+  canvas.addEventListener("keydown", (event) => {
+    const target = event.target.closest(".node");
+    if (!target || event.ctrlKey || event.metaKey || event.altKey) return;
+    const id = Number(target.dataset.node);
+    const moves = {
+      ArrowRight: () => go(along(id, true)), ArrowLeft: () => go(along(id, false)),
+      ArrowDown: () => go(beside(id, true)), ArrowUp: () => go(beside(id, false)),
+      Home: () => go(nodes.find((one) => one.parent === null && shown(one.id))?.id),
+      Enter: () => open(id), " ": () => open(id),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+  });
+  canvas.addEventListener("click", (event) => {
+    const target = event.target.closest("[data-node]");
+    if (!target) return;
+    event.preventDefault();
+    const id = Number(target.dataset.node);
+    go(id);
+    open(id);
+  });
+  canvas.addEventListener("pointerover", (event) => { const target = event.target.closest("[data-node]"); if (target) trace(Number(target.dataset.node)); });
+  canvas.addEventListener("pointerleave", back);
+
+  // --- the story's and the tables' references
+  for (const link of document.querySelectorAll("[data-ref]")) {
+    const id = Number(link.dataset.ref);
+    link.addEventListener("pointerenter", () => trace(id));
+    link.addEventListener("pointerleave", back);
+    link.addEventListener("focus", () => trace(id));
+    link.addEventListener("blur", back);
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      if (!shown(id)) toggle();
+      box.scrollIntoView({ block: "nearest" });
+      go(id);
+      open(id);
+    });
+  }
+
+  // --- what is shown
+  const only = document.getElementById("drawn-only"), proxies = document.getElementById("proxies");
+  function toggle() {
+    const on = figure.classList.toggle("drawn-only");
+    only.setAttribute("aria-pressed", String(on));
+    if (on && chosen !== null && !nodes[chosen].drawn) shut();
+    const first = nodes.find((one) => shown(one.id));
+    canvas.querySelectorAll('.node[tabindex="0"]').forEach((one) => { one.tabIndex = -1; });
+    if (first) item(first.id).tabIndex = 0;
+    fit(readable());
+  }
+  only?.addEventListener("click", toggle);
+  proxies?.addEventListener("click", () => {
+    const off = figure.classList.toggle("no-proxies");
+    proxies.setAttribute("aria-pressed", String(!off));
+  });
+  size.addEventListener("input", () => scale(Number(size.value)));
+  document.getElementById("fit").addEventListener("click", () => fit(0.1));
+  const follow = (name) => () => document.querySelector(`[data-go="${name}"]`)?.click();
+  gallery.keys({ n: follow("next"), p: follow("previous"), f: () => fit(0.1), Escape: () => { if (!panel.hidden) shut(); } });
+  document.getElementById("tools").hidden = false;
+  fit(readable());
+  const wanted = /^#(?:node|details)-(\d+)$/.exec(location.hash);
+  if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }
+})();

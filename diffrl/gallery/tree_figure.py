@@ -1,0 +1,195 @@
+"""A tree as a figure: HTML and SVG whose places were computed here, the same in the gallery and in a run's report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from diffrl.gallery.numbers import signed, three
+from diffrl.gallery.tree_layout import Edge, Layout, lay_out
+from diffrl.gallery.tree_words import Sums, change, known, level, share, sums
+from diffrl.tracking.trees import TreeNode, TreeRecord
+
+TREE_FIGURE_CSS = (Path(__file__).parent / "static" / "tree_figure.css").read_text(encoding="utf-8")
+"""What `tree_figure` needs, all of it below the class `treefig`."""
+LEVELS = (0.1, 0.5, 1.0)
+"""Sizes of advantages at which lines grow wider: the same in every tree, so that trees can be compared."""
+
+
+def tree_figure(
+    record: TreeRecord, picture: Callable[[str], str], *, interactive: bool = False, scale: float = 0.8
+) -> Markup:
+    """One prompt's tree, static, with its legend; useful without scripts.
+
+    Args:
+        record: the tree.
+        picture: gives the address, or data: URI, of a file in the tree's folder.
+        interactive: with the roles, links and the second layout that the gallery's tree page needs.
+        scale: size, 1 for pictures of 64 pixels.
+
+    Returns:
+        HTML for a page that has `TREE_FIGURE_CSS`.
+    """
+    given = sums(record)
+    whole = lay_out(record)
+    explored = any(not node.drawn for node in record.nodes)
+    fewer = lay_out(record, drawn_only=True) if explored and interactive else None
+    second = {place.node: place for place in fewer.places} if fewer else {}
+    depth = _positions(given)
+    nodes = [
+        node_view(given, record.nodes[place.node], picture) | {"place": place, "second": second.get(place.node)}
+        | depth[place.node]
+        for place in whole.places
+    ]  # fmt: skip
+    return Markup(
+        _template().render(
+            record=record, given=given, layout=whole, fewer=fewer, nodes=nodes, edges=_edges(given, whole),
+            fewer_edges=_edges(given, fewer) if fewer else [], interactive=interactive, scale=scale,
+            legend=_legend(given), order=_order(given),
+        )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader("diffrl.gallery", "templates")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("tree_figure.html")
+
+
+def strength(advantage: float | None) -> str:
+    """The class of a line: "up3" for an advantage of 1 and more, "flat" for nearly 0, "none" where there is none."""
+    if not known(advantage):
+        return "none"
+    assert advantage is not None
+    size = sum(abs(advantage) >= bound for bound in LEVELS)
+    return "flat" if not size else f"{'up' if advantage > 0 else 'down'}{size}"
+
+
+def node_view(given: Sums, node: TreeNode, picture: Callable[[str], str]) -> dict[str, Any]:
+    """A node in the words and classes of the figure."""
+    leaf = node.leaf
+    kind = ("leaf" if leaf is not None else "inner") + ("" if node.drawn else " idle")
+    passed = given.passed(node)
+    failed = leaf is not None and node.drawn and not known(leaf.total)
+    return {
+        "id": node.id,
+        "name": given.names[node.id],
+        "kind": kind + (" failed" if failed else ""),
+        "edge": _edge_class(node),
+        "chip": share(node.advantage) if node.parent is not None and known(node.advantage) else None,
+        "turning": node.turning,
+        "trained": node.trained,
+        "picture": picture(node.picture) if node.picture else None,
+        "proxy_picture": picture(leaf.proxy_picture) if leaf is not None and leaf.proxy_picture else None,
+        "value": three(node.value) if leaf is None and node.drawn else None,
+        "reward": None if leaf is None or not node.drawn else "failed" if failed else three(leaf.total),
+        "passed": passed,
+        "proxy": three(leaf.proxy) if leaf is not None and known(leaf.proxy) else None,
+        "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else None,
+        "left_out": bool(leaf and given.record.rule.get("samples") and not leaf.trained),
+        "chosen": leaf.chosen if leaf is not None else None,
+        "short": _short(leaf.chosen) if leaf is not None and leaf.chosen else None,
+        "row": node.drawn and node.parent is not None or not given.edges,
+        "label": describe(given, node),
+    }
+
+
+def _short(chosen: str) -> str:
+    """The reason of a choice where there is little room: "split at node 2: gap 0.41, better side" is "better side"."""
+    return chosen.rpartition(", ")[2] if chosen.startswith("split") else chosen.removeprefix("fill: ")
+
+
+def _edge_class(node: TreeNode) -> str:
+    if not node.drawn:
+        return "none idle"
+    return f"{strength(node.advantage)}{'' if node.trained else ' untrained'}"
+
+
+def describe(given: Sums, node: TreeNode) -> str:
+    """A node and the step to it in one line, as a screen reader says it."""
+    leaf, said = node.leaf, []
+    if leaf is None:
+        said.append(f"{'Starting noise' if node.parent is None else 'Node'} {given.names[node.id]}")
+    else:
+        said.append(f"{'Picture' if node.drawn else 'Candidate, only explored,'} {given.names[node.id]}")
+    said.append(f"noise level {level(node.sigma)}")
+    if leaf is not None and node.drawn:
+        passed = {True: ", passed", False: ", not passed", None: ""}[given.passed(node)]
+        said.append(f"reward {three(leaf.total)}{passed}" if known(leaf.total) else "reward failed")
+    elif known(node.value):
+        said.append(f"value {three(node.value)}")
+    if leaf is not None and known(leaf.proxy):
+        said.append(f"proxy reward {three(leaf.proxy)}")
+    if leaf is not None and leaf.chosen:
+        said.append(f"chosen: {leaf.chosen}")
+    if leaf is not None and known(leaf.advantage):
+        said.append(f"advantage of the picture {share(leaf.advantage)}{', trains' if leaf.trained else ''}")
+    if node.parent is not None and node.drawn:
+        said += _step_words(given, node)
+    return ", ".join(said)
+
+
+def _step_words(given: Sums, node: TreeNode) -> list[str]:
+    said = []
+    if (step := given.step_reward(node)) is not None:
+        said.append(f"step {signed(step)}")
+    if known(node.advantage):
+        said.append(f"advantage of the step {share(node.advantage)}")
+    said.append("step trains" if node.trained else "step does not train")
+    if node.turning:
+        said.append("turning point")
+    if words := change(node):
+        said.append(words)
+    return said
+
+
+def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:
+    """Lines from the faintest to the strongest, so that what matters lies on top."""
+
+    def rank(edge: Edge) -> float:
+        node = given.record.nodes[edge.node]
+        return -1.0 if not node.drawn else abs(node.advantage or 0.0)
+
+    return [
+        {"node": edge.node, "path": edge.path, "css": _edge_class(given.record.nodes[edge.node])}
+        for edge in sorted(layout.edges, key=rank)
+    ]
+
+
+def _legend(given: Sums) -> dict[str, bool]:
+    nodes = given.record.nodes
+    return {
+        "edges": any(node.parent is not None and node.drawn for node in nodes),
+        "untrained": any(node.parent is not None and node.drawn and not node.trained for node in nodes),
+        "turning": any(node.turning for node in nodes),
+        "explored": any(not node.drawn for node in nodes),
+        "proxy": any(node.leaf is not None and node.leaf.proxy_picture for node in nodes),
+    }
+
+
+def _positions(given: Sums) -> list[dict[str, int]]:
+    """Depth, place among siblings and number of siblings, as trees tell screen readers."""
+    found: list[dict[str, int]] = []
+    for node in given.record.nodes:
+        siblings: Sequence[int] = given.children[node.parent]
+        depth = 1 if node.parent is None else found[node.parent]["depth"] + 1
+        found.append({"depth": depth, "position": siblings.index(node.id) + 1, "siblings": len(siblings)})
+    return found
+
+
+def _order(given: Sums) -> list[int]:
+    """Ids depth first, so that reading and tabbing follow the branches."""
+    found: list[int] = []
+    waiting = list(given.children.get(None, ()))[::-1]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += list(given.children.get(found[-1], ()))[::-1]
+    return found

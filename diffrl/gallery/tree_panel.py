@@ -1,0 +1,165 @@
+"""What the side panel says of a node and of the step to it, and the tables of all steps and all pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diffrl.gallery.numbers import signed, three
+from diffrl.gallery.tree_words import Sums, change, known, level, share, tiny
+from diffrl.tracking.trees import TreeNode
+
+Fact = tuple[str, str]
+
+
+def panel(given: Sums, thumb: Callable[[str], str], whole: Callable[[str], str]) -> list[dict[str, Any]]:
+    """A JSON value a node, in the order of their ids.
+
+    Args:
+        given: the tree.
+        thumb: address of a small still picture of a file in the tree's folder.
+        whole: address of the file itself.
+    """
+    return [_node(given, node, thumb, whole) for node in given.record.nodes]
+
+
+def _node(given: Sums, node: TreeNode, thumb: Callable[[str], str], whole: Callable[[str], str]) -> dict[str, Any]:
+    leaf = node.leaf
+    proxy = leaf.proxy_picture if leaf is not None else None
+    return {
+        "id": node.id,
+        "name": given.names[node.id],
+        "title": title(given, node),
+        "parent": node.parent,
+        "children": list(given.children.get(node.id, ())),
+        "drawn": node.drawn,
+        "path": [{"id": above.id, "name": given.names[above.id]} for above in given.path(node)],
+        "thumb": thumb(node.picture) if node.picture else None,
+        "picture": whole(node.picture) if node.picture else None,
+        "proxy": whole(proxy) if proxy else None,
+        "what": _what(node),
+        "step": [list(fact) for fact in step_facts(given, node)],
+        "sample": [list(fact) for fact in sample_facts(given, node)],
+        "parts": [] if leaf is None else [[name, three(raw)] for name, raw in leaf.rewards.items() if "/" in name],
+        "notes": notes(given, node),
+    }
+
+
+def title(given: Sums, node: TreeNode) -> str:
+    """What a node is."""
+    name = given.names[node.id]
+    if node.leaf is not None:
+        return f"Picture {name}" if node.drawn else f"Candidate {name}"
+    return f"Starting noise {name}" if node.parent is None else f"Node {name}"
+
+
+def _what(node: TreeNode) -> str:
+    if node.leaf is not None:
+        return "the finished picture" if node.drawn else "only explored"
+    return (
+        f"the picture that the network predicted at noise level {level(node.sigma)}" if node.drawn else "only explored"
+    )
+
+
+def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
+    """Of the node and of the step that ends in it."""
+    above, sigmas = given.parent(node), given.record.sigmas
+    facts = []
+    if node.step is not None:
+        facts.append(
+            ("Step", f"{node.step + 1} of {len(sigmas) - 1}, noise {level(sigmas[node.step])} to {level(node.sigma)}")
+        )
+    facts.append(("Worth", three(node.value)))
+    if above is not None:
+        facts.append((f"Worth of {given.names[above.id]} before it", three(above.value)))
+        facts.append(("Step reward", signed(given.step_reward(node))))
+        facts.append(("Advantage", share(node.advantage)))
+        facts.append(("Turning point", "yes ◆" if node.turning else "no"))
+        facts.append(("Trains", "yes" if node.trained else "no"))
+        facts.append(
+            (
+                "Likelihood after / before",
+                f"{tiny(node.log_ratio)} per dimension" if known(node.log_ratio) else tiny(None),
+            )
+        )
+    return facts
+
+
+def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
+    """Of the picture or the candidate; nothing of inner nodes."""
+    leaf = node.leaf
+    if leaf is None:
+        return []
+    facts: list[Fact] = []
+    if node.drawn:
+        passed = given.passed(node)
+        facts.append(("Reward", three(leaf.total) if known(leaf.total) else "failed"))
+        if passed is not None:
+            facts.append(("Passed", f"{'yes' if passed else 'no'}, by {given.verdict}"))
+        facts.append(("Advantage", share(leaf.advantage)))
+        facts.append(("Trains by contrast", "yes" if leaf.trained else "no"))
+    if given.record.explored:
+        facts.append(("Proxy reward", three(leaf.proxy)))
+        facts.append(("Drawn again", leaf.chosen or "no"))
+    return facts + [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" not in name]
+
+
+def notes(given: Sums, node: TreeNode) -> list[str]:
+    """Sentences below the facts."""
+    said = []
+    if words := change(node):
+        said.append(f"{words[0].upper()}{words[1:]}.")
+    if node.turning:
+        said.append(
+            "The path turns here: the step is credited with the way to the end, not only with what it adds itself."
+        )
+    if node.leaf is not None and node.leaf.audit:
+        said.append("Drawn only to check the ranking; it trains nothing.")
+    if node.leaf is not None and node.leaf.error:
+        said.append(f"It could not be scored: {node.leaf.error}")
+    return said
+
+
+def step_rows(given: Sums) -> list[dict[str, Any]]:
+    """All drawn steps, the largest advantage first, whatever its sign."""
+    found = sorted(given.edges, key=lambda edge: -abs(edge.advantage or 0.0))
+    return [
+        {
+            "id": edge.id,
+            "name": given.names[edge.id],
+            "from": given.names[edge.parent or 0],
+            "noise": f"{level(given.record.sigmas[edge.step or 0])} → {level(edge.sigma)}",
+            "before": three(above.value if (above := given.parent(edge)) else None),
+            "value": three(edge.value),
+            "step": signed(given.step_reward(edge)),
+            "advantage": share(edge.advantage),
+            "turning": edge.turning,
+            "trained": edge.trained,
+            "change": tiny(edge.log_ratio),
+        }
+        for edge in found
+    ]
+
+
+def picture_rows(given: Sums) -> list[dict[str, Any]]:
+    """All leaves: drawn ones first, best first, then failed ones, then what was only explored."""
+    failed = [node for node in given.drawn_leaves if node.leaf and not known(node.leaf.total)]
+    rest = [node for node in given.leaves if not node.drawn]
+    rows = []
+    for node in [*given.scored, *failed, *rest]:
+        assert node.leaf is not None
+        passed = given.passed(node)
+        rows.append(
+            {
+                "id": node.id,
+                "name": given.names[node.id],
+                "reward": three(node.leaf.total) if known(node.leaf.total) else "failed" if node.drawn else "–",
+                "passed": "–" if passed is None else "yes" if passed else "no",
+                "advantage": share(node.leaf.advantage),
+                "trained": node.leaf.trained,
+                "proxy": three(node.leaf.proxy),
+                "chosen": node.leaf.chosen or "–",
+                "error": node.leaf.error or "",
+            }
+        )
+    return rows

@@ -1,0 +1,179 @@
+"""What the nodes of a tree are called, and the small sums that figure, panel and story share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from diffrl.tracking.trees import TreeNode, TreeRecord
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+NOTHING = 1e-6
+"""Size up to which an advantage is the rounding error of one that is 0."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A record with what is derived from it again and again.
+
+    Args:
+        record: the tree.
+        names: of the nodes by id: "2" is the second starting noise, "2a" the first branch of its first split, "2a.3"
+            the end of step 3 on that branch where nothing splits.
+        children: ids by the id of their parent.
+        verdict: name of the reward that only says passed (1) or failed (0), None if there is none.
+    """
+
+    record: TreeRecord
+    names: Sequence[str]
+    children: Mapping[int | None, Sequence[int]]
+    verdict: str | None
+
+    @property
+    def leaves(self) -> list[TreeNode]:
+        """All nodes with a sample or a candidate."""
+        return [node for node in self.record.nodes if node.leaf is not None]
+
+    @property
+    def drawn_leaves(self) -> list[TreeNode]:
+        """Leaves that exist in the training precision, audits and failures included."""
+        return [node for node in self.leaves if node.drawn]
+
+    @property
+    def scored(self) -> list[TreeNode]:
+        """Drawn leaves with a reward, best first; equal ones in the order of the record."""
+        found = [node for node in self.drawn_leaves if node.leaf and known(node.leaf.total)]
+        return sorted(found, key=lambda node: -total(node))
+
+    @property
+    def edges(self) -> list[TreeNode]:
+        """Steps in the training precision, by the node in which they end."""
+        return [node for node in self.record.nodes if node.parent is not None and node.drawn]
+
+    def parent(self, node: TreeNode) -> TreeNode | None:
+        """The node above; None of a root."""
+        return None if node.parent is None else self.record.nodes[node.parent]
+
+    def path(self, node: TreeNode) -> list[TreeNode]:
+        """From the root to the node."""
+        found = [node]
+        while found[-1].parent is not None:
+            found.append(self.record.nodes[found[-1].parent])
+        return found[::-1]
+
+    def step_reward(self, node: TreeNode) -> float | None:
+        """What the step that ends in the node added to the value; None at roots and where a value is unknown."""
+        above = self.parent(node)
+        if above is None or not known(node.value) or not known(above.value):
+            return None
+        return node.value - above.value  # type: ignore[operator]
+
+    def passed(self, node: TreeNode) -> bool | None:
+        """Whether a leaf's picture passed; None where there is no such reward or it failed to be scored."""
+        raw = node.leaf.rewards.get(self.verdict) if node.leaf and self.verdict else None
+        return None if not known(raw) else raw == 1
+
+
+def sums(record: TreeRecord) -> Sums:
+    """A record with its names, children and verdict."""
+    children: dict[int | None, list[int]] = {}
+    for node in record.nodes:
+        children.setdefault(node.parent, []).append(node.id)
+    return Sums(record, _names(record), children, verdict(record))
+
+
+def known(value: float | None) -> bool:
+    """Whether there is a finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def total(node: TreeNode) -> float:
+    """The reward of a leaf that is known to have one."""
+    assert node.leaf is not None and node.leaf.total is not None
+    return node.leaf.total
+
+
+def verdict(record: TreeRecord) -> str | None:
+    """The reward that is 1 for a pass and 0 for a failure.
+
+    A whole reward goes before a part of one ("shapes/strict"). A reward that happens to be 1 (or 0) everywhere counts
+    only if it is called strict: of another name it may as well be a scale whose other values did not occur.
+    """
+    values: dict[str, set[float]] = {}
+    for node in record.nodes:
+        if node.leaf is not None and node.drawn:
+            for name, raw in node.leaf.rewards.items():
+                if raw is not None:
+                    values.setdefault(name, set()).add(raw)
+    binary = [name for name, seen in values.items() if seen <= {0.0, 1.0}]
+    strict = [name for name in binary if name.endswith("strict")]
+    whole = [name for name in strict if "/" not in name]
+    both = [name for name in binary if "/" not in name and values[name] == {0.0, 1.0}]
+    return next(iter([*whole, *both, *strict]), None)
+
+
+def _names(record: TreeRecord) -> list[str]:
+    """See `Sums.names`."""
+    names: list[str] = []
+    stems: list[str] = []
+    for node in record.nodes:
+        if node.parent is None:
+            stem = name = str(node.root + 1)
+        elif record.branching.get(node.step or 0, 1) > 1:
+            letter = LETTERS[node.child] if node.child < len(LETTERS) else f"({node.child + 1})"
+            stem = name = stems[node.parent] + letter
+        else:
+            stem = stems[node.parent]
+            name = f"{stem}.{(node.step or 0) + 1}"
+        stems.append(stem)
+        names.append(name)
+    return names
+
+
+def level(sigma: float) -> str:
+    """A noise level: two digits."""
+    return f"{sigma:.2f}"
+
+
+def share(value: float | None) -> str:
+    """An advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    digits = 2 if abs(value) >= 0.005 else 3
+    return f"{'+' if value > 0 else '−'}{abs(value):.{digits}f}" if push(value) else "0"
+
+
+def push(advantage: float | None) -> int:
+    """Where an advantage pushes: 1 up, -1 down, 0 nowhere, rounding errors of equal rewards and None included."""
+    if advantage is None or not abs(advantage) > NOTHING:
+        return 0
+    return 1 if advantage > 0 else -1
+
+
+def tiny(value: float | None) -> str:
+    """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    sign = "+" if value > 0 else "−" if value < 0 else "±"
+    size = abs(value)
+    if size == 0 or size < 1e-7:
+        return f"{sign}0"
+    digits = min(8, max(2, 1 - math.floor(math.log10(size))))
+    return f"{sign}{size:.{digits}f}"
+
+
+def change(node: TreeNode) -> str:
+    """What the update did to a step, in words; "" where it was not measured."""
+    if not known(node.log_ratio):
+        return ""
+    assert node.log_ratio is not None
+    if node.log_ratio == 0:
+        return "the update left this step as likely as it was"
+    more = "more" if node.log_ratio > 0 else "less"
+    return f"the update made this step {more} likely: {tiny(node.log_ratio)} per dimension"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: "1 step", "3 steps"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,258 @@
+"""What the browser does with rows of samples: keys, swipe, zoom, forms, films, a phone, a page from disk."""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+
+import pytest
+import torch
+
+from diffrl.gallery.query import Query
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+from diffrl.gallery.static_links import StaticLinks
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import PROMPTS, eval_sample, flat, make_run
+
+pytestmark = pytest.mark.browser
+
+CURRENT = "[...document.querySelectorAll('.item')].indexOf(document.activeElement)"
+FITS = "document.documentElement.scrollWidth"
+
+
+def prompts(page):
+    return [item.inner_text() for item in page.locator(".item:visible > .prompt").all()]
+
+
+def clip(page, row=0):
+    layer = page.locator(".item").nth(row).locator(".swipe .after")
+    return float(re.search(r"([\d.]+)%\)$|([\d.]+)px\)$", layer.evaluate("e => getComputedStyle(e).clipPath"))[1])
+
+
+def zoom(page):
+    """Scale of every enlarged picture."""
+    script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform).a)"
+    return page.locator(".pane .picture").evaluate_all(script)
+
+
+def shift(page):
+    """How far every enlarged picture was moved, in pixels."""
+    script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform)).map(m => [m.e, m.f])"
+    return page.locator(".pane .picture").evaluate_all(script)
+
+
+def test_keys_lightbox_and_swipe(page, served, made):
+    page.goto(f"{served(made)}/compare")
+    for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("k", 1), ("ArrowLeft", 0), ("k", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate(CURRENT) == place, key
+    assert page.locator('.item[tabindex="0"]').count() == 1
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    dialog = page.locator("#lightbox")
+    assert dialog.is_visible() and page.locator(".pane").count() == 2
+    assert page.locator(".lightbox-table tr").count() == 4  # a heading, total, shapes, shapes_strict
+    first = page.locator(".item").nth(1)
+    assert page.locator(".lightbox .prompt").inner_text() == PROMPTS[0]
+    assert page.locator(".lightbox-table table").text_content() == first.locator(".all table").text_content()
+    page.locator(".pane img.crisp").nth(1).wait_for()  # small pictures are drawn crisp
+    files = page.locator(".pane img").evaluate_all("e => e.map(one => new URL(one.src).pathname)")
+    assert files == [f"/media/made/samples/eval-00000{i}/0-1.webp" for i in (0, 4)]
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    assert zoom(page) == pytest.approx([2.25, 2.25])
+    page.keyboard.press("-")
+    assert zoom(page) == pytest.approx([1.5, 1.5])
+    box = page.locator(".pane").first.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 40, y - 30)
+    page.mouse.up()
+    assert shift(page) == [pytest.approx([40, -30])] * 2  # both columns together
+    page.mouse.move(x - 50, y + 20)
+    page.mouse.wheel(0, -300)
+    grown = math.e  # by exp(300 / 300), and what is under the pointer stays there
+    assert zoom(page) == pytest.approx([1.5 * grown] * 2)
+    assert shift(page) == [pytest.approx([-50 + 90 * grown, 20 - 50 * grown], abs=2)] * 2  # the mouse has whole pixels
+    page.mouse.dblclick(x, y)
+    assert zoom(page) == [1, 1]
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".lightbox .prompt").inner_text() == PROMPTS[1]
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible() and page.evaluate(CURRENT) == 2  # where one was reading
+    page.keyboard.press("s")
+    assert page.locator("#swipe").get_attribute("aria-pressed") == "true"
+    slider = page.locator(".item").nth(2).locator("input[type=range]")
+    assert PROMPTS[1] in slider.get_attribute("aria-label")
+    assert "evaluation 0" in slider.get_attribute("aria-label") and not first.locator(".cells").is_visible()
+    page.keyboard.press("Tab")
+    assert slider.evaluate("e => e === document.activeElement")
+    assert clip(page, 2) == 50
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    assert clip(page, 2) == 57 and clip(page, 1) == 50
+    box = page.locator(".item").nth(1).locator(".stack").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + 20)
+    assert clip(page, 1) == pytest.approx(25, abs=1)
+    page.keyboard.press("Escape")
+    page.locator("#swipe").click()
+    assert first.locator(".cells").is_visible() and page.locator(".swipe:visible").count() == 0
+
+
+def test_the_form_filters_sorts_and_changes_columns(page, served, made):
+    page.goto(f"{served(made)}/compare")
+    page.keyboard.press("/")
+    page.keyboard.type("TRIANGLES j")
+    assert page.locator("[name=prompt]").input_value() == "TRIANGLES j"  # keys are letters there
+    page.locator("[name=prompt]").fill("triangles")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**prompt=triangles**")
+    assert prompts(page) == [PROMPTS[1]] * 2
+    page.locator("[data-reset]").click()
+    page.locator("[name=reward]").select_option("shapes")
+    page.locator("[name=sort]").select_option("loss")
+    page.locator("[name=columns]").nth(2).select_option("made@eval-2")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**eval-2**")
+    assert page.locator(".item").first.locator(".cell").count() == 3
+    changes = [float(chip.replace("−", "-").replace("±", "")) for chip in page.locator(".cell .chip").all_inner_texts()]
+    assert len(changes) == 6 and changes == sorted(changes)
+    page.locator("[name=columns]").nth(2).select_option("")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url(lambda address: "eval-2" not in address)
+    page.locator("[name=low]").fill("0.95")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**low=0.95**")
+    values = [float(text) for text in page.locator(".cell:last-child .value").all_inner_texts()]
+    with sqlite3.connect(made / "samples.sqlite") as database:
+        query = "SELECT count(*) FROM samples JOIN rewards ON sample_id = id WHERE stage = 'eval' AND iteration = 4"
+        (expected,) = database.execute(f"{query} AND name = 'shapes' AND raw >= 0.95").fetchone()
+    assert 0 < len(values) == expected < 6 and min(values) >= 0.95
+
+
+def test_films_stand_still_until_they_are_played(page, served, tmp_path):
+    run = tmp_path / "film"
+    with SampleStore(run) as store:
+        for iteration in (0, 2):
+            frames = torch.stack([flat(0.3 * n) for n in range(3)])
+            store.write([eval_sample(iteration, n, 0, f"p{n}", 0.5, frames) for n in range(2)])
+    base = served(run)
+
+    def shown():
+        script = "e => e.map(one => new URL(one.currentSrc).searchParams.get('still'))"
+        page.locator("img.moving").evaluate_all("e => Promise.all(e.map(one => one.decode()))")
+        return set(page.locator("img.moving").evaluate_all(script))
+
+    for address in ("/", "/compare", "/samples"):
+        page.goto(base + address)
+        assert shown() == {"1"}, address  # less motion was asked for
+        page.get_by_role("button", name="Play").click()
+        assert shown() == {None}, address
+        page.keyboard.press("p")
+        assert shown() == {"1"}, address
+    page.emulate_media(reduced_motion="no-preference")
+    page.goto(f"{base}/compare")
+    assert shown() == {None} and page.locator("#play").inner_text() == "Pause"
+
+
+def test_a_phone_needs_no_sideways_scrolling(page, served, tmp_path):
+    hostile = ("W" * 3000, "<script>alert(1)</script>", "ש" * 400, *PROMPTS)
+    one, two = (
+        make_run(tmp_path / ("a-long-name-" * 6 + "x"), prompts=hostile),
+        make_run(tmp_path / "two", prompts=hostile),
+    )
+    base = served(one, two)
+    page.set_viewport_size({"width": 390, "height": 844})
+    columns = "&".join(f"columns={one.name}@eval-{i}&columns=two@eval-{i}" for i in (0, 2, 4))
+    for address in ("/", "/run?run=two", "/compare", f"/compare?{columns}", "/samples?run=two", f"/run?run={one.name}"):
+        assert page.goto(base + address).status == 200 and page.evaluate(FITS) <= 390, address
+    page.locator(".item .open").first.click()
+    assert page.locator("#lightbox").bounding_box()["width"] <= 390 and page.evaluate(FITS) <= 390
+
+
+def test_a_page_from_disk_filters_sorts_and_turns_by_itself(page, tmp_path):
+    from diffrl.gallery.app import STATIC
+
+    run = make_run(
+        tmp_path / "made", prompts=tuple(f"{'red' if n % 3 else 'blue'} {n:02d}" for n in range(31)), roots=1
+    )
+    chance = torch.Generator().manual_seed(5)
+    scores = {i: torch.rand(31, generator=chance).double().tolist() for i in (0, 4)}
+    with SampleStore(run) as store:
+        for iteration, values in scores.items():
+            store.write(
+                [
+                    eval_sample(iteration, n, 0, f"{'red' if n % 3 else 'blue'} {n:02d}", value)
+                    for n, value in enumerate(values)
+                ]
+            )
+    site = Site(find_sources([run]), StaticLinks(lambda source, file, size, still: file))
+    out = tmp_path / "site"
+    out.mkdir()
+    (out / "static").symlink_to(STATIC)
+    (out / "compare.html").write_text(site.answer("compare", Query({"run": ["made"]})).body, encoding="utf-8")
+    page.goto((out / "compare.html").as_uri())
+    names = [f"{'red' if n % 3 else 'blue'} {n:02d}" for n in range(31)]
+    assert prompts(page) == names[:24]
+    page.get_by_role("button", name="Next").click()
+    assert prompts(page) == names[24:]
+    page.locator("[name=reward]").select_option("shapes")
+    page.locator("[name=sort]").select_option("gain")
+    gain = {n: scores[4][n] - scores[0][n] for n in range(31)}
+    order = sorted(gain, key=lambda n: -gain[n])
+    assert prompts(page) == [names[n] for n in order[:24]]
+    first = page.locator(".item:visible").first
+    best = order[0]
+    assert first.locator(".value").all_inner_texts() == [f"{scores[0][best]:.3f}", f"{scores[4][best]:.3f}"]
+    assert first.locator(".cell .chip").inner_text() == f"+{gain[best]:.3f}"
+    page.locator("[name=prompt]").fill("BLUE")
+    page.locator("[name=on]").select_option("change")
+    page.locator("[name=high]").fill("0.1")
+    kept = [n for n in order if n % 3 == 0 and gain[n] <= 0.1]
+    assert 0 < len(kept) < 11 and prompts(page) == [names[n] for n in kept]
+    counts = {name: page.locator(f"[data-count={name}]").inner_text() for name in ("rows", "mean", "improved", "worse")}
+    mean = sum(gain[n] for n in kept) / len(kept)
+    assert counts == {
+        "rows": str(len(kept)),
+        "mean": f"{'−' if mean < 0 else '+'}{abs(mean):.3f}",
+        "improved": str(sum(gain[n] > 0 for n in kept)),
+        "worse": str(sum(gain[n] < 0 for n in kept)),
+    }
+    page.locator("[name=prompt]").fill("zebra")
+    assert page.locator(".empty").is_visible() and prompts(page) == []
+    page.locator("[data-reset]").click()
+    assert prompts(page) == names[:24]
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    assert page.locator(".lightbox .prompt").inner_text() == names[0]
+
+
+def test_rows_work_on_after_the_page_was_renewed(page, served, made):
+    page.goto(f"{served(made)}/compare")
+    page.keyboard.press("j")
+    page.keyboard.press("s")
+    page.evaluate(
+        """async () => {
+          const text = await (await fetch(location.href)).text();
+          const fresh = document.adoptNode(new DOMParser().parseFromString(text, "text/html").getElementById("main"));
+          document.getElementById("main").replaceWith(fresh);
+          document.dispatchEvent(new CustomEvent("main-replaced", { detail: { main: fresh } }));
+        }"""
+    )
+    assert page.locator(".swipe:visible").count() == 6 and page.locator("#swipe[aria-pressed=true]").count() == 1
+    page.keyboard.press("s")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate(CURRENT) == 1
+    page.keyboard.press("Enter")
+    assert page.locator("#lightbox").is_visible() and page.locator(".pane").count() == 2
+    page.locator("[data-do=next]").click()
+    assert page.locator(".lightbox .prompt").inner_text() == PROMPTS[1]
+    page.locator("[data-do=close]").click()
+    assert page.evaluate(CURRENT) == 2

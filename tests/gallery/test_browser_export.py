@@ -1,0 +1,100 @@
+"""The exported site in a real Chromium, opened from disk: no server, no network, nothing missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffrl.gallery.export import export_site
+from diffrl.gallery.sources import find_sources
+from tests.gallery import made_trees
+from tests.gallery.made import make_run
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A site in a folder with an odd name, which was moved since; its run is gone."""
+    path = tmp_path_factory.mktemp("export")
+    run = make_run(path / "runs" / "my run #1", size=200)
+    made_trees.write(run, made_trees.forest())
+    export_site(find_sources([run]), path / "to share, ü" / "site", {"votes": path / "votes.jsonl", "rewards": ()})
+    (path / "to share, ü").rename(path / "elsewhere ? #1 100%")
+    (path / "runs").rename(path / "gone")
+    return path / "elsewhere ? #1 100%" / "site"
+
+
+@pytest.fixture
+def opened(page, site):
+    """Its start page, without a network; everything that goes wrong fails the test."""
+    wrong: list[str] = []
+    page.context.set_offline(True)
+    page.on("requestfailed", lambda request: wrong.append(request.url))
+    page.on(
+        "request",
+        lambda request: wrong.append(request.url) if not request.url.startswith(("file:", "data:", "blob:")) else None,
+    )
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.goto((site / "index.html").as_uri())
+    yield page
+    assert wrong == []
+
+
+def pictures_are_there(page) -> int:
+    """Every picture in view was loaded; how many there are."""
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(100)
+    images = page.locator("main img")
+    failed = "image.complete && !image.naturalWidth || image.src.includes('missing.svg')"
+    broken = images.evaluate_all(f"(all) => all.filter((image) => {failed}).map((image) => image.src)")
+    assert broken == []
+    return images.evaluate_all("(all) => all.filter((image) => image.naturalWidth).length")
+
+
+def test_a_visitor_walks_through_the_site_from_disk(opened):
+    page = opened
+    assert pictures_are_there(page) >= 2
+    assert page.locator("a[href*='vote']").count() == 0  # nothing can be sent from disk
+    nav = page.locator("header nav")
+    for name in ("Compare", "Samples", "Trees", "Curves", "Report"):
+        link = nav.get_by_role("link", name=name, exact=True)
+        link.click()
+        assert page.locator("h1").count() >= 1 and page.locator("[role=alert].message").count() == 0, name
+        assert link.get_attribute("aria-current") == "page"
+        if name in ("Compare", "Samples"):
+            assert pictures_are_there(page) >= 6
+    assert page.url.startswith("file:")
+
+
+def test_the_filter_works_without_a_server(opened):
+    page = opened
+    page.locator("header nav").get_by_role("link", name="Compare", exact=True).click()
+    items = page.locator("main .item:visible")
+    assert items.count() == 6
+    field = page.locator("main input[name=prompt]")
+    field.fill("two green")
+    field.press("Enter")
+    page.wait_for_timeout(300)
+    assert page.url.startswith("file:") and "?" not in page.url.partition("elsewhere")[2].replace("%3F", "")
+    assert items.count() == 2
+    assert all("two green" in text for text in items.all_text_contents())
+
+
+def test_the_tree_and_the_curves_are_drawn_without_a_server(opened):
+    page = opened
+    page.locator("header nav").get_by_role("link", name="Trees", exact=True).click()
+    page.locator("main .about a[href^='tree-'], main a[href^='tree-']:not([aria-hidden])").first.click()
+    assert pictures_are_there(page) >= 8
+    page.locator("header nav").get_by_role("link", name="Curves", exact=True).click()
+    page.wait_for_timeout(300)
+    drawn = page.locator("main canvas, main svg").count()
+    assert drawn >= 3
+
+
+def test_the_theme_is_kept_or_at_least_changes(opened):
+    page = opened
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()

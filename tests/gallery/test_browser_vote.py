@@ -1,0 +1,86 @@
+"""The vote in a real Chromium: by keyboard from the first pair to the results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from diffrl.gallery.votes import read_votes
+from tests.gallery.made import make_run
+
+pytestmark = pytest.mark.browser
+
+
+def go_on(page, key):
+    """Press a key and wait for what it brings."""
+    before = page.locator("#place").inner_text()
+    page.keyboard.press(key)
+    page.wait_for_function("before => document.getElementById('place')?.textContent !== before", arg=before)
+    page.wait_for_function("() => !document.querySelector('.choices .picked')")
+    return page.locator("#place").inner_text()
+
+
+def test_a_vote_by_keyboard(tmp_path, served, page):
+    prompts = ["one <b>", "two", "three", "four"]
+    address = served(make_run(tmp_path / "runs" / "made", prompts=prompts, roots=1))
+    votes = tmp_path / "votes.jsonl"
+    page.goto(f"{address}/vote?run=made&voter=Ada")
+    assert "made" not in page.content() and page.locator("#place").inner_text() == "1 of 4"
+    first = page.locator(".prompt").inner_text()
+    assert first in prompts, "markup in a prompt stays text"
+    assert go_on(page, "ArrowLeft") == "2 of 4"
+    assert page.locator(".prompt").inner_text() in prompts
+    shown = page.eval_on_selector_all("#sides img", "all => all.map((one) => [one.src, one.naturalWidth])")
+    assert len(shown) == 2 and all(width == 32 for _, width in shown)
+    fetched = page.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
+    assert sum("/vote/picture/" in name for name in fetched) == 6, "the third pair is there before it is asked for"
+    assert go_on(page, "ArrowDown") == "3 of 4"
+    assert go_on(page, "u") == "2 of 4"
+    assert len(read_votes(votes).votes) == 1 and read_votes(votes).voided == 1
+    assert go_on(page, "ArrowRight") == "3 of 4"
+    assert go_on(page, " ") == "4 of 4", "skipped"
+    # Space on a button presses the button and does not skip.
+    page.locator('[value="equal"]').focus()
+    page.keyboard.press(" ")
+    page.wait_for_url("**/votes?*")
+    found = read_votes(votes)
+    assert [vote.choice == vote.left for vote in found.votes] == [True, False, False] and found.votes[
+        -1
+    ].choice == "tie"
+    assert found.votes[0].prompt == first and {vote.voter for vote in found.votes} == {"Ada"}
+    assert "3 votes" in page.locator(".verdict").inner_text()
+    assert page.locator("table.given tbody tr").count() == 3
+    assert page.locator("table.given .chosen").count() == 2
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Vote").click()
+    page.wait_for_url("**/vote?session=*")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.route("**/vote", lambda route: route.abort() if route.request.method == "POST" else route.continue_())
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert page.locator("#place").inner_text() == "1 of 4" and len(read_votes(votes).votes) == 3
+
+
+def test_a_page_elsewhere_cannot_vote(made, served, page, tmp_path):
+    """The form of another origin, with everything right in it but its origin."""
+    address = served(made)
+    page.goto(f"{address}/vote")
+    form = page.evaluate("Object.fromEntries(new FormData(document.getElementById('ballot')))")
+    fields = "".join(f"<input name='{name}' value='{value}'>" for name, value in {**form, "choice": "left"}.items())
+    page.route(
+        "http://elsewhere.example/",
+        lambda route: route.fulfill(
+            content_type="text/html", body=f"<form method=post action={json.dumps(address + '/vote')}>{fields}</form>"
+        ),
+    )
+    page.goto("http://elsewhere.example/")
+    with page.expect_response("**/vote") as answer:
+        page.evaluate("document.forms[0].submit()")
+    page.wait_for_selector(".message")
+    assert answer.value.status == 403 and not (tmp_path / "votes.jsonl").exists()
+    page.goto(f"{address}/vote?session={form['session']}")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => document.getElementById('place').textContent.startsWith('2 ')")
+    assert len(read_votes(tmp_path / "votes.jsonl").votes) == 1, "from its own page it is taken"

@@ -1,0 +1,321 @@
+"""Comparison and samples: what is matched, counted, filtered and ordered, and what hostile or broken data do to it."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import random
+import re
+import sqlite3
+from statistics import fmean
+
+import pytest
+
+from diffrl.gallery.compare import Row, arrange, containing, match, summarise, within
+from diffrl.gallery.motion import moves
+from diffrl.gallery.query import Query
+from diffrl.gallery.records import Brief
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+from diffrl.gallery.static_links import StaticLinks
+from diffrl.tracking.store import SampleStore, StoredSample
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run
+
+HOSTILE = ("<script>alert(1)</script>", "\"' onload='x' & <b>", "x" * 10_000, "שלום עולם ‮abc", "🟥 left of 🔵", "")
+
+
+def brief(number, prompt="p", seed=0, group=0, root=0, path="", value=None):
+    return Brief(number, (prompt, seed, group, root, path), value)
+
+
+def prompts_of(text):
+    """Prompts of the rows of a page, in their order."""
+    return [html.unescape(found) for found in re.findall(r'<p class="prompt" dir="auto" title="[^"]*">(.*?)</p>', text)]
+
+
+def values_of(text):
+    """Values under the pictures, as the page writes them, one list a row."""
+    return [re.findall(r'class="value numbers">([^<]*)<', row) for row in text.split('<li class="item"')[1:]]
+
+
+def stored(run, iteration, name):
+    """The oracle: group, root and a value of every held-out sample, straight from the tables."""
+    with sqlite3.connect(run / "samples.sqlite") as database:
+        return {
+            (prompt, group, root): raw
+            for prompt, group, root, raw in database.execute(
+                "SELECT prompt, group_id, root, raw FROM samples JOIN rewards ON sample_id = id "
+                "WHERE stage = 'eval' AND iteration = ? AND name = ?",
+                (iteration, name),
+            )
+        }
+
+
+# ---- pure ----
+
+
+def test_only_equal_keys_match():
+    base = {"prompt": "p", "seed": 5, "group": 7, "root": 11, "path": "1.0"}
+    others = [{"prompt": "q"}, {"seed": 6}, {"group": 8}, {"root": 12}, {"path": "1.1"}]
+    right = [brief(n, **{**base, **other}) for n, other in enumerate(others)]
+    assert match([[brief(99, **base)], right], [False, False]).rows == []
+    found = match([[brief(99, **base)], [*right, brief(50, **base)]], [False, False])
+    assert [row.ids for row in found.rows] == [(99, 50)] and found.unmatched == []
+
+
+def test_rows_of_several_columns_are_those_that_two_share():
+    columns = [[brief(1, "a"), brief(2, "b")], [brief(3, "c")], [brief(4, "b"), brief(5, "a"), brief(6, "d")]]
+    found = match(columns, [False] * 3)
+    assert [row.ids for row in found.rows] == [(1, None, 5), (2, None, 4)]
+    assert found.unmatched == [1]
+
+
+def test_pictures_of_folders_match_by_name_then_by_prompt_and_samples_of_runs_do_not():
+    a = [brief(0, "cat", path="x/1.png"), brief(1, "", path="x/2.png")]
+    b = [brief(7, "", path="x/2.webp"), brief(8, "", path="x/1.JPG")]
+    found = match([a, b], [True, True])
+    assert ([row.ids for row in found.rows], found.by) == ([(0, 8), (1, 7)], "file name")
+    dotted = match([[brief(0, "", path="v.1")], [brief(1, "p", path="v.2"), brief(2, "p", path="v.1")]], [True, True])
+    assert [row.ids for row in dotted.rows] == [(0, 2)]  # what follows a dot is no suffix of a picture
+    run = [brief(20, "cat", group=0), brief(21, "cat", group=1), brief(22, "dog", group=2)]
+    folder = [brief(30, "dog", path="1"), brief(31, "cat", path="2"), brief(32, "cat", path="3")]
+    found = match([run, folder], [False, True])
+    assert ([row.ids for row in found.rows], found.by) == ([(20, 31), (21, 32), (22, 30)], "prompt")
+    assert match([run, [brief(40, "cat", seed=1)]], [False, False]).rows == []
+
+
+def test_range_order_and_counts_agree_with_brute_force():
+    chance = random.Random(3)
+    pool = [None, 0.0, 0.25, 0.25 + 1e-9, 0.5, 1.0, -2.0]
+    rows = [
+        Row(n, chance.choice(["b", "A", "c"]), (n, n), (chance.choice(pool), chance.choice(pool))) for n in range(199)
+    ]
+    for low, high, change in itertools.product((None, -0.5, 0.25), (None, 0.25, 0.75), (False, True)):
+        kept = []
+        for row in rows:
+            first, last = row.values
+            number = last if not change else None if first is None or last is None else last - first
+            ranged = low is not None or high is not None
+            if not ranged or (
+                number is not None and (low is None or number >= low) and (high is None or number <= high)
+            ):
+                kept.append(row)
+        assert within(rows, low, high, change) == kept
+    known = [r for r in rows if None not in r.values]
+    summary = summarise(rows)
+    deltas = [r.values[1] - r.values[0] for r in known]
+    assert (summary.rows, summary.compared) == (199, len(known))
+    assert summary.mean == pytest.approx(fmean(deltas))
+    assert summary.improved == len([d for d in deltas if round(d, 5) > 0])
+    assert summary.worse == len([d for d in deltas if round(d, 5) < 0])
+    assert summary.unchanged == len(known) - summary.improved - summary.worse
+    for sort, number, falling in (
+        ("gain", lambda r: r.change, True),
+        ("loss", lambda r: r.change, False),
+        ("value", lambda r: r.value, True),
+    ):
+        found = arrange(rows[::-1], sort)
+        assert sorted(found) == sorted(rows)
+        numbers = [number(row) for row in found]
+        there = [n for n in numbers if n is not None]
+        assert numbers == there + [None] * (len(rows) - len(there))
+        assert all((a >= b) if falling else (a <= b) for a, b in itertools.pairwise(there))
+        assert all(a.order < b.order for a, b in itertools.pairwise(found) if number(a) == number(b))
+    assert [r.prompt for r in arrange(rows, "prompt")] == sorted([r.prompt for r in rows], key=str.lower)
+    assert arrange(rows[::-1], "order") == rows
+    assert containing([Row(0, "Ärger", (1,), (None,))], "äR") and not containing(rows, "z")
+
+
+def test_not_a_number_counts_as_no_value():
+    found = match([[brief(1, value=float("nan"))], [brief(2, value=float("inf"))]], [False, False])
+    assert found.rows[0].values == (None, None) and summarise(found.rows).compared == 0
+
+
+# ---- the page ----
+
+
+def test_first_against_last_evaluation_with_gains(made, client_of):
+    text = client_of(made).get("/compare").text
+    before, after = stored(made, 0, "shapes_strict"), stored(made, 4, "shapes_strict")
+    assert len(before) == 6 and before.keys() == after.keys()
+    order = sorted(before, key=lambda key: key[1:])
+    assert prompts_of(text) == [key[0] for key in order]
+    assert values_of(text) == [[f"{before[key]:.3f}", f"{after[key]:.3f}"] for key in order]
+    changes = [after[key] - before[key] for key in order]
+    chips = re.findall(r'<span class="chip (\w*)" title="change[^"]*">([^<]*)</span>', text)
+    expected = [("gain", "+1.000") if c > 0 else ("loss", "−1.000") if c < 0 else ("", "±0.000") for c in changes]
+    assert chips == expected and {"gain", ""} <= {css for css, _ in chips}
+    counts = dict(re.findall(r'data-count="(\w+)">([^<]*)<', text))
+    assert counts["rows"] == "6" and counts["improved"] == str(sum(c > 0 for c in changes))
+    assert counts["mean"] == f"+{fmean(changes):.3f}" and counts["worse"] == "0"
+
+
+@pytest.mark.parametrize("sort", ["gain", "loss", "value", "prompt"])
+def test_sorted_and_filtered_by_another_reward(made, client_of, sort):
+    before, after = stored(made, 0, "shapes"), stored(made, 4, "shapes")
+    low, high = -0.35, 0.65
+    kept = [k for k in sorted(before, key=lambda k: k[1:]) if low <= after[k] - before[k] <= high]
+    assert 0 < len(kept) < len(before)
+    keys = {
+        "gain": lambda k: before[k] - after[k],
+        "loss": lambda k: after[k] - before[k],
+        "value": lambda k: -after[k],
+        "prompt": lambda k: k[0],
+    }
+    kept.sort(key=keys[sort])
+    address = f"/compare?run=made&reward=shapes&on=change&low={low}&high={high}&sort={sort}"
+    text = client_of(made).get(address).text
+    assert values_of(text) == [[f"{before[key]:.3f}", f"{after[key]:.3f}"] for key in kept]
+    assert f'value="{low}"' in text and f'<option value="{sort}" selected>' in text
+
+
+def test_the_prompt_filter_and_what_is_left_when_nothing_fits(made, client_of):
+    client = client_of(made)
+    assert set(prompts_of(client.get("/compare?prompt=TRIANGLES").text)) == {PROMPTS[1]}
+    empty = client.get("/compare?prompt=zebra")
+    assert empty.status_code == 200 and "Nothing is left" in empty.text and "Show all 6" in empty.text
+    assert "in common" not in empty.text
+
+
+def test_columns_from_several_runs_and_stages(tmp_path, client_of):
+    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", iterations=6)
+    client = client_of(one, two)
+    text = client.get("/compare?columns=one@eval-2&columns=two@eval-6&columns=one@eval-4&reward=shapes").text
+    tables = [stored(one, 2, "shapes"), stored(two, 6, "shapes"), stored(one, 4, "shapes")]
+    order = sorted(tables[0], key=lambda key: key[1:])
+    assert values_of(text) == [[f"{table[key]:.3f}" for table in tables] for key in order]
+    for words in ("one · evaluation 2", "two · evaluation 6"):
+        assert f'<span class="column">{words}</span>' in text
+    default = client.get("/compare").text  # the last of each
+    assert re.findall(r'<option value="([^"]+)" selected>[^<]*evaluation', default) == ["one@eval-4", "two@eval-6"]
+    train = client.get("/compare?columns=one@train-0&columns=one@train-2&reward=total").text
+    assert "8</strong> matched pairs" in train
+
+
+def test_nothing_in_common_is_a_sentence(tmp_path, client_of):
+    one, two = make_run(tmp_path / "one"), tmp_path / "two"
+    with SampleStore(two) as store:
+        store.write([eval_sample(0, 0, 0, PROMPTS[0], 0.5, flat(0.1), seed=1)])
+    text = client_of(one, two).get("/compare").text
+    assert "no prompt and noise in common" in text and "Traceback" not in text and prompts_of(text) == []
+    three = make_run(tmp_path / "three")
+    text = client_of(one, two, three).get("/compare").text  # the odd one makes room for the two others
+    assert "Left out: two" in text and len(values_of(text)[0]) == 2
+
+
+def test_more_rows_than_a_page(tmp_path, client_of):
+    run = make_run(tmp_path / "long", iterations=2, prompts=tuple(f"prompt {n:02d}" for n in range(31)), roots=1)
+    client = client_of(run)
+    first, second = client.get("/compare?sort=prompt").text, client.get("/compare?sort=prompt&page=2").text
+    assert prompts_of(first) + prompts_of(second) == [f"prompt {n:02d}" for n in range(31)]
+    assert len(prompts_of(first)) == 24
+    following = html.unescape(re.search(r'rel="next" href="([^"]*)"', first)[1])
+    assert client.get(following).text == second
+    assert client.get("/compare?page=3").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "words"),
+    [
+        ("compare?run=made&low=abc", 400, "low must be a number"),
+        ("compare?run=made&high=nan", 400, "high must be a number"),
+        ("compare?run=made&low=2&high=1", 400, "low must not be above high"),
+        ("compare?run=made&sort=best", 400, "sort must be one of"),
+        ("compare?run=made&on=that", 400, "on must be one of"),
+        ("compare?run=made&page=0", 400, "page must be a whole number"),
+        ("compare?columns=made@eval-0", 400, "2 to 6 columns"),
+        ("compare?" + "&".join(["columns=made@eval-0"] * 7), 400, "2 to 6 columns"),
+        ("compare?columns=made@eval-0&columns=made@eval-999", 404, "no samples of"),
+        ("compare?columns=../x@eval-0&columns=made@eval-0", 404, "There is no run"),
+        ("compare?run=none", 404, "There is no run"),
+        ("compare?run=made&reward=%3Cscript%3E", 200, "have no reward &#39;&lt;script&gt;&#39;. Shown: shapes_strict"),
+        ("samples?run=made&state=eval-999", 404, "no samples of"),
+        ("samples?run=made&sort=gain", 400, "sort must be one of"),
+        ("samples?run=made&low=x", 400, "low must be a number"),
+        ("samples?run=none", 404, "There is no run"),
+    ],
+)
+def test_bad_parameters_are_a_sentence(made, client_of, address, status, words):
+    answer = client_of(made).get(f"/{address}")
+    assert answer.status_code == status
+    assert words in answer.text and "<script>" not in answer.text.split("<main")[1].split("</main>")[0]
+
+
+def test_hostile_prompts_stay_text_and_missing_numbers_stay_missing(tmp_path, client_of):
+    run = tmp_path / "odd"
+    with SampleStore(run) as store:
+        for iteration in (0, 3):
+            store.write([eval_sample(iteration, n, 0, p, None, flat(0.2)) for n, p in enumerate(HOSTILE)])
+            error = "<img src=x onerror=alert(1)>"
+            store.write([eval_sample(iteration, 90, 0, "failed", None, None, error=error)])
+    (run / "samples" / "eval-000003" / "0-0.webp").unlink()
+    client = client_of(run)
+    for address in ("/compare", "/samples", "/", "/compare?sort=gain&reward=shapes", "/compare?low=0"):
+        text = client.get(address).text
+        assert "<script>alert" not in text and "<img src=x" not in text and "<b>" not in text
+    text = client.get("/compare").text
+    assert prompts_of(text) == [*HOSTILE[:-1], "no prompt", "failed"]
+    assert {value for row in values_of(text) for value in row} == {"–"}
+    assert 'title="change' not in text and "mean change" in text
+    assert "not scored:" in text and "no picture was kept" in text
+    missing = client.get("/media/odd/samples/eval-000003/0-0.webp?size=256")
+    assert missing.status_code == 404 and missing.headers["content-type"].startswith("image/svg")
+
+
+def test_samples_shows_every_state_with_advantages_and_errors(made, client_of):
+    with SampleStore(made) as store:
+        store.write(
+            [StoredSample("train", 1, 5, 0, 0, "lost", error="the scorer <fell> over", rewards={"shapes": None})]
+        )
+    client = client_of(made)
+    text = client.get("/samples").text
+    assert values_of(text) == [
+        [f"{v:.3f}"] for _, v in sorted(stored(made, 4, "shapes_strict").items(), key=lambda i: i[0][1:])
+    ]
+    train = client.get("/samples?state=train-1&reward=total&sort=value").text
+    shown = [values[0] for values in values_of(train)]
+    assert shown[-1] == "–" and shown[:-1] == sorted(shown[:-1], reverse=True) and len(shown) == 9
+    assert "the scorer &lt;fell&gt; over" in train and re.findall(r"advantage <span[^>]*>([^<]*)", train)
+    few = client.get("/samples?state=train-1&reward=total&low=0.2&prompt=circle").text
+    assert 0 < len(values_of(few)) < 8 and all(float(v[0]) >= 0.2 for v in values_of(few))
+    assert set(prompts_of(few)) == {PROMPTS[0]}
+
+
+def test_a_run_with_one_evaluation_or_none_says_so(tmp_path, client_of):
+    one = tmp_path / "one"
+    add_evaluation(one, 0)
+    text = client_of(one).get("/compare").text
+    assert "only evaluation 0 so far" in text and len(values_of(text)) == 6
+    none = tmp_path / "none"
+    SampleStore(none).close()
+    for address in ("/compare", "/samples"):
+        answer = client_of(none).get(address)
+        assert answer.status_code == 200 and "no samples yet" in answer.text
+
+
+def test_a_moving_picture_is_told_from_a_still_one(tmp_path, made):
+    video = tmp_path / "video"
+    with SampleStore(video) as store:
+        frames = [flat(0.1 * n) for n in range(3)]
+        store.write([eval_sample(0, 0, 0, "p", 1.0, __import__("torch").stack(frames))])
+    source, still = find_sources([video, made])
+    (sample,) = source.samples(source.states()[0], [1])
+    assert moves(source, sample.file)
+    assert not moves(still, "samples/eval-000000/0-0.webp")
+    assert not moves(still, "samples/none.webp") and not moves(still, None)
+
+
+def test_an_exported_comparison_has_all_rows_in_full_precision_and_links_for_columns(tmp_path):
+    import json
+
+    run = make_run(tmp_path / "made", iterations=6, prompts=tuple(f"prompt {n}" for n in range(29)), roots=1)
+    links = StaticLinks(lambda source, file, size, still: f"media/{file}")
+    site = Site(find_sources([run]), links)
+    text = site.answer("compare", Query({"run": ["made"]})).body
+    assert len(prompts_of(text)) == 29 and 'rel="next"' not in text and "data-local" in text
+    rows = [json.loads(html.unescape(data)) for data in re.findall(r'data-rewards="([^"]*)"', text)]
+    before, after = stored(run, 0, "shapes"), stored(run, 6, "shapes")
+    assert [row["shapes"] for row in rows] == [[before[k], after[k]] for k in sorted(before, key=lambda k: k[1:])]
+    asked = [dict(query.values) for _, name, query in links.pending if name == "compare"]
+    assert {"columns": ["made@eval-0", "made@eval-2"]} in asked and {"columns": ["made@eval-0", "made@eval-4"]} in asked
+    assert len(asked) == 3 and {"run": ["made"]} in asked and '<select name="columns"' not in text

@@ -1,0 +1,169 @@
+"""What every answer has, whatever the page: headers, names it listens to, messages in place of failures."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from diffrl.errors import DiffrlError
+from diffrl.gallery import answers
+from diffrl.gallery.app import STATIC, make_app
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.records import Answer
+from diffrl.gallery.site import PAGES
+from tests.gallery.made import make_run
+
+
+def page_of(site, query):
+    return Answer(f"<p>{query.text('a')}</p>")
+
+
+def refused(site, query):
+    raise GalleryError("Columns are states. Got <none>.", 404)
+
+
+def unreadable(site, query):
+    raise DiffrlError("The tree <3> cannot be read.")
+
+
+def gone(site, query):
+    Path("/nowhere/at all").read_text()
+
+
+def mistaken(site, query):
+    return {}["missing"]
+
+
+def half(site, query):
+    return Answer("<p>\ud83d half an emoji</p>")
+
+
+@pytest.fixture
+def small(monkeypatch, client_of, made):
+    """A client of a gallery with one more page, from this module; and the log forgets what it noted."""
+    monkeypatch.setattr(answers, "_noted", set())
+
+    def client(function: str) -> TestClient:
+        monkeypatch.setitem(PAGES, "run", f"{__name__}:{function}")
+        return client_of(made)
+
+    return client
+
+
+def test_every_answer_has_the_policy(small):
+    client = small("page_of")
+    for path in ("/run", "/none", "/media/made/none.png", "/static/gallery.css", "/state", "/media/made/x.png?size=a"):
+        headers = client.get(path).headers
+        assert "default-src 'self'" in headers["content-security-policy"], path
+        assert "script-src" not in headers["content-security-policy"]  # so that of default-src holds: no inline script
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+    assert client.get("/run").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8181", "127.0.0.1.evil.example", "10.0.0.1", ""])
+def test_only_loopback_names_are_answered(small, host):
+    client = small("page_of")
+    for path in ("/run", "/state", "/media/made/before_after.png", "/static/gallery.css"):
+        assert client.get(path, headers={"host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8181", "localhost", "localhost:9", "[::1]:8181", "[::1]"])
+def test_loopback_names_are_answered(small, host):
+    assert small("page_of").get("/run", headers={"host": host}).status_code == 200
+
+
+def test_another_address_answers_to_its_names(site_of, made):
+    client = TestClient(make_app(site_of(made), host="0.0.0.0"), base_url="http://10.1.2.3")
+    assert client.get("/state").status_code == 200
+
+
+def test_parameters_reach_the_page_each_with_all_its_values(small):
+    assert small("page_of").get("/run?a=1&a=2&b=").text == "<p>2</p>"
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "words"),
+    [
+        ("refused", 404, "Columns are states. Got &lt;none&gt;."),
+        ("unreadable", 503, "The tree &lt;3&gt; cannot be read."),
+        ("gone", 503, "/nowhere/at all cannot be read: No such file or directory."),
+    ],
+)
+def test_what_cannot_be_shown_is_a_page_that_says_so(small, caplog, function, status, words):
+    answer = small(function).get("/run")
+    assert answer.status_code == status and words in answer.text and 'role="alert"' in answer.text
+    assert not caplog.records
+
+
+def test_a_mistake_of_ours_is_told_and_noted_once(small, caplog):
+    client = small("mistaken")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            answer = client.get("/run")
+            assert answer.status_code == 500 and "Please report it" in answer.text and "KeyError" in answer.text
+    assert "Traceback" not in answer.text and "missing" not in answer.text
+    assert len(caplog.records) == 1 and caplog.records[0].exc_info
+    assert "content-security-policy" in answer.headers
+
+
+def test_a_mistake_in_another_route_is_told_too(site_of, made, monkeypatch):
+    monkeypatch.setattr(answers, "_noted", set())
+    site = site_of(made)
+    app = make_app(site)
+
+    @app.post("/vote-here")
+    def vote() -> None:
+        raise ZeroDivisionError("nothing")
+
+    answer = TestClient(app, base_url="http://127.0.0.1").post("/vote-here")
+    assert answer.status_code == 500 and "ZeroDivisionError" in answer.text and "<title>" in answer.text
+
+
+def test_half_a_character_does_not_stop_a_page(small):
+    answer = small("half").get("/run")
+    assert answer.status_code == 200 and answer.text == "<p>? half an emoji</p>"
+
+
+@pytest.mark.parametrize("path", ["/none", "/a/b/c", "/openapi.json", "/docs", "/favicon.ico", "/.git/config", "/%00"])
+def test_what_is_not_there_is_a_page_that_says_so(small, path):
+    answer = small("page_of").get(path)
+    assert answer.status_code == 404 and 'role="alert"' in answer.text
+
+
+def test_pages_are_only_got(client_of, made):
+    client = client_of(made)
+    for name in ["", *(name for name in PAGES if name not in ("home", "vote"))]:
+        for method in ("HEAD", "POST", "PUT", "DELETE", "PATCH"):
+            assert client.request(method, f"/{name}").status_code == 405, (method, name)
+    assert client.post("/media/made/samples/eval-000000/0-0.webp").status_code == 405
+
+
+def test_the_galleries_own_files_and_no_others(client_of, made):
+    client = client_of(made)
+    for path in STATIC.rglob("*.*"):
+        assert client.get(f"/static/{path.relative_to(STATIC)}").content == path.read_bytes()
+    for path in ("../app.py", "%2e%2e/app.py", "..%2fapp.py", "vendor/../../app.py", "/etc/passwd", "..\\app.py"):
+        answer = client.get(f"/static/{path}")
+        assert answer.status_code == 404 and b"import" not in answer.content
+
+
+def test_many_at_once(served, tmp_path):
+    import urllib.request
+
+    make_run(tmp_path / "runs" / "made")
+    address = served(tmp_path / "runs")
+    paths = ["/state", "/none", "/media/made/samples/eval-000000/0-0.webp", "/static/gallery.css", "/samples"] * 10
+
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(address + path, timeout=30) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with ThreadPoolExecutor(50) as pool:
+        assert list(pool.map(status, paths)) == [200, 404, 200, 200, 200] * 10

@@ -1,0 +1,131 @@
+"""The command: what it starts with, what it refuses, how it ends. Each in a process of its own, as users have it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+from tests.gallery.made import make_run
+
+COMMAND = [sys.executable, "-m", "diffrl.cli", "gallery"]
+
+
+def refused(*arguments, cwd=None) -> str:
+    """What the command says as it refuses, with exit code 2 and nothing else."""
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=60)
+    assert done.returncode == 2 and done.stdout == "", done
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@contextmanager
+def started(*arguments, port=0):
+    """A gallery at work, and the address that it told."""
+    command = [*COMMAND, *map(str, arguments), "--port", str(port), "--no-browser"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        line = process.stdout.readline()
+        match = re.search(r"http://\S+", line)
+        assert match, (line, process.stderr.read() if process.poll() is not None else "")
+        wait_for(match[0], process)
+        yield process, match[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(address: str, process) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(address + "state", timeout=10).close()
+            return
+        except OSError:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+    raise AssertionError("it never answered")
+
+
+def test_what_it_refuses(tmp_path):
+    """One process each, so few cases that say the most."""
+    assert "diffrl train configs/quickstart.yaml" in refused(cwd=tmp_path)
+    (tmp_path / "file.txt").write_text("x")
+    assert "file.txt" in refused(tmp_path / "file.txt")
+    (tmp_path / "empty").mkdir()
+    said = refused(tmp_path / "empty")
+    assert "empty" in said and "picture" in said
+
+
+def test_an_export_over_something_is_refused(tmp_path):
+    run = make_run(tmp_path / "runs" / "made")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.txt").write_text("mine")
+    assert "never overwrites" in refused(run, "--export", tmp_path / "site")
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"]
+
+
+def test_a_port_that_is_taken_is_refused(made):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(made, "--port", port, "--no-browser")
+    assert str(port) in said and "--port 0" in said
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_on_a_free_port_and_ends_at_once(made, end):
+    with started(made) as (process, address), socket.create_connection(("127.0.0.1", int(address[17:-1]))) as idle:
+        assert address.startswith("http://127.0.0.1:") and not address.startswith("http://127.0.0.1:0")
+        half = socket.create_connection(idle.getpeername())
+        half.sendall(b"GET / HTTP/1.1\r\nHost: loc")  # a request that never ends
+        kept = socket.create_connection(idle.getpeername())
+        kept.sendall(b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n")  # a connection that a browser keeps
+        assert kept.recv(15) == b"HTTP/1.1 200 OK"
+        began = time.perf_counter()
+        process.send_signal(end)
+        out, errors = process.communicate(timeout=20)
+        took = time.perf_counter() - began
+        half.close()
+        kept.close()
+    assert process.returncode in ((0, 130) if end == signal.SIGINT else (0, 143, -signal.SIGTERM))
+    assert (out, errors) == ("", "")
+    assert took < 5  # about 0.2 s on a quiet machine
+
+
+def test_neither_torch_nor_the_like_is_loaded_to_show_runs(made, tmp_path):
+    code = """
+import sys
+from fastapi.testclient import TestClient
+import diffrl.cli
+from diffrl.gallery import command
+
+def serve(site, host, port):
+    from diffrl.gallery.app import make_app
+    client = TestClient(make_app(site), base_url="http://127.0.0.1")
+    for path in ("/", "/state", "/samples", "/compare"):
+        assert client.get(path).status_code == 200, path
+    heavy = ("torch", "diffusers", "transformers", "scipy", "matplotlib", "numpy", "pandas", "pyarrow")
+    print([name for name in heavy if name in sys.modules])
+command.serve = serve
+diffrl.cli.main(["gallery", sys.argv[1], "--port", "0", "--no-browser"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(made)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().splitlines()[-1] == "[]", done
+
+
+def test_an_export_by_command(made, tmp_path):
+    done = subprocess.run(
+        [*COMMAND, str(made), "--export", str(tmp_path / "site")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stderr == "", done
+    assert (tmp_path / "site" / "index.html").is_file() and str(tmp_path / "site" / "index.html") in done.stdout

@@ -1,0 +1,159 @@
+"""The start and the overview: before and after at once, and a sentence for everything that is not there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from diffrl.gallery.progress import is_locked, progress, read_rows
+from diffrl.gallery.runs import RunSource
+from tests.gallery.made import PROMPTS, add_evaluation, make_run, metrics_rows, write_metrics
+
+OLD = time.time() - 7200
+
+
+def aged(run):
+    """A run that was last written to two hours ago."""
+    for path in run.rglob("*"):
+        os.utime(path, (OLD, OLD))
+    return run
+
+
+def test_the_overview_shows_numbers_and_pairs_at_once(tmp_path, client_of):
+    run = make_run(tmp_path / "made", prompts=tuple(f"prompt {n:02d}" for n in range(17)), roots=1)
+    text = client_of(run).get("/").text
+    figures = re.findall(
+        r"held-out (\w+)</span>.*?class=\"soft\">([\d.]+)</span> → <strong>([\d.]+)</strong> "
+        r"<span class=\"chip (\w+)\"[^>]*>([^<]+)<",
+        text,
+    )
+    assert figures == [
+        ("shapes_strict", "0.200", "0.600", "gain", "+0.400"),
+        ("shapes", "0.500", "0.700", "gain", "+0.200"),
+    ]
+    pairs = re.findall(r'<li class="item".*?</li>', text, re.S)
+    assert [re.search(r"prompt \d+", pair)[0] for pair in pairs] == [f"prompt {n:02d}" for n in range(12)]
+    for n, pair in enumerate(pairs):
+        assert re.findall(r'src="/media/made/(\S+)\?size', pair) == [
+            f"samples/eval-00000{i}/{n}-0.webp" for i in (0, 4)
+        ]
+    assert 'data-page="run"' in text and str(run) in text and "finished" in text and "4 of 4" in text
+    assert "kept no trees" in text and "alarm" in text
+    assert client_of(run).get("/run").text == client_of(run).get("/run?run=made").text == text
+
+
+def test_alarms_of_guards_and_sentinel_stand_out(made, client_of):
+    alarm = "The loss is nan. <b>Prompts</b>: 'x'. (guards.nonfinite_loss)"
+    (made / "log.txt").write_text(f"Exploring in int8.\n{alarm}\n{alarm}\n", encoding="utf-8")
+    text = client_of(made).get("/").text
+    (line,) = re.findall(r'<p class="alarm"><strong>Alarm:</strong>(.*?)</p>', text)
+    assert "&lt;b&gt;Prompts" in line and "(2 times)" in line
+    assert "Exploring in int8." in text and "No guard and no sentinel" not in text
+
+
+def test_trees_are_linked_by_iteration(made, client_of):
+    for name in ("000000-0", "000000-3", "000002-1"):
+        (made / "trees" / name).mkdir(parents=True)
+        (made / "trees" / name / "tree.json").write_text("{}", encoding="utf-8")
+    text = client_of(made).get("/").text
+    links = re.findall(r'href="/tree\?run=made&amp;tree=([\d-]+)">([^<]*)<', text)
+    assert links == [("000000-0", "iteration 0"), ("000002-1", "iteration 2")]
+
+
+@pytest.mark.parametrize("state", ["no metrics", "no evaluation", "one evaluation", "no samples", "broken lines"])
+def test_half_written_runs_say_what_is_missing(tmp_path, client_of, state):
+    run = make_run(tmp_path / "half", iterations=2, finished=False)
+    words = {
+        "no metrics": "has written no metrics yet",
+        "no evaluation": "no held-out evaluation in its metrics",
+        "one evaluation": "only evaluation 0 so far",
+        "no samples": "samples.sqlite is missing",
+        "broken lines": "1 of the lines of metrics.jsonl is no row",
+    }[state]
+    if state == "no metrics":
+        (run / "metrics.jsonl").unlink()
+    elif state == "no evaluation":
+        rows = [{k: v for k, v in row.items() if "held_out" not in k} for row in metrics_rows(2)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif state == "one evaluation":
+        run = tmp_path / "one"
+        write_metrics(run, 0)
+        add_evaluation(run, 0)
+    elif state == "no samples":
+        (run / "samples.sqlite").unlink()
+    else:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        text = "\n".join([lines[0], "{broken", *lines[1:], '{"iteration": 3, "rew'])  # and one that is being written
+        (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    answer = client_of(run).get("/")
+    assert answer.status_code == 200 and words in answer.text
+    assert ("/media/" in answer.text) == (state != "no samples")
+
+
+def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, client_of):
+    old = aged(make_run(tmp_path / "runs" / "old"))
+    make_run(tmp_path / "runs" / "new", iterations=2)
+    bad = aged(make_run(tmp_path / "runs" / "bad"))
+    (bad / "samples.sqlite").write_bytes(b"no database at all, but long enough to look like one" * 40)
+    os.utime(bad / "samples.sqlite", (OLD - 99, OLD - 99))
+    os.utime(old / "metrics.jsonl", (OLD + 60, OLD + 60))
+    answer = client_of(tmp_path / "runs").get("/")
+    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
+    assert answer.status_code == 200 and list(cards) == ["new", "old", "bad"]
+    assert "cannot be used" in cards["bad"] and "/media/" not in cards["bad"]
+    assert re.findall(r"src=\"/media/old/samples/(\S+)\?size", cards["old"]) == [
+        f"eval-00000{i}/{g}-{r}.webp" for g, r in ((0, 0), (0, 1), (1, 0), (1, 1)) for i in (0, 4)
+    ]
+    assert "0.200 → <strong>0.600</strong>" in cards["old"] and "2 of 4 iterations" in cards["new"]
+    assert 'href="/compare"' in answer.text and 'href="/curves"' in answer.text
+    assert client_of(tmp_path / "runs").get("/compare").status_code == 200  # without the broken one
+
+
+def test_finished_stopped_and_running(tmp_path):
+    done, left = make_run(tmp_path / "done"), aged(make_run(tmp_path / "left", iterations=2, finished=False))
+    assert progress(RunSource("done", done)).state == "finished"
+    (left / "samples.sqlite-wal").touch()  # as a reader leaves it
+    stopped = progress(RunSource("left", left))
+    assert (stopped.state, stopped.done, stopped.total) == ("stopped", 2, 4)
+    lock = left / ".lock"
+    with lock.open("w") as file:
+        os.utime(lock, (OLD, OLD))
+        assert not is_locked(lock)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if is_locked(lock):  # needs /proc/locks; elsewhere only the last write tells
+            assert progress(RunSource("left", left)).state == "running"
+        else:
+            assert not sys.platform.startswith("linux")
+    (left / "log.txt").write_text("x", encoding="utf-8")  # somebody writes, perhaps on another machine
+    assert progress(RunSource("left", left)).state == "running"
+
+
+def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):
+    rows = [
+        {"iteration": n, "reward/mean": n / 7, **({"held_out/a": n / 3} if n % 7 == 0 else {})} for n in range(1002)
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    evaluations, training, done, broken = read_rows(path)
+    assert [n for n, _ in evaluations] == list(range(0, 1002, 7)) and evaluations[-1][1] == {"a": 1001 / 3}
+    assert done == 1001 and broken == 0 and 150 <= len(training) <= 250
+    assert training[0] == (0, 0.0) and training[-1] == (1001, 1001 / 7)
+
+
+def test_the_overview_needs_no_torch(made):
+    code = (
+        "import sys; from pathlib import Path; from diffrl.gallery.sources import find_sources\n"
+        "from diffrl.gallery.links import ServerLinks; from diffrl.gallery.query import Query\n"
+        "from diffrl.gallery.site import Site\n"
+        f"site = Site(find_sources([Path({str(made)!r})]), ServerLinks('t'))\n"
+        f"assert {PROMPTS[1]!r} in site.answer('home', Query()).body and site.answer('compare', Query())\n"
+        "assert 'torch' not in sys.modules and 'PIL' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

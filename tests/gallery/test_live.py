@@ -1,0 +1,167 @@
+"""Live updates: what the server tells, and that readers leave a run at work, and its files, alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from diffrl.gallery.runs import RunSource
+from diffrl.tracking.index import connect
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, make_run, metrics_rows
+
+WRITER = """
+import sys
+from pathlib import Path
+from diffrl.tracking.store import SampleStore, StoredSample
+for opened in range(4):
+    with SampleStore(Path(sys.argv[1])) as store:
+        for iteration in range(opened * 8, opened * 8 + 8):
+            store.write([
+                StoredSample(stage="train", iteration=iteration, group=g, root=0, seed=0, prompt="p" * 500, total=0.5,
+                    rewards={"shapes": 0.5}) for g in range(40)
+            ])
+        store.sync()
+print("wrote", 4 * 8 * 40)
+"""
+
+
+def wal_files(run):
+    return sorted(path.name for path in run.glob("samples.sqlite-*"))
+
+
+def test_state_tells_how_far_each_run_is(client_of, tmp_path):
+    make_run(tmp_path / "runs" / "old")
+    run = make_run(tmp_path / "runs" / "new", iterations=2, finished=False)
+    client = client_of(tmp_path / "runs")
+    told = client.get("/state").json()
+    assert set(told) == {"old", "new"}
+    assert (told["old"]["done"], told["old"]["total"], told["old"]["evaluation"]) == (4, 4, 4)
+    assert (told["new"]["done"], told["new"]["total"], told["new"]["evaluation"]) == (2, 4, 2)
+    assert told["new"]["running"] is True and told["old"]["running"] is False
+    assert 0 <= told["new"]["age"] < 60
+    long_ago = time.time() - 10_000
+    for path in run.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    told = client.get("/state?run=new").json()
+    assert list(told) == ["new"] and told["new"]["running"] is False and told["new"]["age"] > 9_000
+
+
+def test_version_changes_with_every_kind_of_news_and_only_then(client_of, tmp_path):
+    run = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
+    client = client_of(run)
+
+    def version():
+        return client.get("/state").json()["made"]["version"]
+
+    def append_row():
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics_rows(3)[3]) + "\n")
+
+    seen = [version()]
+    for _ in range(3):
+        for page in ("state", "samples?run=made"):
+            client.get(f"/{page}")
+        assert version() == seen[0]  # looking is no news
+    store = SampleStore(run)
+    news = [
+        append_row,
+        lambda: store.write([eval_sample(3, 0, 0, PROMPTS[0], 0.5)]),
+        store.close,
+        lambda: (run / "summary.json").write_text("{}"),
+        lambda: (run / "trees" / "000000-0").mkdir(parents=True),
+    ]
+    for happens in news:
+        time.sleep(0.02)
+        happens()
+        seen.append(version())
+    assert len(set(seen)) == len(seen)
+
+
+def test_state_of_a_run_that_cannot_be_read_is_still_told(client_of, tmp_path):
+    run = make_run(tmp_path / "runs" / "made")
+    (run / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iterat')
+    (run / "config.yaml").write_bytes(b"\xff\xfe: [")
+    (run / "samples.sqlite").write_bytes(b"")
+    told = client_of(run).get("/state").json()["made"]
+    assert told["done"] == 1 and told["total"] is None and told["evaluation"] is None
+
+
+def test_readers_leave_no_files_behind(made):
+    source = RunSource("made", made)
+    assert wal_files(made) == []
+    before = (made / "samples.sqlite").stat().st_mtime_ns
+    with source.database() as database:
+        assert wal_files(made)  # they are there while a question is asked
+        source.states()
+        with pytest.raises(Exception, match="readonly"):
+            database.execute("DELETE FROM samples")
+    assert wal_files(made) == []
+    assert (made / "samples.sqlite").stat().st_mtime_ns == before
+
+
+def test_readers_fold_in_what_a_killed_run_left(made):
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path;"
+        "from tests.gallery.made import add_evaluation, eval_sample; from diffrl.tracking.store import SampleStore;"
+        "s = SampleStore(Path(sys.argv[1])); s.write([eval_sample(9, 0, 0, 'p', 0.5)]); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(made), os.getcwd()], check=False)
+    assert (made / "samples.sqlite-wal").stat().st_size > 0
+    assert RunSource("made", made).states()[2].key == "eval-4"
+    assert RunSource("made", made).states()[3].key == "eval-9"
+    assert wal_files(made) == []
+
+
+def test_a_store_that_may_not_be_written_is_read_all_the_same(made):
+    if os.getuid() == 0:
+        index = connect(made, readonly=True)
+        index.close()
+        pytest.skip("root may write everywhere")
+    made.chmod(0o555)
+    try:
+        assert len(RunSource("made", made).states()) == 7
+    finally:
+        made.chmod(0o755)
+
+
+def test_a_run_at_work_and_its_readers_do_not_lock_each_other(client_of, tmp_path):
+    run = make_run(tmp_path / "runs" / "made", finished=False)
+    client = client_of(run)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    statuses: list[int] = []
+
+    def read():
+        source = RunSource("made", run)
+        while writer.poll() is None:
+            for state in source.states():
+                source.briefs(state, "total")
+            statuses.append(client.get("/state").status_code)
+            time.sleep(0.002)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    out, errors = writer.communicate(timeout=60)
+    for reader in readers:
+        reader.join()
+    assert (writer.returncode, errors, out) == (0, "", "wrote 1280\n")
+    assert len(statuses) > 10 and set(statuses) == {200}
+    assert sum(state.samples for state in RunSource("made", run).states()) > 1280
+    assert wal_files(run) == []  # nobody's snapshot kept the rows out of the index
+
+
+def test_an_evaluation_that_comes_is_seen_at_once(made):
+    source = RunSource("made", made)
+    with SampleStore(made):  # a run at work holds the store open
+        add_evaluation(made, 6)
+        assert source.states()[3].key == "eval-6"
+    assert source.states()[3].key == "eval-6"

@@ -1,0 +1,304 @@
+"""report.html: one file that needs nothing else, true to the run's files, of runs in any state."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from diffrl.gallery.costs import costs_of
+from diffrl.gallery.query import Query
+from diffrl.gallery.report import write_report
+from diffrl.gallery.report_parts import PAIRS, telling_tree
+from diffrl.gallery.series import Track
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+from diffrl.gallery.static_links import StaticLinks
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run, metrics_rows, write_metrics
+from tests.gallery.made_trees import forest, leaf, pool
+from tests.gallery.made_trees import write as write_tree
+
+HOSTILE = (
+    "\"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> ' \u202e🦊 {{ 7 * 7 }} "
+    + "long " * 2000
+)
+
+
+class Parsed(HTMLParser):
+    """A document's texts by section, and everything in it that could ask for something from outside."""
+
+    VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.addresses, self.handlers, self.images = [], [], [], []
+        self.sections, self._section, self.open = {"": ""}, "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "xlink:href", "action", "data", "poster", "background"):
+                self.addresses.append(value)
+            if name.startswith("on"):
+                self.handlers.append(name)
+            if name == "style" and "url(" in value:
+                self.addresses += re.findall(r"url\(['\"]?([^)'\"]*)", value)
+            if name == "src" and tag == "img":
+                self.images.append(value)
+            if name == "aria-labelledby":
+                self._section = value
+                self.sections[value] = ""
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+        if tag not in ("a", "b", "span"):
+            self.sections[self._section] += " "
+        if tag == "section":
+            self._section = ""
+
+    def handle_data(self, text):
+        if self.open and self.open[-1] == "style":
+            self.addresses += re.findall(r"url\(['\"]?([^)'\"]*)", text) + re.findall(r"@import[^;]*", text)
+        else:
+            self.sections[self._section] += text
+
+    def words(self, section=""):
+        return " ".join(self.sections[section].split())
+
+
+def report_of(run):
+    path = write_report(run)
+    assert path == run / "report.html"
+    return Parsed(path.read_text(encoding="utf-8"))
+
+
+def assert_alone(parsed):
+    """Nothing outside of the file is asked for, and nothing in it runs."""
+    assert not parsed.handlers and not {"script", "iframe", "object", "embed", "form", "base"} & set(parsed.tags)
+    assert parsed.addresses
+    assert not [one for one in parsed.addresses if not one.startswith(("data:", "#"))]
+
+
+def test_a_finished_run_on_one_page(made):
+    summary = json.loads((made / "summary.json").read_text())
+    parsed = report_of(made)
+    assert_alone(parsed)
+    head = parsed.words()
+    assert "Held-out shapes_strict rose from 0.200 to 0.600 between iterations 0 and 4." in head
+    assert "Finished: 4 of 4 iterations." in head and "+0.400" in head and "+0.200" in head
+    costs = parsed.words("r-costs")
+    inside = {name: value for name, value in summary["seconds"].items() if name != "evaluation"}
+    for name, seconds in inside.items():
+        assert f"{name} {seconds:.1f} {100 * seconds / sum(inside.values()):.1f} %" in costs
+    assert "evaluation 2.0 outside" in costs and "rollout 3,200" in costs
+    assert "3,900 counted, 100 skipped for want of credit, 4,000 planned" in costs and "peak memory 1.00 GiB" in costs
+    assert "tau 0.620 0.680 0.650 0.620 0.680" in parsed.words("r-fidelity")
+    assert "assets/tiny-sd3" in parsed.words("r-config") and "3.11.7" in parsed.words("r-environment")
+    assert "None: no guard and no sentinel spoke." in parsed.words("r-alarms")
+    assert "No tree was recorded" in parsed.words("r-tree")
+    assert parsed.tags.count("svg") >= 5 and (made / "report.html").stat().st_size < 500_000
+
+
+def test_pairs_are_the_first_ones_with_their_pictures_and_rewards(made):
+    with SampleStore(made) as store:
+        add = [
+            eval_sample(i, g, 0, f"prompt {g}", i / 10, flat(g / 31, 0.2 + i / 10))
+            for i in (0, 4)
+            for g in range(3, 23)
+        ]
+        store.write(add)
+    parsed = report_of(made)
+    words = parsed.words("r-pairs")
+    assert f"The first {PAIRS} held-out samples at iteration 0 and at 4" in words
+    assert len(parsed.images) == 2 * PAIRS
+    pictures = [Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) for uri in parsed.images]
+    assert all(picture.format == "WEBP" and max(picture.size) <= 256 for picture in pictures)
+    for place, picture in enumerate(
+        pictures[: 2 * len(PROMPTS) * 2]
+    ):  # three prompts with two noises, before and after
+        pair, after = divmod(place, 2)
+        expected = flat(pair // 2 / 7 + pair % 2 / 31, 0.3 + 0.1 * (4 * after % 5))
+        assert picture.convert("RGB").getpixel((20, 20)) == tuple(expected[:, 20, 20].tolist())
+    assert [words.count(f"prompt {g}") for g in (3, 8, 9)] == [1, 1, 0]
+
+
+def test_large_pictures_become_thumbnails(tmp_path):
+    run = make_run(tmp_path / "large", iterations=2, size=900)
+    parsed = report_of(run)
+    sizes = {Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).size for uri in parsed.images}
+    assert sizes == {(256, 256)} and (run / "report.html").stat().st_size < 1_000_000
+
+
+def test_what_moves_keeps_moving_if_it_is_small(tmp_path):
+    import torch
+
+    run = make_run(tmp_path / "clips", iterations=0)
+    clip = torch.stack([flat(0.1 * n) for n in range(3)])
+    with SampleStore(run) as store:
+        store.write([eval_sample(i, 0, 0, PROMPTS[0], 0.5, clip) for i in (0, 3)])
+    frames = {Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).n_frames for uri in report_of(run).images}
+    assert frames == {3}
+
+
+def test_hostile_texts_stay_texts(tmp_path):
+    run = make_run(tmp_path / "a<b>&'\"$x^2$", prompts=(HOSTILE, PROMPTS[1], PROMPTS[2]))
+    rows = [{**row, 'held_out/<img src="http://x">': 0.5, "reward/</svg><script>": 0.1} for row in metrics_rows(4)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "log.txt").write_text("</ul><script>alert(3)</script>\n")
+    (run / "config.yaml").write_text("run: {name: '</pre><script src=//evil.example>', iterations: 4}\n")
+    tree = forest(prompt=HOSTILE, iteration=2)
+    write_tree(run, tree)
+    parsed = report_of(run)
+    assert_alone(parsed)
+    everything = " ".join(parsed.sections.values())
+    assert "<script>alert(1)</script>" in parsed.words("r-pairs") and "<script>alert(3)" in parsed.words("r-alarms")
+    assert "{{ 7 * 7 }}" in everything and "a<b>&'\"$x^2$" in parsed.words()
+    assert (
+        "reward/" not in parsed.tags and "img" in parsed.tags and all(uri.startswith("data:") for uri in parsed.images)
+    )
+
+
+def test_a_tree_is_shown_with_its_story(made):
+    write_tree(made, forest(iteration=2, group=0))
+    flat_tree = forest(iteration=3, group=1)
+    same = [replace(node, leaf=replace(node.leaf, total=0.5)) if node.leaf else node for node in flat_tree.nodes]
+    write_tree(made, replace(flat_tree, nodes=same))
+    write_tree(made, pool(iteration=1, group=5))
+    found = telling_tree(made)
+    assert (found.iteration, found.group) == (2, 0)  # the last with a spread, not the last of all
+    parsed = report_of(made)
+    assert_alone(parsed)
+    words = parsed.words("r-tree")
+    assert "Iteration 2, “a red circle above a blue square”" in words and "16 pictures" in words
+    assert len(parsed.images) > 12
+
+
+def test_of_the_last_trees_the_one_whose_rewards_differ_most_is_told(made):
+    wide = forest(iteration=2, group=4)
+    nodes = list(wide.nodes)
+    last = max(node.id for node in nodes if node.leaf)
+    nodes[last] = replace(nodes[last], leaf=leaf(9.0))
+    write_tree(made, forest(iteration=2, group=0))
+    write_tree(made, replace(wide, nodes=nodes))
+    assert telling_tree(made).group == 4
+
+
+def test_a_broken_tree_is_a_sentence(made):
+    folder = write_tree(made, forest(iteration=2, group=0))
+    (folder / "tree.json").write_text("{")
+    assert "cannot be read" in report_of(made).words("r-tree")
+
+
+def test_a_run_that_goes_on(tmp_path):
+    run = make_run(tmp_path / "going", finished=False)
+    (run / "config.yaml").write_text("run: {name: going, iterations: 40}\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 5, "rew')
+    parsed = report_of(run)
+    assert_alone(parsed)
+    assert "Not finished: 4 of 40 iterations so far." in parsed.words()
+    assert "Added up from the iterations so far." in parsed.words("r-costs")
+    assert "rollout 1.6 53.3 %" in parsed.words("r-costs")  # 4 x 0.4 of 4 x 0.75
+
+
+def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
+    (made / "log.txt").write_text(
+        "Resuming soon.\n" + "In 5 iterations the spread collapsed. (guards.collapsed_spread)\n" * 2
+    )
+    environment = json.loads((made / "environment.json").read_text())
+    resumed = [{**environment, "run_id": "x"}, {**environment, "device": "cuda", "run_id": "y"}]
+    (made / "environment.json").write_text(json.dumps({**environment, "resumed": resumed}))
+    precision = {"precision": "nvfp4", "engine": "emulated", "parameters_quantised": 0.625, "notes": ["a note"]}
+    (made / "precision.json").write_text(json.dumps({**precision, "quantised": ["x"] * 100}))
+    rows = [{**row, "sentinel/alarms": int(row["iteration"] == 2)} for row in metrics_rows(4)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parsed = report_of(made)
+    alarms = parsed.words("r-alarms")
+    assert "(guards.collapsed_spread) (2 times)" in alarms and "Resuming soon." in alarms
+    assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in alarms
+    where = parsed.words("r-environment")
+    assert "Resumption 1: on the same machine and versions." in where
+    assert "Resumption 2: device cuda (began with cpu)." in where
+    assert "nvfp4" in parsed.words("r-fidelity") and "62.5%" in parsed.words("r-fidelity")
+
+
+def test_broken_and_missing_files_are_sentences(made):
+    (made / "metrics.jsonl").write_text('{"iteration": 0, "held_out/shapes": 0.5}\nnonsense\n{"iteration": 2}\n')
+    (made / "summary.json").write_text("[")
+    (made / "environment.json").unlink()
+    (made / "samples.sqlite").write_bytes(b"no index at all" * 99)
+    for name in ("samples.sqlite-wal", "samples.sqlite-shm"):
+        (made / name).unlink(missing_ok=True)
+    (made / "config.yaml").write_text("run: [")
+    parsed = report_of(made)
+    assert_alone(parsed)
+    assert "line 2 is not a row of metrics" in parsed.words() and "summary.json cannot be read" in parsed.words()
+    assert "cannot be used" in parsed.words("r-pairs") and "There are no metrics to draw." in parsed.words("r-curves")
+    assert "environment.json is not there." in parsed.words("r-environment")
+
+
+def test_a_run_without_evaluations_or_anything_else(tmp_path):
+    run = tmp_path / "bare"
+    run.mkdir()
+    parsed = report_of(run)
+    assert "There is no held-out evaluation yet." in parsed.words() and "Nothing was counted yet" in parsed.words(
+        "r-costs"
+    )
+    write_metrics(run, 3)
+    rows = [{k: v for k, v in row.items() if not k.startswith("held_out")} for row in metrics_rows(3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    add_evaluation(run, 0)
+    parsed = report_of(run)
+    assert_alone(parsed)
+    assert "one held-out evaluation, at 0: there is no before and after yet" in parsed.words("r-pairs")
+    assert "svg" in parsed.tags
+
+
+def test_the_gallery_shows_it_and_offers_it_as_one_file(made, client_of):
+    client = client_of(made)
+    page = client.get("/report", params={"run": "made"})
+    assert page.status_code == 200 and "Held-out shapes_strict rose" in page.text and "<nav" in page.text
+    address = re.search(r'href="(/report\?[^"]*download=1)"', page.text)[1].replace("&amp;", "&")
+    file = client.get(address)
+    assert file.headers["content-disposition"] == 'attachment; filename="report-made.html"'
+    assert_alone(Parsed(file.text))
+    assert not (made / "report.html").exists()  # it only reads
+
+
+def test_the_exported_site_has_both(made):
+    site = Site(find_sources([made]), StaticLinks(lambda *picture: "media/x.webp"))
+    assert "Download as one file" in site.answer("report", Query({"run": ["made"]})).body
+    (query,) = (query for _, name, query in site.links.pending if name == "report" and query.text("download"))
+    assert_alone(Parsed(site.answer("report", query).body))
+
+
+@pytest.mark.parametrize("summary", [{"seconds": {"rollout": "x"}, "counts": {}}, {"seconds": 3}, {"counts": []}])
+def test_a_summary_by_another_hand_does_not_break_the_costs(summary):
+    assert costs_of(summary, Track("r", "r")).phases == []
+
+
+def test_it_is_made_without_torch(made, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from diffrl.gallery.report import write_report;"
+        f"write_report(Path({str(made)!r}), Path({str(tmp_path / 'r.html')!r})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
