@@ -56,7 +56,8 @@ class RunSource:
             value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
         query = (
             f"SELECT id, prompt, seed, group_id, root, path, {value} FROM samples {join} "
-            "WHERE stage = ? AND iteration = ? AND (? = '' OR instr(lower(prompt), lower(?))) ORDER BY group_id, root, path"
+            "WHERE stage = ? AND iteration = ? AND (? = '' OR instr(lower(prompt), lower(?))) "
+            "ORDER BY group_id, root, path"
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration, prompt, prompt))

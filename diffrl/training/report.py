@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,11 +173,24 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     console.print("\nNext:")
     again = f"run.name={summary['run']}-longer run.iterations={2 * summary['iterations']}"
     for command in (
+        f"diffrl gallery {run_dir}",
         f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt)} --out samples",
         f"diffrl export {run_dir} --out exported",
         f"diffrl train {run_dir / 'config.yaml'} {again}",
     ):
-        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+        told = program() + command.removeprefix("diffrl")
+        console.print(f"  {told}", highlight=False, markup=False, soft_wrap=True)
+
+
+def program() -> str:
+    """What to type for diffrl here: its name, or where it lies if a shell would not find this one by its name."""
+    own = Path(sys.argv[0])
+    if own.name != "diffrl" or not own.is_file():
+        return "diffrl"
+    found = shutil.which("diffrl")
+    if found and Path(found).resolve() == own.resolve():
+        return "diffrl"
+    return shlex.quote(os.path.relpath(own))
 
 
 def timing_table(seconds: Mapping[str, float]) -> Table:

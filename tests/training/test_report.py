@@ -15,7 +15,7 @@ from diffrl.errors import GuardStop
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
-from diffrl.training.report import held_out_change, write_before_after, write_curve
+from diffrl.training.report import held_out_change, program, write_before_after, write_curve
 from diffrl.training.run import train
 from tests.training.harness import settings
 
@@ -151,3 +151,19 @@ def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(e
     assert (run / "log.txt").read_text().splitlines().count(line) == 1
     assert not (run / "report.html").exists() and "on one page" not in said
     assert (run / "summary.json").exists() == (number is None)
+
+
+def test_commands_are_shown_as_they_can_be_typed(tmp_path, monkeypatch):
+    """After `make demo` nothing has been activated: the shell would not find `diffrl` by its name, or another one."""
+    script = tmp_path / ".venv" / "bin" / "diffrl"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.argv", [str(script)])
+    assert program() == ".venv/bin/diffrl"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program() == "diffrl"
+    monkeypatch.setattr("sys.argv", ["scripts/train.py"])
+    assert program() == "diffrl"
