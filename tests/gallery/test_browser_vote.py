@@ -33,8 +33,8 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     assert page.locator(".prompt").inner_text() in prompts
     shown = page.eval_on_selector_all("#sides img", "all => all.map((one) => [one.src, one.naturalWidth])")
     assert len(shown) == 2 and all(width == 32 for _, width in shown)
-    fetched = page.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
-    assert sum("/vote/picture/" in name for name in fetched) == 6, "the third pair is there before it is asked for"
+    fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/picture/')).length"
+    page.wait_for_function(f"() => {fetched} === 6")  # the third pair comes before it is asked for
     assert go_on(page, "ArrowDown") == "3 of 4"
     assert go_on(page, "u") == "2 of 4"
     assert len(read_votes(votes).votes) == 1 and read_votes(votes).voided == 1
