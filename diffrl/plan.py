@@ -17,6 +17,8 @@ from diffrl.errors import ConfigError
 from diffrl.footprint import Memory, estimate_memory
 from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
 
+TREES_NOTE = "Left out: keeping trees to look at (track.trees), which asks network and decoder a few times more."
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -200,7 +202,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
         exact=r.explore is None or not r.tree.splits,
         memory=memory,
-        notes=notes,
+        notes=(*notes, TREES_NOTE) if config.track.trees else notes,
     )
 
 

@@ -172,6 +172,13 @@ def test_choices_show_in_the_memory(tmp_path):
     assert halved.kept["samples and steps"] * 2 == plain.kept["samples and steps"]
 
 
+def test_trees_are_left_out_and_said_to_be(tmp_path):
+    kept, none = (make_plan(config_of(tmp_path, track={"trees": trees})) for trees in ({}, None))
+    (note,) = set(kept.notes) - set(none.notes)
+    assert "Left out" in note and "track.trees" in note and note in render_plan(kept) and note not in render_plan(none)
+    assert kept.network_evaluations == none.network_evaluations and kept.decodes == none.decodes
+
+
 def test_lora_parameters_are_what_peft_makes(tmp_path):
     from diffusers import SD3Transformer2DModel
     from peft import LoraConfig

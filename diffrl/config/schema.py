@@ -108,11 +108,11 @@ class TreeRecordSettings(Section):
     prompts: int = Field(
         2, ge=1, description="At most this many prompts are kept, the first ones of the first process."
     )
-    pictures: int = Field(
-        96,
+    pictures: int | None = Field(
+        None,
         ge=0,
         description="At most this many predicted pictures are kept of a prompt, and as many of its candidates'. "
-        "Finished samples are all kept.",
+        "Finished samples are all kept. null = 96, and 16 of clips, which cost more.",
     )
 
 

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import mimetypes
 import os
+import re
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.concurrency import run_in_threadpool
 
 from diffrl.gallery.answers import answered, as_bytes, told
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.hosts import LOOPBACK, REFUSED, answers_to, is_full_name
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.site import Site
-from diffrl.gallery.thumbnails import MISSING, SIZES
+from diffrl.gallery.thumbnails import MISSING, SIZES, sign
 
 STATIC = Path(__file__).parent / "static"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-KEPT = "private, max-age=3600"
+ASK_AGAIN = "private, no-cache"
+"""A resumed run writes other pictures under the same names: browsers keep them, and ask whether they still hold."""
 
 
 def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
@@ -33,18 +39,19 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 
     Args:
         site: what is shown.
-        host: where it listens; on a loopback address only requests to a loopback name are answered, so that no web
-            page elsewhere can read the gallery by a name that it points here.
+        host: where it listens; only requests to names and addresses of its machine are answered (`hosts`).
     """
     app = FastAPI(title="diffrl gallery", docs_url=None, redoc_url=None, openapi_url=None)
-    if host in LOOPBACK:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     @app.middleware("http")
     async def safe_headers(request: Request, call_next):  # type: ignore[no-untyped-def]
         try:
-            response = await call_next(request)
+            name = request.headers.get("host", "")
+            if answers_to(name, host) or (host not in LOOPBACK and await run_in_threadpool(is_full_name, name)):
+                response = await call_next(request)
+            else:
+                response = Response(REFUSED.format(host=name[:100]), 400, media_type="text/plain")
         except Exception as error:  # of a route or a page, it is told and noted, and the server goes on
             response = respond(told(site, error))
         response.headers["Content-Security-Policy"] = POLICY
@@ -67,8 +74,8 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
         return respond(site.message(GalleryError(f"There is no page {request.url.path!r} in this gallery.", 404)))
 
     @app.get("/media/{key}/{file:path}")
-    def media(key: str, file: str, size: int | None = None, still: bool = False) -> Response:
-        return picture(site, key, file, size, still)
+    def media(request: Request, key: str, file: str, size: int | None = None, still: bool = False) -> Response:
+        return picture(site, key, file, size, still, request.headers.get("if-none-match", ""))
 
     from diffrl.gallery.pages.vote import add_routes
 
@@ -89,26 +96,54 @@ def respond(answer: Answer) -> Response:
     return Response(as_bytes(answer), answer.status, headers, media_type=answer.type)
 
 
-def picture(site: Site, key: str, file: str, size: int | None, still: bool) -> Response:
-    """A picture, small or whole; what is missing is answered by a picture that says so."""
+def picture(site: Site, key: str, file: str, size: int | None, still: bool, held: str = "") -> Response:
+    """A picture, small or whole; what is missing is answered by a picture that says so.
+
+    Args:
+        site: whose it is.
+        key: of the source.
+        file: relative to the source.
+        size: of a thumbnail; None is the whole picture.
+        still: the first frame of what moves.
+        held: If-None-Match: what the browser has; if it still holds, the answer is 304 without a picture.
+    """
     try:
         if size is not None and size not in SIZES:
             raise GalleryError(f"size must be one of {SIZES}. Got {size}.", 400)
         path = Path(site.source(key).media(file))
+        stat = path.stat()  # before the picture is read: of one that changes meanwhile the mark is old, never new
+        mark = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}-{size or 0}-{int(still)}"'
+        headers = {"Cache-Control": ASK_AGAIN, "ETag": mark}
+        if mark in re.findall(r'"[^"]*"', held):
+            return Response(status_code=304, headers=headers)
         small = site.thumbnails.get(path, size, still) if size is not None or still else None
-        stat = path.stat()
     except (GalleryError, OSError) as error:
         status = error.status if isinstance(error, GalleryError) else 404
-        return Response(MISSING, status, media_type="image/svg+xml")
+        return Response(sign("too large", str(error)) if status == 413 else MISSING, status, media_type="image/svg+xml")
     if small is not None:
-        return Response(small, media_type="image/webp", headers={"Cache-Control": KEPT})
-    kind = mimetypes.guess_type(path.name)[0] or "image/webp"
-    return FileResponse(path, media_type=kind, headers={"Cache-Control": KEPT}, stat_result=stat)
+        return Response(small, media_type="image/webp", headers=headers)
+    kind = mimetypes.guess_type(path.name)[0] or ("video/mp4" if is_video(path) else "image/webp")
+    return FileResponse(path, media_type=kind, headers=headers, stat_result=stat)
 
 
-def serve(site: Site, host: str, port: int) -> None:
-    """Answer until Ctrl-C, behind whatever else the machine does: training comes first."""
+def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
+    """Answer until Ctrl-C, behind whatever else the machine does: training comes first.
+
+    Args:
+        site: what is shown.
+        host: where to listen.
+        port: where to listen.
+        ready: called once requests are answered.
+    """
     import uvicorn
 
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready()
+
     os.nice(5)
-    uvicorn.run(make_app(site, host), host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
+    options = {"host": host, "port": port, "log_level": "warning", "timeout_graceful_shutdown": 1}
+    with contextlib.suppress(KeyboardInterrupt):  # raised again once everything has been closed
+        Server(uvicorn.Config(make_app(site, host), **options)).run()

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +23,8 @@ from diffrl.gallery.votes import Choice, add_vote, side_of, void_vote
 
 PAIRS = 1000
 """Pairs of a ballot; of more, so many are drawn."""
-BALLOTS = 200
-"""Ballots that are held; the longest unused go first."""
+BALLOTS, HELD = 50, 20_000
+"""Ballots, and pairs of all of them, that are held; the longest unused ballots go first."""
 LONGEST_NAME = 80
 Letter = Literal["a", "b"]
 LEFT: tuple[Letter, Letter] = ("a", "b")
@@ -172,7 +172,8 @@ class Ballots:
             GalleryError: A and B have no prompt in common, or no picture was kept of any.
         """
         columns: dict[Letter, Column] = {"a": a, "b": b}
-        matched = match([column.source.briefs(column.state, None) for column in (a, b)], [a.folder, b.folder])
+        briefs = [column.source.briefs(column.state, None) for column in (a, b)]
+        matched = match(briefs, [a.stream, b.stream])
         rows = [row for row in matched.rows if None not in row.ids]
         if a.key == b.key or not rows:
             raise GalleryError(
@@ -185,8 +186,14 @@ class Ballots:
         found: dict[Letter, dict[int, Sample]] = {}
         for place, letter in enumerate(LEFT):
             ids = [number for row in chosen if (number := row.ids[place]) is not None]
+            keys = {brief.id: brief.key for brief in briefs[place]}
             samples = columns[letter].source.samples(columns[letter].state, ids)
-            found[letter] = {sample.id: sample for sample in samples}
+            # A folder may change between the two questions; and what a vote does not need is not held.
+            found[letter] = {
+                sample.id: replace(sample, key=keys[sample.id], metadata={})
+                for sample in samples
+                if sample.key == keys.get(sample.id)
+            }
         pairs = []
         for row, left in zip(chosen, lefts, strict=True):
             first, second = found["a"].get(row.ids[0] or 0), found["b"].get(row.ids[1] or 0)
@@ -208,8 +215,10 @@ class Ballots:
             for pair in ballot.pairs:
                 for name, letter in zip(pair.pictures, pair.sides(), strict=True):
                     self._pictures[name] = (ballot, pair, letter)
-            while len(self._ballots) > BALLOTS:
+            held = sum(len(one.pairs) for one in self._ballots.values())
+            while len(self._ballots) > BALLOTS or held > HELD:
                 _, gone = self._ballots.popitem(last=False)
+                held -= len(gone.pairs)
                 for pair in gone.pairs:
                     for name in pair.pictures:
                         self._pictures.pop(name, None)
@@ -223,7 +232,9 @@ class Ballots:
         with self._lock:
             if name not in self._ballots:
                 raise GalleryError(
-                    "This vote is over: the gallery was restarted since. What was voted is kept. Begin a new one.", 404
+                    "This vote is over: the gallery was restarted, or too many others were begun since. What was voted "
+                    "is kept. Begin a new one.",
+                    404,
                 )
             self._ballots.move_to_end(name)
             return self._ballots[name]

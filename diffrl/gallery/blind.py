@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.paths import VIDEOS
+from diffrl.gallery.paths import is_video
+from diffrl.gallery.thumbnails import DECODING, require_small, turn
 
 LARGEST = 2048
 """Longest edge, in pixels."""
@@ -26,18 +27,20 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
     Raises:
         GalleryError: it cannot be read (404).
     """
-    if here.suffix.lower() in VIDEOS:
+    if is_video(here):
         try:
             return here.read_bytes(), "video/mp4"
         except OSError as error:
             raise GalleryError("The video cannot be read.", 404) from error
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(here) as image:
+        with DECODING, Image.open(here) as image:
+            require_small(image, "The picture")
             if getattr(image, "n_frames", 1) > 1:
                 return here.read_bytes(), "image/webp"
-            picture = ImageOps.exif_transpose(image).convert("RGBA" if image.has_transparency_data else "RGB")
+            turn(image)
+            picture = image.convert("RGBA" if image.has_transparency_data else "RGB")
         longest = min(LARGEST, max(*picture.size, _longest(beside)))
         factor = longest / max(picture.size)
         if factor != 1:
@@ -61,11 +64,6 @@ def _longest(path: Path) -> int:
             return max(image.size)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
         return 0
-
-
-def is_video(path: str) -> bool:
-    """Whether a file is shown as a video element."""
-    return Path(path).suffix.lower() in VIDEOS
 
 
 def is_animated(path: Path) -> bool:

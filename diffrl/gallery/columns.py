@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from diffrl.gallery.compare import FOLDER
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.progress import first_rewards
 from diffrl.gallery.query import Query
@@ -40,6 +41,11 @@ class Column:
         return state_key(self.source, self.state)
 
     @property
+    def stream(self) -> str:
+        """What the noise of its samples was drawn for; see `stream`."""
+        return stream(self.source, self.state)
+
+    @property
     def folder(self) -> bool:
         """Whether its samples are pictures of a folder."""
         return self.source.kind == "folder"
@@ -64,6 +70,17 @@ def label(state: State) -> str:
     """A state in words: "evaluation 80"."""
     words = WORDS.get(state.stage, state.stage)
     return words if state.stage == "folder" else f"{words} {state.iteration}"
+
+
+def stream(source: Source, state: State) -> str:
+    """What the noise of a state's samples was drawn for: with an equal key, an equal stream means the same noise.
+
+    Evaluations draw the same noise at every iteration, training draws its own (`rollout.address`); of other stages
+    nothing is known, so that each of their iterations counts as a stream of its own.
+    """
+    if source.kind == "folder":
+        return FOLDER
+    return state.stage if state.stage == "eval" else state.key
 
 
 def choose(site: Site, query: Query) -> Choice:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
-from diffrl.gallery.app import LOOPBACK, serve
+from diffrl.gallery.app import serve
+from diffrl.gallery.hosts import LOOPBACK
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.scoring import score_everything, score_on_demand
 from diffrl.gallery.site import Site
-from diffrl.gallery.sources import find_sources
+from diffrl.gallery.sources import Watched, find_sources
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
         ConfigError: nothing to show, no such address, or an export that would overwrite something.
         RewardError: a reward that there is not.
     """
+    require_votes(request.votes)
     sources = find_sources(request.paths)
     worker = score_on_demand(sources, request.rewards)
     options = {"votes": request.votes, "rewards": tuple(request.rewards)}
@@ -62,14 +64,28 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
             say(line)
         return
     host, port = request.host, free_port(request.host, request.port)
-    site = Site(sources, ServerLinks(__version__), options)
+    site = Site(Watched(request.paths, sources), ServerLinks(__version__), options)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
-    if host not in LOOPBACK:
-        say(f"Everybody who reaches {host} can see these runs and vote: there is no password.")
-    if request.browser and sys.stdout.isatty():
-        threading.Timer(0.8, webbrowser.open, [address]).start()
-    serve(site, host, port)
+
+    def ready() -> None:
+        say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
+        if host not in LOOPBACK:
+            say(f"Everybody who reaches {host} can see these runs and vote: there is no password.")
+        if request.browser and sys.stdout.isatty():
+            threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    serve(site, host, port, ready)
+
+
+def require_votes(path: Path) -> None:
+    """Refuse a place where no votes can be written, before anybody votes.
+
+    Raises:
+        ConfigError: it is a directory, or in none.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a directory" if path.is_dir() else "lies in no directory that there is"
+        raise ConfigError(f"--votes takes a file, which is made with the first vote. {path} {what}. Name another.")
 
 
 def free_port(host: str, port: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from diffrl.gallery.numbers import SAME
+from diffrl.gallery.numbers import SAME, finite
 from diffrl.gallery.paths import PICTURES, VIDEOS
 from diffrl.gallery.records import Brief
 
@@ -81,17 +81,20 @@ class Summary(NamedTuple):
     worse: int
 
 
-Named = Callable[[Sequence[Brief], bool], list[Hashable]]
+FOLDER = "folder"
+"""The stream of pictures whose noise nobody knows; see `columns.stream`."""
+NOISE, FILE, PROMPT = "prompt and noise", "file name", "prompt"
+Named = Callable[[Sequence[Brief], str], list[Hashable]]
 
 
-def by_noise(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
-    """A sample's own key."""
-    return [brief.key for brief in briefs]
+def by_noise(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
+    """A sample's own key, within its stream of noise."""
+    return [(stream, brief.key) for brief in briefs]
 
 
-def by_file(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
+def by_file(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
     """The file's name without the suffix of a picture, in folders; samples of runs have none."""
-    return [_stem(brief.key[4]) or None if folder else None for brief in briefs]
+    return [_stem(brief.key[4]) or None if stream == FOLDER else None for brief in briefs]
 
 
 def _stem(name: str) -> str:
@@ -99,7 +102,7 @@ def _stem(name: str) -> str:
     return str(path.with_suffix("")) if path.suffix.lower() in PICTURES + VIDEOS else name
 
 
-def by_prompt(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
+def by_prompt(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
     """The n-th sample of a prompt; samples without a prompt have no name."""
     seen: dict[str, int] = {}
     names: list[Hashable] = []
@@ -110,30 +113,44 @@ def by_prompt(briefs: Sequence[Brief], folder: bool) -> list[Hashable]:
     return names
 
 
-LADDER: Sequence[tuple[str, Named]] = (("prompt and noise", by_noise), ("file name", by_file), ("prompt", by_prompt))
+LADDER: Sequence[tuple[str, Named]] = ((NOISE, by_noise), (FILE, by_file), (PROMPT, by_prompt))
 
 
-def match(columns: Sequence[Sequence[Brief]], folders: Sequence[bool]) -> Matched:
+def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched:
     """Put samples of the same prompt and noise beside each other.
 
-    Runs match by prompt and noise only. Pictures of folders may lack both: where they match nothing so, file names
-    are tried, then prompts; the first that joins the most columns counts.
+    Samples of runs match by prompt and noise; where nothing of all columns does, the n-th samples of a prompt stand
+    beside each other, and `Matched.by` says so. Pictures of folders may lack both: where they match nothing so, file
+    names are tried, then prompts; the first that joins the most columns counts.
 
     Args:
         columns: samples of each column, in its order.
-        folders: for each column, whether it is a folder.
+        streams: for each column, what its noise was drawn for (`columns.stream`): equal keys are the same noise within
+            one stream alone; `FOLDER` if it is a folder.
 
     Returns:
         Rows that at least two columns share; all samples, if there is one column.
     """
+    if len(columns) == 1:  # a.png and a.jpg of a folder have one name and are two samples
+        alone = [Row(n, one.key[0], (one.id,), (finite(one.value),)) for n, one in enumerate(columns[0])]
+        return Matched(alone, NOISE, [])
     best: Matched | None = None
-    for by, named in LADDER if any(folders) else LADDER[:1]:
-        found = _join(columns, [named(briefs, folder) for briefs, folder in zip(columns, folders, strict=True)], by)
+    for by, named in LADDER:
+        if best is not None and best.rows and FOLDER not in streams:
+            break
+        found = _join(columns, [named(briefs, stream) for briefs, stream in zip(columns, streams, strict=True)], by)
         if best is None or len(found.unmatched) < len(best.unmatched):
             best = found
     if best is None:
         raise ValueError("match needs at least one column")
     return best
+
+
+def likeness(matched: Matched, streams: Sequence[str]) -> str:
+    """What samples of runs share that stand beside each other, in words; "" for one column, folders, and no row."""
+    if len(streams) < 2 or FOLDER in streams or not matched.rows:
+        return ""
+    return "same prompts, same noise" if matched.by == NOISE else "same prompts, other noise"
 
 
 def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]], by: str) -> Matched:
@@ -151,13 +168,9 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
         for place in there:
             shared[place] += 1
         ids = tuple([None if brief is None else brief.id for brief in found])
-        values = tuple([None if brief is None else _finite(brief.value) for brief in found])
+        values = tuple([None if brief is None else finite(brief.value) for brief in found])
         rows.append(Row(len(rows), tables[there[0]][name].key[0], ids, values))
     return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def containing(rows: Sequence[Row], text: str) -> list[Row]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl.gallery.series import Track, number
+from diffrl.gallery.numbers import finite
+from diffrl.gallery.series import Track
 
 OUTSIDE = ("evaluation", "checkpoint")
 """Phases that lie outside of iterations."""
@@ -23,6 +24,7 @@ class Costs:
         precisions: the same by the precision of the network.
         lines: name and words of everything else that was counted.
         whole: whether the run's summary says so; else it is what the rows of metrics add up to so far.
+        partly: the rows leave evaluations out, so that precisions and lines that add up are of training iterations.
     """
 
     phases: Sequence[tuple[str, float, float]]
@@ -31,6 +33,7 @@ class Costs:
     precisions: Sequence[tuple[str, float]]
     lines: Sequence[tuple[str, str]]
     whole: bool
+    partly: bool = False
 
     @property
     def any(self) -> bool:
@@ -50,12 +53,20 @@ def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
     counts = _numbers(summary["counts"]) if whole else {}
     purposes = _below(counts, "evaluations/") if whole else _added(track, "evaluations/")
     precisions = _below(counts, "precision/") if whole else _added(track, "precision/")
+    apart = 0.0 if whole else _evaluated(track, sum(purposes.values()))
+    purposes |= {"evaluation": purposes.get("evaluation", 0.0) + apart} if apart else {}
     inside = {name: value for name, value in seconds.items() if name not in OUTSIDE}
     total = sum(inside.values())
     phases = [(name, value, value / total if total else 0.0) for name, value in _largest(inside)]
     outside = [(name, seconds[name]) for name in OUTSIDE if name in seconds]
-    lines = _summarised(summary, counts) if whole else _so_far(track)
-    return Costs(phases, outside, _largest(purposes), _largest(precisions), lines, whole)
+    lines = _summarised(summary, counts) if whole else _so_far(track, "in training iterations" if apart else "so far")
+    return Costs(phases, outside, _largest(purposes), _largest(precisions), lines, whole, apart > 0)
+
+
+def _evaluated(track: Track, counted: float) -> float:
+    """Network evaluations of held-out evaluations: the total has them, the purposes of single iterations do not."""
+    total = track.last("network_evaluations")
+    return max(0.0, total - counted) if total is not None and counted else 0.0
 
 
 def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -72,17 +83,17 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
     lines += [
         (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
     ]
-    return lines + _memory(number(summary.get("peak_memory_bytes")))
+    return lines + _memory(finite(summary.get("peak_memory_bytes")))
 
 
-def _so_far(track: Track) -> list[tuple[str, str]]:
+def _so_far(track: Track, added: str) -> list[tuple[str, str]]:
     lines = []
     for column, name in (("network_evaluations", "network evaluations"), ("cost/evaluations", "cost of training")):
         if (found := track.last(column)) is not None:
             lines.append((name, f"{found:,.0f} so far"))
     for column in ("decodes", "reward_calls"):
         if column in track.columns:
-            lines.append((column.replace("_", " "), f"{sum(track.columns[column].numbers()):,.0f} so far"))
+            lines.append((column.replace("_", " "), f"{sum(track.columns[column].numbers()):,.0f} {added}"))
     return lines + _memory(track.last("peak_memory_bytes"))
 
 
@@ -94,7 +105,7 @@ def _numbers(data: object) -> dict[str, float]:
     """The numbers of a mapping that somebody may have written by hand."""
     if not isinstance(data, dict):
         return {}
-    return {str(name): found for name, value in data.items() if (found := number(value)) is not None}
+    return {str(name): found for name, value in data.items() if (found := finite(value)) is not None}
 
 
 def _below(counts: Mapping[str, float], prefix: str) -> dict[str, float]:

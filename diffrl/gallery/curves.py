@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.panels import AXIS_COLUMNS, Panel, is_evaluated
-from diffrl.gallery.series import Row, Track, number
+from diffrl.gallery.series import Row, Track
 
 AXES = {
     "iteration": ("iteration", "iteration"),
@@ -196,5 +197,5 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        return repr(value) if number(value) is not None else ""
+        return repr(value) if finite(value) is not None else ""
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value

@@ -15,15 +15,20 @@ from markupsafe import escape
 from diffrl.errors import ConfigError
 from diffrl.gallery.answers import answered, as_bytes
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.progress import setting
 from diffrl.gallery.records import Source
+from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.static_links import Places, StaticLinks
 from diffrl.gallery.thumbnails import MISSING, shrink
+from diffrl.tracking.trees import list_trees
 
 STATIC = Path(__file__).parent / "static"
 ONLINE = ("live.js",)
 """Scripts that only work with a server."""
 MOST_PAGES = 5000
+MOST_TREES = MOST_PAGES // 2
+"""Pages that all runs' trees have together; of more trees the newest are shown."""
 
 
 def export_site(sources: Sequence[Source], destination: Path, options: Mapping[str, Any]) -> list[str]:
@@ -50,7 +55,9 @@ def export_site(sources: Sequence[Source], destination: Path, options: Mapping[s
     draft.mkdir()
     try:
         shelf = Shelf(sources, draft)
-        pages, failed = _write_pages(Site(sources, StaticLinks(shelf.keep), options), draft)
+        trees = max(1, MOST_TREES // max(1, len(sources)))
+        site = Site(sources, StaticLinks(shelf.keep), {**options, "trees": trees})
+        pages, failed = _write_pages(site, draft)
         shutil.copytree(STATIC, draft / "static", ignore=shutil.ignore_patterns(*ONLINE))
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         if destination.exists():
@@ -61,9 +68,15 @@ def export_site(sources: Sequence[Source], destination: Path, options: Mapping[s
     lines = [f"{_counted(pages, 'page')}, {_counted(shelf.written, 'picture')}, {size / 1e6:.1f} MB in {destination}"]
     if shelf.missing:
         lines.append(f"{_counted(shelf.missing, 'picture')} could not be read: a sign stands in their place.")
-    if failed:
-        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        lines.append(f"{_counted(len(failed), 'page')} could only say why: {', '.join(failed[:3])}{more}.")
+    lines += [
+        f"Of {run.title} the newest {len(site.trees(run)):,} of {kept:,} trees are shown."
+        for run in site.runs
+        if (kept := len(list_trees(run.path))) > trees
+    ]
+    told = [file for file in failed if file.endswith(".html")]
+    absent = [file for file in failed if not file.endswith(".html")]
+    lines += [f"{_counted(len(told), 'page')} could only say why: {_some(told)}."] if told else []
+    lines += [f"{_counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
     lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
     return lines
 
@@ -83,7 +96,10 @@ def _require_free(destination: Path, sources: Sequence[Source]) -> None:
 
 
 def _write_pages(site: Site, draft: Path) -> tuple[int, list[str]]:
-    """Render pages until no link leads to another; their number, and the files of those that only say what is wrong."""
+    """Render pages until no link leads to another; their number, and the files that only say what is wrong, or cannot.
+
+    A sentence is a page: where a drawing or a table was wanted it is not put in its place.
+    """
     links, hidden = site.links, Hidden(site.sources)
     assert isinstance(links, StaticLinks)
     links.page("home")
@@ -96,6 +112,11 @@ def _write_pages(site: Site, draft: Path) -> tuple[int, list[str]]:
                 "give more. Export fewer at a time."
             )
         answer = answered(site, name, query)
+        if answer.status >= 400 and not file.endswith(".html"):
+            failed.append(file)
+            if file.endswith(".svg"):
+                (draft / file).write_text(MISSING, encoding="utf-8")
+            continue
         if isinstance(answer.body, str):
             (draft / file).write_bytes(hidden.places(as_bytes(answer).decode("utf-8")).encode("utf-8"))
         else:
@@ -162,6 +183,10 @@ class Hidden:
         names: dict[str, str] = {}
         for _, path in _places(sources):
             names |= {str(path.parent): "…"} if len(path.parent.parts) > 2 else {}
+        for source in sources:
+            place = setting(source, "dir") if isinstance(source, RunSource) else None
+            if isinstance(place, str) and place.startswith("/") and len(Path(place).parts) > 1:
+                names.setdefault(str(Path(place)), "…")
         for source, path in _places(sources):
             names |= {str(path): source.key}
         if len(Path.home().parts) > 1:
@@ -188,6 +213,10 @@ def _places(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
         path = Path(getattr(source, "path", "."))
         found += [(source, way) for way in {path.absolute(): 0, path.resolve(): 0}]
     return found
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
 def _counted(number: int, what: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
+from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
     from diffrl.gallery.scoring import FolderScores
@@ -23,6 +24,8 @@ FRESH = 3.0
 """Seconds for which a look at the folder counts; after them it is looked at again, and read if it has changed."""
 CAPTIONS = (".txt", ".jsonl")
 MEDIA = PICTURES + VIDEOS
+SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *CAPTIONS})
+"""What a look at the folder notices: also what browsers do not show, which is counted."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class FolderSource:
         self._lock = threading.Lock()
         self._contents: Contents | None = None
         self._looked = 0.0
+        self._ids: dict[tuple[str, str], int] = {}  # of file and prompt; one that was given is never given to others
+        self._entries: dict[int, Entry] = {}
 
     def states(self) -> list[State]:
         """See `Source.states`: one, the folder itself; none while it is empty."""
@@ -99,17 +104,18 @@ class FolderSource:
     def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
         """See `Source.briefs`. The first that are asked for start the scoring."""
         entries, wanted = self._shown(), prompt.lower()
-        values = self.scores.values([entry.mark for entry in entries], reward) if self.scores and reward else None
+        marks = [entry.mark for entry in entries.values()]
+        values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
         return [
-            Brief(number, entry.key, values[number] if values is not None else None)
-            for number, entry in enumerate(entries)
+            Brief(number, entry.key, value)
+            for (number, entry), value in zip(entries.items(), values, strict=True)
             if not wanted or wanted in entry.key[0].lower()
         ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
-        """See `Source.samples`."""
+        """See `Source.samples`: what was removed, or has another prompt by now, is not among them."""
         entries = self._shown()
-        return [self._sample(number, entries[number], state) for number in ids if 0 <= number < len(entries)]
+        return [self._sample(number, entries[number], state) for number in ids if number in entries]
 
     def media(self, file: str) -> str:
         """See `Source.media`: only what lies in the folder once every link was followed."""
@@ -150,10 +156,11 @@ class FolderSource:
             raise GalleryError(contents.error, 503)
         return contents.entries
 
-    def _shown(self) -> Sequence[Entry]:
-        entries = self.entries()
+    def _shown(self) -> Mapping[int, Entry]:
+        """The pictures by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
+        self.entries()
         self.start_scoring()
-        return entries
+        return self._entries
 
     def _read(self) -> Contents:
         with self._lock:
@@ -161,6 +168,10 @@ class FolderSource:
                 seen = look(self.path)
                 if self._contents is None or self._contents.version != seen.version:
                     self._contents = read_folder(self.path, seen)
+                    self._entries = {
+                        self._ids.setdefault((entry.file, entry.key[0]), len(self._ids)): entry
+                        for entry in self._contents.entries
+                    }
                 self._looked = time.monotonic()
             return self._contents
 
@@ -188,7 +199,7 @@ def look(root: Path) -> Look:
             link = entry.is_symlink()
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{file}/")
-            elif entry.name.lower().endswith(MEDIA + CAPTIONS):
+            elif entry.name.lower().endswith(SEEN):
                 try:
                     facts = entry.stat()
                 except OSError:  # removed meanwhile, or a link to nothing
@@ -205,7 +216,7 @@ def read_folder(root: Path, seen: Look) -> Contents:
     """The pictures with their captions, and sentences about what was left out."""
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
-    if not any(Path(file).suffix.lower() in MEDIA for file in seen.files):
+    if not any(file.lower().endswith(SEEN) and not file.lower().endswith(CAPTIONS) for file in seen.files):
         return Contents(seen.version, notes=[f"There is no picture in {root}."])
     if seen.captions_outside:
         first = seen.captions_outside[0]

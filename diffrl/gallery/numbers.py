@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers: which count as one, and how people read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import math
 
 SAME = 1e-6
 """Changes up to this are rounding."""
+
+
+def finite(value: object) -> float | None:
+    """A finite number; None for all else: true and false, texts, infinities, whole numbers beyond all floats."""
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        try:
+            value = float(value)
+        except OverflowError:
+            return None
+    return value if math.isfinite(value) else None
 
 
 def three(value: float | None) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from diffrl.gallery.errors import GalleryError
 
 PICTURES = (".webp", ".png", ".jpg", ".jpeg", ".gif", ".bmp")
-VIDEOS = (".mp4", ".webm", ".mov", ".m4v", ".mkv", ".avi")
+VIDEOS = (".mp4", ".webm", ".mov", ".m4v")
+"""What browsers play. Other videos (.mkv, .avi) are left out, and the page says how many."""
+
+
+def is_video(file: str | PurePath) -> bool:
+    """Whether a file is shown as a video element; `is video` in templates."""
+    return PurePath(file).suffix.lower() in VIDEOS
 
 
 def inside(root: Path, file: str, folders: Sequence[Path], files: Collection[str] = ()) -> Path:

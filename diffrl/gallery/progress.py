@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -13,14 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.runs import MARKS, RunSource
+from diffrl.gallery.numbers import finite
+from diffrl.gallery.runs import MARKS, RunSource, changed
+from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
+from diffrl.tracking.metrics import parse_row
 
 HELD_OUT = "held_out/"
 POINTS = 200
-"""Training rows that are read of a long run: as many as a small curve can show."""
+"""Training rows, at most, that are read of a long run: as many as a small curve can show."""
+MOST = 2**53
+"""Size from which a whole number is no count of iterations."""
 FRESH = 120
 """Seconds after its last write in which a run counts as running, where its lock cannot be seen."""
-ALARM = re.compile(r"\(guards\.|reward hacking|The run stops|sentinel|no usable reward")
+ALARM = re.compile(rf"^{STOPPED}|^{FAILED}|\((?:guards\.|rollout\.explore\.fidelity\))")
+"""Lines of log.txt: the run's end by a guard or an error; what a guard, the sentinel or the fidelity watch says, each
+with the name of its setting in parentheses."""
+ENDED = {STOPPED: "stopped by a guard", FAILED: "ended by an error"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Progress:
         evaluations: iteration and held-out values by reward name.
         training: iteration and mean training reward, thinned to `POINTS`.
         broken: lines of metrics.jsonl that are no rows, apart from a last one that is being written.
+        ended: how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise.
     """
 
     state: str
@@ -58,6 +66,7 @@ class Progress:
     evaluations: Sequence[tuple[int, Mapping[str, float | None]]]
     training: Sequence[tuple[int, float]]
     broken: int
+    ended: str = ""
 
     @property
     def changes(self) -> list[Change]:
@@ -81,12 +90,12 @@ def progress(run: RunSource) -> Progress:
     """
     evaluations, training, done, broken = read_rows(run.path / "metrics.jsonl")
     summary = run.path / "summary.json"
-    written = max((_changed(run.path / name) for name in MARKS), default=0.0)
+    written = max(changed(run.path / name) for name in MARKS) / 1e9
     running = is_locked(run.path / ".lock") or 0 <= time.time() - written < FRESH
-    state = (
-        "finished" if summary.is_file() and not is_locked(run.path / ".lock") else "running" if running else "stopped"
-    )
-    return Progress(state, done, asked(run), written, evaluations, training, broken)
+    done_with = summary.is_file() and not is_locked(run.path / ".lock")
+    ended = "" if done_with else _ended(run)
+    state = "finished" if done_with else "running" if running and not ended else "stopped"
+    return Progress(state, done, asked(run), written, evaluations, training, broken, ended)
 
 
 def read_rows(
@@ -103,20 +112,21 @@ def read_rows(
         raise GalleryError(f"The metrics in {path} cannot be read: {error}.", 503) from error
     lines, unfinished = lines[:-1], lines[-1:]
     marked = {place for place, line in enumerate(lines) if b'"held_out/' in line}
-    thinned = set(range(0, len(lines), max(1, len(lines) // POINTS))) | {len(lines) - 1}
+    every = max(1, -(-(len(lines) - 1) // (POINTS - 1)))
+    thinned = {*range(0, len(lines), every), *range(len(lines))[-1:]}
     evaluations: list[tuple[int, dict[str, float | None]]] = []
     training: list[tuple[int, float]] = []
     done = broken = 0
-    for place in sorted(marked | thinned & set(range(len(lines)))):
+    for place in sorted(marked | thinned):
         row = _row(lines[place])
         if row is None:
             broken += 1
             continue
         done = max(done, row["iteration"])
-        held = {name.removeprefix(HELD_OUT): _number(value) for name, value in row.items() if name.startswith(HELD_OUT)}
+        held = {name.removeprefix(HELD_OUT): finite(value) for name, value in row.items() if name.startswith(HELD_OUT)}
         if held:
             evaluations.append((row["iteration"], held))
-        if (mean := _number(row.get("reward/mean"))) is not None and place in thinned:
+        if (mean := finite(row.get("reward/mean"))) is not None and place in thinned:
             training.append((row["iteration"], mean))
     if unfinished and (row := _row(unfinished[0])):
         done = max(done, row["iteration"])
@@ -137,16 +147,33 @@ def first_rewards(run: RunSource) -> list[str]:
 
 def asked(run: RunSource) -> int | None:
     """Iterations that the configuration asks for; None where it does not tell."""
+    iterations = setting(run, "iterations")
+    return iterations if type(iterations) is int and 0 <= iterations < MOST else None
+
+
+def _ended(run: RunSource) -> str:
+    """One of `ENDED` if the run was stopped so and has not been resumed since."""
+    try:
+        lines = run.read_text("log.txt").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        if line.startswith((STOPPED, FAILED, RESUMED)):
+            return next((words for mark, words in ENDED.items() if line.startswith(mark)), "")
+    return ""
+
+
+def setting(run: RunSource, name: str) -> object:
+    """An entry of `run` in the configuration; None where there is none, or config.yaml cannot be read."""
     import yaml
 
     from reward_models.yaml12 import Loader
 
     try:
         config = yaml.load(run.read_text("config.yaml"), Loader)  # noqa: S506 - a SafeLoader
-        iterations = config["run"]["iterations"]
+        return config["run"][name]
     except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
         return None
-    return iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None
 
 
 def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
@@ -159,31 +186,29 @@ def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
 def is_locked(lock: Path) -> bool:
     """Whether a process of this machine trains there. Only looks: a lock of our own could keep a run from starting."""
     try:
-        number = str(lock.stat().st_ino)
-        held = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
+        stat = lock.stat()
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return any(
-        "FLOCK" in line and line.split()[5].rpartition(":")[2] == number for line in held if len(line.split()) > 5
-    )
+    return is_among(locks, stat.st_dev, stat.st_ino)
+
+
+def is_among(locks: str, device: int, number: int) -> bool:
+    """Whether /proc/locks names a file as one that a process has locked as a whole.
+
+    Args:
+        locks: text of /proc/locks.
+        device: that the file lies on. One without a disk of its own (major number 0: btrfs, overlays) may be called
+            otherwise there, so that only the number tells.
+        number: of the file on its device.
+    """
+    major, minor = os.major(device), os.minor(device)
+    end = f"{major:02x}:{minor:02x}:{number}" if major else f":{number}"
+    places = [line.split()[5] for line in locks.splitlines() if "FLOCK" in line and len(line.split()) > 5]
+    return any(place == end or (not major and place.endswith(end)) for place in places)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("iteration"), int) else None
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and abs(value) < float("inf") else None
-
-
-def _changed(path: Path) -> float:
-    """When a file was written; 0 if it is not there, or empty as the -wal file is that readers make."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return 0.0
-    return stat.st_mtime if stat.st_size else 0.0
+    """A row with a number of its iteration."""
+    row = parse_row(line)
+    return row if row is not None and type(row.get("iteration")) is int and abs(row["iteration"]) < MOST else None

@@ -27,17 +27,6 @@ class Query:
         """The last value of a parameter."""
         return (self.all(name) or [default])[-1]
 
-    def required(self, name: str) -> str:
-        """The last value of a parameter that must be there.
-
-        Raises:
-            GalleryError: it is not.
-        """
-        value = self.text(name)
-        if not value:
-            raise GalleryError(f"This page needs the parameter {name!r}. Got none. Follow a link of the gallery.")
-        return value
-
     def choice(self, name: str, options: Collection[str], default: str) -> str:
         """One of some words.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from diffrl.gallery.query import Query
@@ -91,6 +92,7 @@ class Source(Protocol):
     title: str
     kind: str
     """"run" or "folder"."""
+    path: Path
 
     def states(self) -> list[State]:
         """What can be compared, by stage and iteration."""

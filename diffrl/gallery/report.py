@@ -14,7 +14,8 @@ from diffrl.gallery.costs import costs_of
 from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
-from diffrl.gallery.numbers import three
+from diffrl.gallery.numbers import finite, sign, three
+from diffrl.gallery.overview import flat, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
 from diffrl.gallery.progress import Change, Progress, progress, said
 from diffrl.gallery.report_parts import figures, pairs, tree_part
@@ -59,9 +60,9 @@ def report_document(site: Site, run: RunSource) -> str:
 def report_values(run: RunSource) -> dict[str, Any]:
     """Everything that the report's templates show. What cannot be read is a sentence among `problems`."""
     problems: list[str] = []
-    summary = _json(run, "summary.json", problems)
-    environment = _json(run, "environment.json", problems)
-    precision = _json(run, "precision.json", problems)
+    summary = read_json(run, "summary.json", problems)
+    environment = read_json(run, "environment.json", problems)
+    precision = read_json(run, "precision.json", problems)
     track = track_of(run)
     problems += [track.problem] if track.problem else []
     course = _course(run, problems)
@@ -98,6 +99,8 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
     of = f" of {course.total:,}" if course and course.total else ""
     if summary:
         return f"Finished: {done:,}{of} iterations."
+    if course and course.ended:
+        return f"{course.ended[0].upper()}{course.ended[1:]} after {done:,}{of} iterations."
     return f"Not finished: {done:,}{of} iterations so far."
 
 
@@ -112,8 +115,10 @@ def lead(changes: Sequence[Change], course: Progress | None) -> str:
         )
     if first.change is None:
         return f"The change of the held-out {first.name} is not known: its scorer failed."
-    word = "rose" if first.change > 0 else "fell" if first.change < 0 else "stayed"
-    between = f"from {three(first.before)} to {three(first.after)}" if first.change else f"at {three(first.after)}"
+    before, after = three(first.before), three(first.after)
+    word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
+    between = f"from {before} to {after}" if word else f"at {after}"
+    word = word or "stayed"
     return f"Held-out {first.name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
 
 
@@ -132,12 +137,12 @@ def fidelity(track: Track) -> list[tuple[str, list[str]]]:
 
 def precision_lines(precision: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What precision.json says in short."""
-    found = [(name.replace("_", " "), str(precision[name])) for name in PRECISION if precision.get(name) is not None]
+    found = [(name.replace("_", " "), text(precision[name])) for name in PRECISION if precision.get(name) is not None]
     for name in ("parameters_quantised", "flops_quantised"):
-        if isinstance(precision.get(name), (int, float)):
-            found.append((name.replace("_", " "), f"{precision[name]:.1%}"))
+        if (share := finite(precision.get(name))) is not None:
+            found.append((name.replace("_", " "), f"{share:.1%}"))
     notes = precision.get("notes")
-    return found + [("note", str(note)) for note in (notes if isinstance(notes, list) else [])]
+    return found + [("note", text(note)) for note in (notes if isinstance(notes, list) else [])]
 
 
 def sentinel(track: Track) -> list[tuple[int, int]]:
@@ -159,17 +164,6 @@ def resumptions(environment: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """A JSON object as names and texts, names joined by dots; what is null is left out."""
-    found: list[tuple[str, str]] = []
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            found += flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found.append((f"{prefix}{name}", str(value)))
-    return found
-
-
 def _course(run: RunSource, problems: list[str]) -> Progress | None:
     try:
         course = progress(run)
@@ -177,11 +171,3 @@ def _course(run: RunSource, problems: list[str]) -> Progress | None:
         problems.append(str(error))
         return None
     return course
-
-
-def _json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
-    try:
-        return run.read_json(name)
-    except GalleryError as error:
-        problems.append(str(error))
-        return {}

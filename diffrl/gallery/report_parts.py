@@ -13,8 +13,9 @@ from markupsafe import Markup
 from diffrl.errors import DiffrlError
 from diffrl.gallery.curves import brief, columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.overview import before_and_after
 from diffrl.gallery.panels import HELD_OUT, TRAINING, Panel, panels_of
-from diffrl.gallery.records import Sample, State
+from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
 from diffrl.gallery.thumbnails import shrink
@@ -58,50 +59,34 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
 
 
 def pairs(run: RunSource, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """The first held-out samples before and after, the same prompts and noise, and a sentence.
+    """The first samples of the first and the last evaluation beside each other, and a sentence.
 
     Args:
         run: whose they are.
         rewards: that stand below the pictures; "total" if there are none.
     """
-    try:
-        states = [state for state in run.states() if state.stage == "eval"]
-        if len(states) < 2:
-            words = "no held-out evaluation" if not states else f"one held-out evaluation, at {states[0].iteration}"
-            return [], f"The store holds {words}: there is no before and after yet."
-        first, last = states[0], states[-1]
-        after = {brief.key: brief.id for brief in run.briefs(last, None)}
-        matched = [(brief.id, after[brief.key]) for brief in run.briefs(first, None) if brief.key in after][:PAIRS]
-        if not matched:
-            return [], f"Evaluations {first.iteration} and {last.iteration} have no prompt and noise in common."
-        before = run.samples(first, [one for one, _ in matched])
-        later = {sample.id: sample for sample in run.samples(last, [other for _, other in matched])}
-    except DiffrlError as error:
-        return [], str(error)
-    names = rewards or ["total"]
+    found = before_and_after(run, PAIRS)
     shown = [
-        {
-            "prompt": sample.prompt,
-            "sides": [_side(run, s, state, names) for s, state in ((sample, first), (found, last))],
-        }
-        for sample, (_, other) in zip(before, matched, strict=False)
-        if (found := later.get(other)) is not None
+        {"prompt": view.prompt, "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells]}
+        for view in found.views
+        if len(view.cells) == 2
     ]
-    return shown, (
-        f"The first {len(shown)} held-out samples at iteration {first.iteration} and at {last.iteration}: the same "
-        "prompts and noise, not selected."
-    )
+    words = list(found.notes)
+    if shown:
+        first, last = (column.label for column in found.columns)
+        words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, not selected.")
+    return shown, " ".join(words)
 
 
-def _side(run: RunSource, sample: Sample, state: State, rewards: Sequence[str]) -> dict[str, Any]:
+def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict[str, Any]:
     uri, crisp, why = "", False, "no picture kept"
-    if sample.file:
+    if sample is not None and sample.file:
         try:
             uri, crisp = data_uri(Path(run.media(sample.file)), SIZE)
         except GalleryError:
             why = "picture missing"
-    values = [(name, sample.value(name)) for name in rewards]
-    return {"iteration": state.iteration, "uri": uri, "crisp": crisp, "why": why, "values": values}
+    values = [(name, sample.value(name) if sample is not None else None) for name in rewards]
+    return {"uri": uri, "crisp": crisp, "why": why, "values": values}
 
 
 def figures(track: Track) -> tuple[list[tuple[Panel, Markup]], list[str]]:
@@ -126,30 +111,46 @@ def figures(track: Track) -> tuple[list[tuple[Panel, Markup]], list[str]]:
 def tree_part(run: RunSource) -> dict[str, Any]:
     """A tree, its figure and its story; without one, a sentence."""
     try:
-        record = telling_tree(run.path)
+        record, torn = telling_tree(run.path)
         if record is None:
-            return {"figure": None, "why": "No tree was recorded. track.trees in the configuration records them."}
+            why = torn or "No tree was recorded. track.trees in the configuration records them."
+            return {"figure": None, "why": why}
         from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
         from diffrl.gallery.tree_story import story
 
         figure = tree_figure(record, _pictures(run.path / TREES / record.name))
-        return {"figure": figure, "css": TREE_FIGURE_CSS, "record": record, "story": story(record), "why": ""}
+        return {"figure": figure, "css": TREE_FIGURE_CSS, "record": record, "story": story(record), "why": torn}
     except DiffrlError as error:
         return {"figure": None, "why": str(error)}
 
 
-def telling_tree(run_dir: Path) -> TreeRecord | None:
-    """Of the last iteration that has trees with different rewards, the tree whose rewards differ most."""
+def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
+    """Of the last iteration that has trees with different rewards, the tree whose rewards differ most.
+
+    Returns:
+        The tree, None if there is none, and a sentence on those that could not be read, "" if all could.
+    """
     kept = list_trees(run_dir)
-    iterations = sorted({iteration for iteration, _ in kept}, reverse=True)
+    torn: list[str] = []
     last: TreeRecord | None = None
-    for iteration in iterations[:LOOKED]:
-        found = [read_tree(run_dir, iteration, group) for n, group in kept if n == iteration]
-        best = max(found, key=_spread)
-        if _spread(best) > 0:
-            return best
+    looked = 0
+    for iteration in sorted({iteration for iteration, _ in kept}, reverse=True):
+        found = []
+        for group in (group for n, group in kept if n == iteration):
+            try:
+                found.append(read_tree(run_dir, iteration, group))
+            except DiffrlError as error:
+                torn.append(str(error))
+        looked += bool(found)
+        best = max(found, key=_spread, default=None)
         last = last or best
-    return last
+        if best is not None and _spread(best) > 0:
+            last = best
+            break
+        if looked == LOOKED:
+            break
+    more = f" The same goes for {len(torn) - 1} more." if len(torn) > 1 else ""
+    return last, f"Left out: {torn[0]}{more}" if torn else ""
 
 
 def _spread(record: TreeRecord) -> float:

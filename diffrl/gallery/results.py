@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffrl.gallery.blind import is_video
 from diffrl.gallery.columns import label
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import State
 from diffrl.gallery.site import Site

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Sample
 
 PAGE = 24
@@ -59,8 +60,8 @@ class View:
 
     @property
     def data(self) -> dict[str, Sequence[float | None]]:
-        """Values by reward in full precision, for the script of an exported page."""
-        return {line.name: line.values for line in self.rewards}
+        """Values by reward in full precision, for the script of an exported page; None for what is no number."""
+        return {line.name: [finite(value) for value in line.values] for line in self.rewards}
 
 
 def views(columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str]) -> list[View]:

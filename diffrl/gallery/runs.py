@@ -11,6 +11,7 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
@@ -61,7 +62,7 @@ class RunSource:
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration, prompt, prompt))
-            return [Brief(row[0], _key(row[1:6]), _real(row[6])) for row in rows]
+            return [Brief(row[0], _key(row[1:6]), finite(row[6])) for row in rows]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""
@@ -78,7 +79,7 @@ class RunSource:
 
     def version(self) -> str:
         """See `Source.version`."""
-        return "-".join(f"{_mark(self.path / name):x}" for name in MARKS)
+        return "-".join(f"{changed(self.path / name):x}" for name in MARKS)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl; none before the first is written."""
@@ -99,7 +100,7 @@ class RunSource:
             return data
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise GalleryError(f"{path} cannot be read: {error}.", 503) from error
 
     def read_text(self, name: str) -> str:
@@ -129,7 +130,7 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
     for number, name, raw in database.execute(
         f"SELECT sample_id, name, raw FROM rewards WHERE sample_id IN ({marks}) ORDER BY name", list(ids)
     ):
-        rewards[number][str(name)] = _real(raw)
+        rewards[number][str(name)] = finite(raw)
     rows = database.execute(
         "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata "
         f"FROM samples WHERE id IN ({marks})",
@@ -140,8 +141,8 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
             id=row[0],
             key=_key(row[1:6]),
             state=State(row[6], row[7]),
-            total=_real(row[8]),
-            advantage=_real(row[9]),
+            total=finite(row[8]),
+            advantage=finite(row[9]),
             rewards=rewards[row[0]],
             error=None if row[10] is None else str(row[10]),
             file=None if row[11] is None else str(row[11]),
@@ -161,10 +162,6 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _real(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
-
-
 def _object(text: str) -> dict[str, Any]:
     """Metadata of a sample; {} where somebody else's writing is no JSON object."""
     try:
@@ -174,8 +171,8 @@ def _object(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _mark(path: Path) -> int:
-    """When a file changed; 0 if it is not there, or empty as the -wal file is that readers make and take away."""
+def changed(path: Path) -> int:
+    """Nanoseconds since 1970 of a file's last change; 0 if it is not there, or empty as a -wal file of readers is."""
     try:
         stat = path.stat()
     except OSError:

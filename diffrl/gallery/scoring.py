@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.errors import ConfigError
+from diffrl.gallery.answers import note
 from diffrl.gallery.folders import Entry, FolderSource
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Source
 from reward_models.errors import RewardError
 from reward_models.scoring.cache import Score, ScoreCache, default_path, failure
@@ -68,8 +69,8 @@ class FolderScores:
         with self._lock:
             scores = [self._known.get(mark, {}).get(label) for mark in marks]
         if part:
-            return [None if score is None else _finite(score.parts.get(part)) for score in scores]
-        return [None if score is None else _finite(score.raw) for score in scores]
+            return [None if score is None else finite(score.parts.get(part)) for score in scores]
+        return [None if score is None else finite(score.raw) for score in scores]
 
     def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None]:
         """All rewards of a picture by name, None while unknown; and why some failed."""
@@ -78,9 +79,9 @@ class FolderScores:
         rewards: dict[str, float | None] = {}
         for label in self.labels:
             score = scores.get(label)
-            rewards[label] = None if score is None else _finite(score.raw)
+            rewards[label] = None if score is None else finite(score.raw)
             for part, value in sorted(score.parts.items()) if score is not None else ():
-                rewards[f"{label}/{part}"] = _finite(value)
+                rewards[f"{label}/{part}"] = finite(value)
         told = [f"{label}: {scores[label].error}" for label in self.labels if label in scores and not scores[label].ok]
         return rewards, "; ".join(told) or None
 
@@ -136,16 +137,17 @@ class Worker:
         self._stopped = threading.Event()
 
     def add(self, scores: FolderScores, entries: Sequence[Entry]) -> None:
-        """Score a folder after those that wait."""
+        """Score a folder after those that wait; one that waits already keeps its place, with what it holds now."""
         with self._lock:
-            self._jobs.append((scores, entries))
-            if self._thread is None:
+            place = next((place for place, (waiting, _) in enumerate(self._jobs) if waiting is scores), len(self._jobs))
+            self._jobs[place : place + 1] = [(scores, entries)]
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:
         """Until everything that was asked for is scored."""
-        while (thread := self._thread) is not None:
+        while (thread := self._thread) is not None and thread.is_alive():
             thread.join()
 
     def stop(self) -> None:
@@ -164,8 +166,8 @@ class Worker:
                     self._thread = None
                     return
                 scores, entries = self._jobs.pop(0)
-            scores.keep([entry.mark for entry in entries])
             try:
+                scores.keep([entry.mark for entry in entries])
                 with ScoreCache(self.cache or default_path()) as cache:
                     for choice in self.choices:
                         self._score(choice, scores, entries, cache)
@@ -173,6 +175,9 @@ class Worker:
                 pass
             except RewardError as error:
                 scores.finish("any reward", str(error))
+            except Exception as error:  # a mistake of ours: it is told, and other folders are scored all the same
+                note(error)
+                scores.finish("any reward", f"the gallery made a mistake, {type(error).__name__}: {error}")
             finally:
                 scores.tell(None)
 
@@ -183,7 +188,7 @@ class Worker:
             self._score_all(choice, scores, entries, cache)
         except _StoppedError:
             raise
-        except Exception as error:  # a stranger's scorer may raise anything; the others go on
+        except (Exception, SystemExit) as error:  # a stranger's scorer may raise anything; the others go on
             problem = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
         scores.finish(label, problem)
 
@@ -280,10 +285,6 @@ def score_everything(sources: Sequence[Source], worker: Worker) -> None:
 
 class _StoppedError(Exception):
     """The gallery ends."""
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _a(kind: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from array import array
@@ -10,16 +9,19 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from diffrl.errors import DiffrlError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.runs import RunSource
-from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.metrics import parse_row, read_metrics
 
 Row = Mapping[str, Any]
 EMPTY = "It has written no metrics yet."
 KEPT = 32
 """Runs whose columns stay in memory: about 10 MB each at 10,000 iterations."""
+SEEN = 4096
+"""Bytes at either end of what was read by which a file is known again: its number goes to others after it."""
 
 
 @dataclass
@@ -74,9 +76,22 @@ class Track:
 class _File:
     """A file of metrics as far as it was read."""
 
-    def __init__(self, number: int):
-        self.number, self.offset, self.count = number, 0, 0
+    def __init__(self) -> None:
+        self.offset = self.count = 0
         self.columns: dict[str, Column] = {}
+        self._head = self._tail = b""
+
+    def is_still(self, stream: BinaryIO) -> bool:
+        """Whether a file begins with what was read: the same first bytes, the same last ones before the offset."""
+        head = stream.read(len(self._head))
+        stream.seek(self.offset - len(self._tail))
+        return head == self._head and stream.read(len(self._tail)) == self._tail
+
+    def passed(self, content: bytes) -> None:
+        """Remember how what was read begins and ends."""
+        self.offset += len(content)
+        self._head = (self._head + content[:SEEN])[:SEEN]
+        self._tail = (self._tail + content[-SEEN:])[-SEEN:]
 
     def add(self, rows: Sequence[Row]) -> None:
         columns = self.columns
@@ -86,7 +101,8 @@ class _File:
                 if column is None:
                     column = columns[name] = Column()
                 column.rows.append(place)
-                column.values.append(nan_or(value))
+                number = finite(value)
+                column.values.append(math.nan if number is None else number)
         self.count += len(rows)
 
 
@@ -109,24 +125,16 @@ def track_of(run: RunSource) -> Track:
         return Track(run.key, run.title, problem=str(error))
 
 
-def track_from(key: str, title: str, rows: Sequence[Row]) -> Track:
-    """A track of rows that are at hand."""
-    file = _File(0)
-    file.add(rows)
-    return Track(key, title, file.count, file.columns)
-
-
 def _read(path: Path) -> _File:
     """The file, read on from where it was left; from its start where it was replaced or a line is no row."""
-    stat = path.stat()
     file = _FILES.pop(path, None)
-    if file is None or file.number != stat.st_ino or file.offset > stat.st_size:
-        file = _File(stat.st_ino)
     with path.open("rb") as stream:
+        if file is None or not file.is_still(stream):
+            file = _File()
         stream.seek(file.offset)
         content = stream.read()
-    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # what follows is being written
-    rows = [row_of(line) for line in lines]
+    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]  # what follows is being written
+    rows = [parse_row(line) for line in lines]
     if rows and rows[-1] is None:  # cut short by a kill; the run drops it when it goes on
         rows.pop()
         lines.pop()
@@ -135,36 +143,8 @@ def _read(path: Path) -> _File:
         read_metrics(path)  # tells which line it is
         raise DiffrlError(f"{path} changed while it was read. Load the page again.")
     file.add(whole)
-    file.offset += sum(map(len, lines))
+    file.passed(content[: sum(map(len, lines))])
     _FILES[path] = file
     while len(_FILES) > KEPT:
         _FILES.popitem(last=False)
     return file
-
-
-def row_of(line: bytes) -> Row | None:
-    """A row of metrics, or None for a line that is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def number(value: object) -> float | None:
-    """A finite number, or None for all else."""
-    found = nan_or(value)
-    return found if found == found else None
-
-
-def nan_or(value: object) -> float:
-    """A finite number, or NaN for all else."""
-    if type(value) is float:
-        return value if math.isfinite(value) else math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        found = float(value)
-    except OverflowError:  # a whole number beyond all floats
-        return math.nan
-    return found if math.isfinite(found) else math.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -14,10 +15,12 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import Links
 from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import sign, signed, three
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source, State
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails
+from diffrl.tracking.trees import list_trees
 
 Page = Callable[["Site", Query], Answer]
 
@@ -45,13 +48,19 @@ class Site:
     """Everything a page function needs.
 
     Args:
-        sources: runs and folders.
+        sources: runs and folders; or what gives them, each time that they are asked for.
         links: where things are found.
         options: of the command, for the pages that know them (votes: the file of the votes; ...).
     """
 
-    def __init__(self, sources: Sequence[Source], links: Links, options: Mapping[str, Any] | None = None):
-        self.sources, self.links, self.options = list(sources), links, dict(options or {})
+    def __init__(
+        self,
+        sources: Sequence[Source] | Callable[[], list[Source]],
+        links: Links,
+        options: Mapping[str, Any] | None = None,
+    ):
+        self._sources = sources if callable(sources) else partial(list, sources)
+        self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("diffrl.gallery", "templates"),
@@ -60,8 +69,14 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        self.templates.tests["video"] = is_video
         self.templates.filters |= {"three": three, "signed": signed, "sign": sign}
         self.templates.globals |= {"site": self, "links": links, "version": __version__}
+
+    @property
+    def sources(self) -> list[Source]:
+        """Everything that is shown."""
+        return self._sources()
 
     @property
     def runs(self) -> list[RunSource]:
@@ -92,6 +107,10 @@ class Site:
         if not isinstance(source, RunSource):
             raise GalleryError(f"{source.title} is a folder of pictures, which has no such page.", 404)
         return source
+
+    def trees(self, run: RunSource) -> list[tuple[int, int]]:
+        """Iteration and group of a run's trees, ascending; of many an exported site has the newest (option `trees`)."""
+        return list_trees(run.path)[-self.options.get("trees", 0) :]
 
     def state(self, key: str) -> tuple[Source, State]:
         """A state by its key, "demo@eval-80".

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from diffrl.errors import ConfigError
@@ -14,6 +17,9 @@ from diffrl.tracking.index import INDEX
 
 DEPTH = 3
 """How far below a given folder runs are looked for: runs/<name>, compared/runs/<name>."""
+
+SCAN = 3.0
+"""Seconds between two looks for runs that have begun."""
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
@@ -28,6 +34,11 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     given = [Path(path) for path in paths] or [Path("runs")]
     found: list[tuple[Path, str]] = []
     for path in given:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"The gallery shows directories of runs or of pictures. {path} is a file. "
+                "Give the directory that it is in."
+            )
         if not path.is_dir():
             default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
             raise ConfigError(f"The gallery shows directories of runs or of pictures. There is no {path}.{default}")
@@ -43,6 +54,40 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
             )
     unique = list({path.resolve(): (path, kind) for path, kind in reversed(found)}.values())[::-1]
     return _named(unique)
+
+
+class Watched:
+    """Sources that may become more: runs that begin below the given folders while the gallery is open.
+
+    A source that was found stays what it is, key and all, even if its directory goes; its pages say so.
+    """
+
+    def __init__(self, paths: Sequence[Path], sources: Sequence[Source]):
+        self._folders = [path for path in map(Path, paths or ["runs"]) if path.is_dir() and not is_run(path)]
+        self._sources = list(sources)
+        self._folders = [path for path in self._folders if not self._is_shown(path)]
+        self._seen, self._lock = time.monotonic(), threading.Lock()
+
+    def __call__(self) -> list[Source]:
+        """All sources by now, new ones first; looked for at most every `SCAN` seconds."""
+        with self._lock:
+            if time.monotonic() - self._seen >= SCAN:
+                with contextlib.suppress(OSError):  # a folder that went away in between has nothing new
+                    self._look()
+                self._seen = time.monotonic()
+            return self._sources
+
+    def _look(self) -> None:
+        known = {Path(source.path).resolve() for source in self._sources}
+        runs = [run for folder in self._folders if folder.is_dir() for run in runs_below(folder)]
+        new = [(run, "run") for run in runs if run.resolve() not in known]
+        if new:
+            taken = {source.key for source in self._sources}
+            self._sources = [*_named(new, taken), *self._sources]
+
+    def _is_shown(self, path: Path) -> bool:
+        """Whether a folder is a source itself, a folder of pictures."""
+        return any(Path(source.path).resolve() == path.resolve() for source in self._sources)
 
 
 def is_run(path: Path) -> bool:
@@ -63,15 +108,17 @@ def holds_pictures(path: Path) -> bool:
     return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
 
 
-def _named(found: Sequence[tuple[Path, str]]) -> list[Source]:
+def _named(found: Sequence[tuple[Path, str]], used: Collection[str] = ()) -> list[Source]:
     """Sources with keys of their own: the folder's name, with a number where several have it."""
     from diffrl.gallery.folders import FolderSource
 
     sources: list[Source] = []
-    taken: set[str] = set()
+    taken = set(used)
     for path, kind in found:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "run"
-        key = next(key for key in (name, *(f"{name}-{n}" for n in range(2, len(found) + 2))) if key not in taken)
+        key = next(
+            key for key in (name, *(f"{name}-{n}" for n in range(2, len(found) + len(taken) + 2))) if key not in taken
+        )
         taken.add(key)
         title = path.resolve().name if key == name else f"{path.resolve().name} ({path})"
         sources.append((RunSource if kind == "run" else FolderSource)(key, path, title))

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import struct
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markupsafe import escape
 
 from diffrl.gallery.errors import GalleryError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SIZES = (128, 256, 512, 1024)
 """Longest edges that may be asked for, so that nobody can fill the memory with others."""
 
-MISSING = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" aria-label="picture missing">'
-    '<rect width="128" height="128" fill="#8883"/><text x="64" y="60" font-family="sans-serif" font-size="13" '
-    'text-anchor="middle" fill="#888">picture</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
-    'text-anchor="middle" fill="#888">missing</text></svg>'
-)
+PIXELS = 50_000_000
+"""Of larger pictures no small one is made: decoding takes up to four bytes a pixel and more, whatever the file has."""
+
+TURNED = ("JPEG", "MPO", "PNG")
+"""Formats in which browsers heed an orientation; of WebP Chromium does not."""
+
+DECODING = threading.BoundedSemaphore(2)
+"""Pictures that are decoded at once; each may take hundreds of megabytes."""
+
+
+def sign(words: str, why: str = "") -> str:
+    """An SVG that stands in the place of a picture: "picture" and a word, with the reason in its title."""
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" '
+        f'aria-label="picture {escape(words)}"><title>{escape(why or f"picture {words}")}</title>'
+        '<rect width="128" height="128" fill="#8883"/><text x="64" y="60" font-family="sans-serif" font-size="13" '
+        'text-anchor="middle" fill="#888">picture</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
+        f'text-anchor="middle" fill="#888">{escape(words)}</text></svg>'
+    )
+
+
+MISSING = sign("missing")
 """Stands in the place of a picture that cannot be shown."""
 
 
@@ -30,8 +54,9 @@ class Thumbnails:
 
     def __init__(self, limit: int = 64 * 2**20):
         self.limit, self._held = limit, 0
-        self._cache: OrderedDict[tuple[str, int, int | None, bool], bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[str, int, int, int | None, bool], bytes] = OrderedDict()
+        self._making: set[tuple[str, int, int, int | None, bool]] = set()
+        self._made = threading.Condition()
 
     def get(self, path: Path, size: int | None, still: bool) -> bytes | None:
         """A WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
@@ -42,22 +67,28 @@ class Thumbnails:
             still: the first frame of what moves.
 
         Raises:
-            GalleryError: it cannot be read as a picture (404).
+            GalleryError: it cannot be read as a picture (404), or is too large (413).
         """
         stat = path.stat()
-        key = (str(path), stat.st_mtime_ns, size, still)
-        with self._lock:
+        key = (str(path), stat.st_mtime_ns, stat.st_size, size, still)
+        with self._made:
+            self._made.wait_for(lambda: key not in self._making)  # what another makes already is not made twice
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        made = shrink(path, size, still)
-        if made is not None:
-            with self._lock:
-                if key not in self._cache:
+            self._making.add(key)
+        made = None
+        try:
+            made = shrink(path, size, still)
+        finally:
+            with self._made:
+                self._making.remove(key)
+                if made is not None:
+                    self._cache[key] = made
                     self._held += len(made)
-                self._cache[key] = made
-                while self._held > self.limit and len(self._cache) > 1:
-                    self._held -= len(self._cache.popitem(last=False)[1])
+                    while self._held > self.limit and len(self._cache) > 1:
+                        self._held -= len(self._cache.popitem(last=False)[1])
+                self._made.notify_all()
         return made
 
 
@@ -66,18 +97,46 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with DECODING, Image.open(path) as image:
+            require_small(image, f"The picture {path.name}")
             moves = getattr(image, "n_frames", 1) > 1
             large = size is not None and max(image.size) > size
             if (moves and not still) or not (large or (moves and still)):
                 return None
             if size is not None:
                 image.draft("RGB", (size, size))
+            turn(image)
             small = image.convert("RGBA" if image.has_transparency_data else "RGB")
-            if large:
+            if large and size is not None:
                 small.thumbnail((size, size), Image.Resampling.LANCZOS)
             out = io.BytesIO()
             small.save(out, format="WEBP", quality=85, method=2)
             return out.getvalue()
-    except (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError as error:
+        raise GalleryError(f"The picture {path.name} is too large: {error}.", 413) from error
+    except (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError) as error:
         raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
+
+
+def turn(image: Image.Image) -> None:
+    """Turn a picture as its EXIF data say, where browsers do so with the file itself; broken data turn nothing."""
+    from PIL import ImageOps
+
+    if image.format not in TURNED:
+        return
+    with contextlib.suppress(SyntaxError, ValueError, struct.error):
+        ImageOps.exif_transpose(image, in_place=True)
+
+
+def require_small(image: Image.Image, name: str) -> None:
+    """Refuse a picture that was opened and is too large to be decoded here.
+
+    Raises:
+        GalleryError: it has more than `PIXELS` (413).
+    """
+    if image.width * image.height > PIXELS:
+        raise GalleryError(
+            f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of pictures up to "
+            f"{PIXELS // 10**6} megapixels. Make it smaller.",
+            413,
+        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from diffrl.gallery.tree_sentences import Paragraph, Sentence, joined, plain, sentence
 from diffrl.gallery.tree_words import Sums, counted, known, level
 from diffrl.tracking.trees import TreeNode
@@ -16,6 +19,7 @@ KINDS = (
     ("unscored", "{} whose proxy could not be scored"),
     ("audit", "{} at random to check the ranking"),
 )
+PRECISIONS = {"nvfp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "int8": "INT8"}
 TELLING = ("best", "worst", "split", "fill")
 
 
@@ -61,8 +65,7 @@ def pool(given: Sums) -> list[Sentence]:
     """The exploring stage, and what was kept of it."""
     explored, steps = given.record.explored or {}, len(given.record.sigmas) - 1
     count = len(given.leaves)
-    how = f" in {explored['precision']}" if explored.get("precision") else ""
-    how += f" ({explored['engine']})" if explored.get("engine") else ""
+    how = f" in {precision(explored)}" if explored.get("precision") else ""
     how += f" with {explored['steps']} of {counted(steps, 'step')}" if explored.get("steps") else ""
     told = [
         sentence(f"{counted(count, 'candidate')} {'was' if count == 1 else 'were'} explored{how} and scored by proxy.")
@@ -85,6 +88,14 @@ def pool(given: Sums) -> list[Sentence]:
             )
         )
     return told
+
+
+def precision(explored: Mapping[str, Any]) -> str:
+    """The exploring stage's arithmetic, "NVFP4 (emulated)"; with the policy itself, its training precision."""
+    name, engine = str(explored.get("precision")), explored.get("engine")
+    if name == "training":
+        return "the training precision"
+    return PRECISIONS.get(name, name) + (f" ({engine})" if engine and engine != "policy" else "")
 
 
 def _kind(node: TreeNode) -> str:

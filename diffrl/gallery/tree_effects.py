@@ -2,102 +2,230 @@
 
 from __future__ import annotations
 
-from diffrl.gallery.tree_sentences import Paragraph, Ref, sentence
-from diffrl.gallery.tree_words import NOTHING, Sums, counted, known, push, tiny, total
+from collections.abc import Sequence
+
+from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.tree_words import (
+    NOTHING,
+    Sums,
+    counted,
+    known,
+    push,
+    pushed,
+    rounding,
+    skipped,
+    tiny,
+    total,
+    unclear,
+)
+from diffrl.tracking.trees import TreeNode
 
 
 def update(given: Sums) -> Paragraph | None:
     """Whether steps became more or less likely, as their advantages asked."""
-    title, edges = "What the update did", given.edges
+    title, edges, rule = "What the update did", given.edges, given.record.rule
     measured = [edge for edge in edges if known(edge.log_ratio)]
+    told = _skipped(given)
     if not edges:
         text = "No noise was added on the way, so there is no step whose likelihood could be compared before and after."
-        return Paragraph("update", title, [sentence(text)])
-    if not measured:
-        return Paragraph("update", title, [sentence("How likely the steps were after it was not recorded.")])
-    asked = [edge for edge in measured if edge.trained and push(edge.advantage)]
-    up = [edge for edge in asked if push(edge.advantage) > 0]
-    down = [edge for edge in asked if push(edge.advantage) < 0]
-    rose, fell = (sum((e.log_ratio or 0) > 0 for e in up), sum((e.log_ratio or 0) < 0 for e in down))
-    told = []
-    if up:
-        told.append(sentence(f"Of {counted(len(up), 'step')} with positive advantage {rose} became more likely."))
-    if down:
-        told.append(sentence(f"Of {counted(len(down), 'step')} with negative advantage {fell} became less likely."))
-    if asked and rose + fell < len(asked):
-        fewer = "Most went the other way: one" if 2 * (rose + fell) < len(asked) else "One"
+        told.append(sentence(text))
+    elif not measured:
+        told.append(sentence("How likely the steps were after it was not recorded."))
+    elif not any(edge.log_ratio for edge in measured):
+        told.append(sentence("The update left every measured step as likely as it was."))
+    elif max(map(_size, measured)) <= rounding(given.record):
         told.append(
-            sentence(f"{fewer} network serves all steps and prompts of the iteration, and cannot follow each of them.")
+            sentence(f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding.")
         )
-    if not asked:
-        more = sum((edge.log_ratio or 0) > 0 for edge in measured)
-        told.append(sentence(f"No step asked for a change; of {len(measured)} measured, {more} became more likely."))
-    most = max(measured, key=lambda edge: abs(edge.log_ratio or 0))
-    if most.log_ratio:
-        told.append(
-            sentence(
-                "It changed the likelihood of the step to ", Ref(most.id, given.names[most.id]),
-                f" most: {tiny(most.log_ratio)} per dimension.",
-            )
-        )  # fmt: skip
+    elif not rule.get("edges"):
+        told.append(sentence("The contrast trains finished pictures here; the steps are only measured, not trained."))
+    else:
+        told += _moves(given, measured)
     return Paragraph("update", title, told)
+
+
+def _skipped(given: Sums) -> list[Sentence]:
+    """That a guard left updates out."""
+    out, updates = skipped(given.record)
+    if not out:
+        return []
+    if out < updates:
+        return [sentence(f"A guard left out {out} of the {updates} updates of this iteration.")]
+    every = "the update" if updates == 1 else f"all {updates} updates"
+    return [sentence(f"A guard left out {every} of this iteration.")]
+
+
+def _moves(given: Sums, measured: Sequence[TreeNode]) -> list[Sentence]:
+    """Of steps that were pushed how many went where they were pushed, and which step moved most."""
+    bound, told = rounding(given.record), []
+    asked = [edge for edge in measured if pushed(edge)]
+    still = sum(_size(edge) <= bound for edge in asked)
+    against = sum(_size(edge) > bound and push(edge.advantage) * (edge.log_ratio or 0) < 0 for edge in asked)
+    for way, signed, likely in ((1, "positive", "more"), (-1, "negative", "less")):
+        if alike := [edge for edge in asked if push(edge.advantage) == way]:
+            went = sum(way * (edge.log_ratio or 0) > bound for edge in alike)
+            told.append(
+                sentence(f"Of {counted(len(alike), 'step')} with {signed} advantage {went} became {likely} likely.")
+            )
+    if still:
+        told.append(sentence(f"The change of {counted(still, 'step')} is {unclear(given.record)}."))
+    if 2 * against > len(asked):
+        text = "one network serves all steps and prompts of the iteration, and may not follow each of them."
+        told.append(sentence(f"Most went the other way: {text}"))
+    if not asked:
+        told.append(sentence("No step here asked for a change."))
+    most = max(measured, key=_size)
+    told.append(
+        sentence(
+            "It changed the likelihood of the step to ", Ref(most.id, given.names[most.id]),
+            f" most: {tiny(most.log_ratio)} per dimension.",
+        )
+    )  # fmt: skip
+    return told
+
+
+def _size(edge: TreeNode) -> float:
+    return abs(edge.log_ratio or 0.0)
 
 
 def idle(given: Sums) -> Paragraph | None:
     """What trains nothing, and why."""
-    rule, told = given.record.rule, []
+    told = []
     undrawn = sum(not node.drawn for node in given.leaves)
     audits = sum(node.leaf.audit for node in given.drawn_leaves if node.leaf)
     if undrawn:
         told.append(f"{counted(undrawn, 'candidate')} {_was(undrawn)} only explored.")
     if audits:
         told.append(f"{counted(audits, 'picture')} {_was(audits)} drawn only to check the ranking.")
-    told += _idle_steps(given)
-    samples = [node for node in given.scored if node.leaf and not node.leaf.audit]
-    if rule.get("samples") and (out := sum(not (node.leaf and node.leaf.trained) for node in samples)):
-        told.append(f"{counted(out, 'scored picture')} took no part in the contrast.")
-    if rule.get("samples") and (
-        mean := sum(bool(n.leaf and n.leaf.trained and not push(n.leaf.advantage)) for n in samples)
-    ):
-        told.append(f"{counted(mean, 'picture')} with advantage 0 {'pulls' if mean == 1 else 'pull'} neither way.")
+    told += _left_out(given) or [*_equal(given), *_idle_steps(given), *_idle_samples(given)]
     return Paragraph("idle", "What does not train", [sentence(text) for text in told])
 
 
+def _left_out(given: Sums) -> list[str]:
+    """That no picture was used, and so the prompt was not."""
+    samples = given.samples
+    if not samples or any(node.leaf and known(node.leaf.advantage) for node in samples):
+        return []
+    failed = sum(not (node.leaf and known(node.leaf.total)) for node in samples)
+    why = f"{counted(failed, 'picture')} could not be scored" if failed else "Too few pictures could be compared"
+    if _any_pulled(given):
+        return [f"{why}, so the whole prompt has no credit and is only pulled to the starting model."]
+    return [f"{why}, so the whole prompt is left out of this update."]
+
+
+def _any_pulled(given: Sums) -> bool:
+    return any(map(given.pulled, given.edges)) or any(map(given.pulled_sample, given.samples))
+
+
+def _equal_rewards(given: Sums) -> bool:
+    rewards = [total(node) for node in given.scored if node.leaf and not node.leaf.audit]
+    return len(rewards) > 1 and rewards[0] - rewards[-1] <= NOTHING
+
+
+def _level_steps(given: Sums) -> bool:
+    """Whether equal rewards are why no step has credit."""
+    return _equal_rewards(given) and not any(push(edge.advantage) for edge in given.edges)
+
+
+def _level_samples(given: Sums) -> bool:
+    """The same of pictures that train by contrast."""
+    return _equal_rewards(given) and not any(push(node.leaf.advantage) for node in given.samples if node.leaf)
+
+
+def _equal(given: Sums) -> list[str]:
+    """That rewards without a difference teach nothing."""
+    rule = given.record.rule
+    what = ["steps"] if given.edges and rule.get("edges") and _level_steps(given) else []
+    what += ["pictures"] if rule.get("samples") and _level_samples(given) else []
+    if not what:
+        return []
+    teach = "are only pulled to the starting model" if _any_pulled(given) else "teach nothing"
+    return [f"Equal rewards give no credit: all advantages are 0, and this prompt's {' and '.join(what)} {teach}."]
+
+
 def _idle_steps(given: Sums) -> list[str]:
-    edges = given.edges
-    told: list[str] = []
+    """Steps that are not pushed, by why."""
+    edges, rule = given.edges, given.record.rule
     if not edges:
+        return []
+    if not rule.get("edges"):
+        return [f"{_whole(len(edges))}: with this objective only finished pictures train."]
+    count = dict.fromkeys(("pruned", "audits", "failed", "pulled", "level"), 0)
+    for edge in edges:
+        if not pushed(edge):
+            count[_why_not(given, edge)] += 1
+    pruned = "left out by pruning" if rule.get("prune") else "not in the gradient"
+    told = [f"{_of(count['pruned'], len(edges))} {_was(count['pruned'])} {pruned}."] if count["pruned"] else []
+    if n := count["audits"]:
+        told.append(f"{counted(n, 'step')} {'leads' if n == 1 else 'lead'} only to audits.")
+    if n := count["failed"]:
+        told.append(f"{counted(n, 'step')} {'leads' if n == 1 else 'lead'} to no picture that counts.")
+    if _level_steps(given):
         return told
-    if not given.record.rule.get("edges"):
-        return [f"The {counted(len(edges), 'step')} here: with this objective only finished pictures train."]
-    left_out = sum(not edge.trained for edge in edges)
-    level_ones = sum(edge.trained and not push(edge.advantage) for edge in edges)
-    if left_out:
-        told.append(f"{left_out} of {counted(len(edges), 'step')} took no part in the gradient.")
     if lone := _lone_splits(given):
-        told.append(
-            f"At {counted(lone, 'split')} only one branch was drawn again, which leaves nothing to compare it with."
-        )
-    equal = len(given.scored) > 1 and total(given.scored[0]) - total(given.scored[-1]) <= NOTHING
-    if level_ones and equal and level_ones + left_out == len(edges):
-        told.append("Equal rewards give no credit: all advantages are 0, and this prompt's steps teach nothing.")
-    elif level_ones:
-        told.append(f"{counted(level_ones, 'step')} with advantage 0 {_was(level_ones)} not pushed.")
+        text = "only one branch leads to a picture that counts, which leaves nothing to compare it with"
+        told.append(f"At {counted(lone, 'split')} {text}.")
+    if n := count["pulled"]:
+        told.append(f"{counted(n, 'step')} with advantage 0 {_is(n)} only pulled to the starting model.")
+    if n := count["level"]:
+        told.append(f"{counted(n, 'step')} {'has' if n == 1 else 'have'} advantage 0.")
+    return told
+
+
+def _why_not(given: Sums, edge: TreeNode) -> str:
+    if push(edge.advantage):
+        return "pruned"
+    if given.pulled(edge):
+        return "pulled"
+    if not given.usable_below(edge):
+        below = [leaf.leaf for leaf in given.leaves_below(edge) if leaf.leaf]
+        return "audits" if below and all(leaf.audit for leaf in below) else "failed"
+    return "level"
+
+
+def _idle_samples(given: Sums) -> list[str]:
+    """Scored pictures that have no part in the contrast, by why."""
+    samples = [node for node in given.samples if node.leaf and known(node.leaf.total)]
+    if not given.record.rule.get("samples"):
+        return []
+    level = [node for node in samples if node.leaf and not push(node.leaf.advantage)]
+    out = sum(bool(node.leaf and not node.leaf.trained) for node in samples if node not in level)
+    told = [f"{counted(out, 'scored picture')} took no part in the contrast."] if out else []
+    if _level_samples(given):
+        return told
+    pulled = sum(map(given.pulled_sample, level))
+    if pulled:
+        told.append(f"{counted(pulled, 'picture')} with advantage 0 {_is(pulled)} only pulled to the starting model.")
+    if n := len(level) - pulled:
+        told.append(f"{counted(n, 'picture')} with advantage 0 {'pulls' if n == 1 else 'pull'} neither way.")
     return told
 
 
 def _lone_splits(given: Sums) -> int:
     """Splits of which one branch is left, where credit rests on the difference between branches."""
     rule = given.record.rule
-    if rule.get("normalise") != "siblings" and (
-        rule.get("reward") not in ("incremental", "turning_point") or rule.get("value") != "leaves"
-    ):
+    stepwise = rule.get("reward") in ("incremental", "turning_point")
+    if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
         return 0
-    branches = [
-        [given.record.nodes[child].drawn for child in below] for key, below in given.children.items() if key is not None
+    alive = [
+        sum(bool(given.usable_below(given.record.nodes[child])) for child in below)
+        for parent, below in given.children.items()
+        if parent is not None and len(below) > 1
     ]
-    return sum(len(drawn) > 1 and sum(drawn) == 1 for drawn in branches)
+    return alive.count(1)
+
+
+def _whole(count: int) -> str:
+    return "The one step does not train" if count == 1 else f"The {count:,} steps do not train"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {counted(whole, 'step')}"
 
 
 def _was(count: int) -> str:
     return "was" if count == 1 else "were"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from diffrl.gallery.numbers import signed, three
 from diffrl.gallery.tree_layout import Edge, Layout, lay_out
-from diffrl.gallery.tree_words import Sums, change, known, level, share, sums
+from diffrl.gallery.tree_words import Sums, change, known, level, push, pushed, share, sums
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 TREE_FIGURE_CSS = (Path(__file__).parent / "static" / "tree_figure.css").read_text(encoding="utf-8")
@@ -40,12 +40,13 @@ def tree_figure(
     explored = any(not node.drawn for node in record.nodes)
     fewer = lay_out(record, drawn_only=True) if explored and interactive else None
     second = {place.node: place for place in fewer.places} if fewer else {}
-    depth = _positions(given)
+    depth, served = _positions(given), _served(record, picture)
     nodes = [
-        node_view(given, record.nodes[place.node], picture) | {"place": place, "second": second.get(place.node)}
+        node_view(given, record.nodes[place.node], served.__getitem__)
+        | {"place": place, "second": second.get(place.node)}
         | depth[place.node]
         for place in whole.places
-    ]  # fmt: skip
+    ]
     return Markup(
         _template().render(
             record=record, given=given, layout=whole, fewer=fewer, nodes=nodes, edges=_edges(given, whole),
@@ -53,6 +54,16 @@ def tree_figure(
             legend=_legend(given), order=_order(given),
         )
     )  # fmt: skip
+
+
+def _served(record: TreeRecord, picture: Callable[[str], str]) -> dict[str, str]:
+    """Address of each file: where there is room for some only, they are those of what was drawn."""
+    drawn = [node for node in record.nodes if node.drawn]
+    files = [node.picture for node in drawn]
+    for nodes in (drawn, record.nodes):
+        files += [node.leaf.proxy_picture for node in nodes if node.leaf is not None]
+    files += [node.picture for node in record.nodes]
+    return {file: picture(file) for file in dict.fromkeys(files) if file}
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +94,7 @@ def node_view(given: Sums, node: TreeNode, picture: Callable[[str], str]) -> dic
         "id": node.id,
         "name": given.names[node.id],
         "kind": kind + (" failed" if failed else ""),
-        "edge": _edge_class(node),
+        "edge": _edge_class(given, node),
         "chip": share(node.advantage) if node.parent is not None and known(node.advantage) else None,
         "turning": node.turning,
         "trained": node.trained,
@@ -94,8 +105,7 @@ def node_view(given: Sums, node: TreeNode, picture: Callable[[str], str]) -> dic
         "passed": passed,
         "proxy": three(leaf.proxy) if leaf is not None and known(leaf.proxy) else None,
         "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else None,
-        "left_out": bool(leaf and given.record.rule.get("samples") and not leaf.trained),
-        "chosen": leaf.chosen if leaf is not None else None,
+        "left_out": bool(leaf and given.record.rule.get("samples") and push(leaf.advantage) and not leaf.trained),
         "short": _short(leaf.chosen) if leaf is not None and leaf.chosen else None,
         "row": node.drawn and node.parent is not None or not given.edges,
         "label": describe(given, node),
@@ -107,10 +117,15 @@ def _short(chosen: str) -> str:
     return chosen.rpartition(", ")[2] if chosen.startswith("split") else chosen.removeprefix("fill: ")
 
 
-def _edge_class(node: TreeNode) -> str:
+def _edge_class(given: Sums, node: TreeNode) -> str:
     if not node.drawn:
         return "none idle"
-    return f"{strength(node.advantage)}{'' if node.trained else ' untrained'}"
+    return f"{strength(node.advantage)}{' untrained' if _untrained(given, node) else ''}"
+
+
+def _untrained(given: Sums, node: TreeNode) -> bool:
+    """Whether a drawn step is in no part of the loss, for want of credit or though it has some."""
+    return node.parent is not None and node.drawn and not pushed(node) and not given.pulled(node)
 
 
 def describe(given: Sums, node: TreeNode) -> str:
@@ -129,9 +144,10 @@ def describe(given: Sums, node: TreeNode) -> str:
     if leaf is not None and known(leaf.proxy):
         said.append(f"proxy reward {three(leaf.proxy)}")
     if leaf is not None and leaf.chosen:
-        said.append(f"chosen: {leaf.chosen}")
+        said.append(f"chosen: {given.reason(node)}")
     if leaf is not None and known(leaf.advantage):
-        said.append(f"advantage of the picture {share(leaf.advantage)}{', trains' if leaf.trained else ''}")
+        trains = leaf.trained and push(leaf.advantage)
+        said.append(f"advantage of the picture {share(leaf.advantage)}{', trains' if trains else ''}")
     if node.parent is not None and node.drawn:
         said += _step_words(given, node)
     return ", ".join(said)
@@ -143,10 +159,11 @@ def _step_words(given: Sums, node: TreeNode) -> list[str]:
         said.append(f"step {signed(step)}")
     if known(node.advantage):
         said.append(f"advantage of the step {share(node.advantage)}")
-    said.append("step trains" if node.trained else "step does not train")
+    pulled = "step is only pulled to the starting model" if given.pulled(node) else None
+    said.append("step trains" if pushed(node) else pulled or "step does not train")
     if node.turning:
         said.append("turning point")
-    if words := change(node):
+    if words := change(given, node):
         said.append(words)
     return said
 
@@ -159,7 +176,7 @@ def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:
         return -1.0 if not node.drawn else abs(node.advantage or 0.0)
 
     return [
-        {"node": edge.node, "path": edge.path, "css": _edge_class(given.record.nodes[edge.node])}
+        {"node": edge.node, "path": edge.path, "css": _edge_class(given, given.record.nodes[edge.node])}
         for edge in sorted(layout.edges, key=rank)
     ]
 
@@ -168,8 +185,9 @@ def _legend(given: Sums) -> dict[str, bool]:
     nodes = given.record.nodes
     return {
         "edges": any(node.parent is not None and node.drawn for node in nodes),
-        "untrained": any(node.parent is not None and node.drawn and not node.trained for node in nodes),
+        "untrained": any(_untrained(given, node) for node in nodes),
         "turning": any(node.turning for node in nodes),
+        "pulled": any(given.pulled(node) for node in nodes),
         "explored": any(not node.drawn for node in nodes),
         "proxy": any(node.leaf is not None and node.leaf.proxy_picture for node in nodes),
     }

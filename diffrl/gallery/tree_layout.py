@@ -13,11 +13,17 @@ from diffrl.gallery.tree_words import known, level
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 THUMB, PROXY, SMALL, DOT = 64.0, 44.0, 30.0, 14.0
+LARGE = 144.0
+"""Largest picture of an inner node: these have room, between the leaves that grow from them."""
 CAPTION, WORDS, SMALL_WORDS, BETWEEN = 18.0, 128.0, 46.0, 8.0
 CHIP = 62.0
 HEAD, MARGIN = 62.0, 14.0
 SHAPE = 1.1
 """Wanted width of a tree by its height."""
+WIDER = 1.5
+"""Most room between columns, by the least; pages draw them further apart where they have room."""
+UNDER = 0.4
+"""Where in its parent's picture, which covers it, a line begins: drawn up to 1 / 0.4 as wide, it still does."""
 WIDE = 1000.0
 """How wide a tree without steps, a mere pool, is laid out."""
 
@@ -43,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Edge:
-    """The line of a step, from the right of the parent's picture to the left of the child's; an SVG path."""
+    """The line of a step, from below the parent's picture to the left of the child's; an SVG path."""
 
     node: int
     path: str
@@ -61,13 +67,23 @@ class Caption:
 
 @dataclass(frozen=True)
 class Layout:
-    """A tree that can be drawn."""
+    """A tree that can be drawn.
+
+    Args:
+        width: of all.
+        height: of all.
+        places: of the nodes.
+        edges: lines; each begins below its parent's picture, so that columns can be drawn further apart.
+        captions: above the columns.
+        tail: what the last column takes of the width; the columns before it may be drawn further apart.
+    """
 
     width: float
     height: float
     places: Sequence[Place]
     edges: Sequence[Edge]
     captions: Sequence[Caption]
+    tail: float
 
 
 def lay_out(record: TreeRecord, drawn_only: bool = False) -> Layout:
@@ -86,16 +102,17 @@ def lay_out(record: TreeRecord, drawn_only: bool = False) -> Layout:
     return _tree(record, nodes)
 
 
-def extent(node: TreeNode, proxies: bool) -> tuple[float, float, float, float]:
+def extent(node: TreeNode, proxies: bool, inner: float = THUMB) -> tuple[float, float, float, float]:
     """Picture size, and the room taken left of the picture, right of the picture's left edge, and up or down.
 
     Args:
         node: which.
         proxies: whether leaves leave room for the exploring precision's picture.
+        inner: size of the picture if it is that of an inner node.
     """
     chip = CHIP if node.parent is not None and node.drawn else 0.0
     if node.leaf is None:
-        size = THUMB if node.drawn else DOT
+        size = inner if node.drawn else DOT
         return size, chip, size, size / 2 + (CAPTION if node.drawn else 0.0)
     if not node.drawn:
         return SMALL, chip, SMALL + SMALL_WORDS, SMALL / 2
@@ -106,27 +123,38 @@ def _tree(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
     proxies = any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in nodes)
     depth = _depths(record)
     columns = sorted({depth[node.id] for node in nodes})
-    middle = _stack(nodes, {node.id: 2 * extent(node, proxies)[3] for node in nodes})
-    wide = [max(extent(node, proxies)[2] for node in nodes if depth[node.id] == column) for column in columns]
+    middle, room = _stack(nodes, {node.id: 2 * extent(node, proxies)[3] for node in nodes})
+    inner = [_inner([room[n.id] for n in nodes if n.drawn and depth[n.id] == column]) for column in columns]
+    sizes = {node.id: extent(node, proxies, inner[depth[node.id]]) for node in nodes}
+    wide = [max(sizes[node.id][2] for node in nodes if depth[node.id] == column) for column in columns]
     gap = _gap(sum(wide), max(middle.values()), len(columns))
     left = {column: MARGIN + column * gap + sum(wide[:column]) for column in columns}
-    places = {node.id: _place(node, left[depth[node.id]], HEAD + MARGIN + middle[node.id], proxies) for node in nodes}
+    places = {
+        node.id: _place(node.id, left[depth[node.id]], HEAD + MARGIN + middle[node.id], sizes[node.id])
+        for node in nodes
+    }
     edges = [Edge(node.id, _curve(places[node.parent], places[node.id])) for node in nodes if node.parent in places]
     captions = [Caption(left[column], 0.0, *_heading(record, nodes, depth, column)) for column in columns]
-    right = max(max(place.box[2] for place in places.values()), max(caption.x for caption in captions) + 120)
+    right = max(max(place.box[2] for place in places.values()), max(caption.x for caption in captions) + 120) + MARGIN
     bottom = max(place.box[3] for place in places.values())
-    return Layout(right + MARGIN, bottom + MARGIN, [places[node.id] for node in nodes], edges, captions)
+    shown = [places[node.id] for node in nodes]
+    return Layout(right, bottom + MARGIN, shown, edges, captions, right - left[columns[-1]])
+
+
+def _inner(rooms: Sequence[float]) -> float:
+    """Size of the pictures of a column's inner nodes, all alike, by the room above and below each of them."""
+    return max(THUMB, min(LARGE, *(2 * (room - CAPTION) - BETWEEN for room in rooms)) if rooms else THUMB)
 
 
 def _gap(wide: float, tall: float, columns: int) -> float:
     """Room between columns: as little as a chip needs with many of them, more of it beside many leaves."""
     least = 132.0 if columns <= 4 else 96.0 if columns <= 8 else CHIP + 22.0
-    return min(max(least, (SHAPE * tall - wide) / (columns - 1)), 2 * least)
+    return min(max(least, (SHAPE * tall - wide) / (columns - 1)), WIDER * least)
 
 
-def _place(node: TreeNode, x: float, y: float, proxies: bool) -> Place:
-    size, before, after, half = extent(node, proxies)
-    return Place(node.id, x, y, size, (x - before, y - half, x + after, y + half))
+def _place(node: int, x: float, y: float, extent: tuple[float, float, float, float]) -> Place:
+    size, before, after, half = extent
+    return Place(node, x, y, size, (x - before, y - half, x + after, y + half))
 
 
 def _depths(record: TreeRecord) -> list[int]:
@@ -136,8 +164,8 @@ def _depths(record: TreeRecord) -> list[int]:
     return found
 
 
-def _stack(nodes: Sequence[TreeNode], tall: dict[int, float]) -> dict[int, float]:
-    """Centres, so that every node keeps to a slot as tall as itself or as all that grows from it."""
+def _stack(nodes: Sequence[TreeNode], tall: dict[int, float]) -> tuple[dict[int, float], dict[int, float]]:
+    """Centres, so that every node keeps to a slot as tall as itself or as all that grows from it; and its room."""
     shown = {node.id for node in nodes}
     children: dict[int | None, list[int]] = {}
     for node in nodes:
@@ -162,11 +190,12 @@ def _stack(nodes: Sequence[TreeNode], tall: dict[int, float]) -> dict[int, float
             wanted = (middle[below[0]] + middle[below[-1]]) / 2
             centre = min(max(wanted, centre - room), centre + room)
         middle[node.id] = centre
-    return middle
+    ends = {key: (centre - top[key], top[key] + slot[key] - centre) for key, centre in middle.items()}
+    return middle, {key: min(both) for key, both in ends.items()}
 
 
 def _curve(parent: Place, child: Place) -> str:
-    start, end = parent.x + parent.size, child.x
+    start, end = parent.x + UNDER * parent.size, child.x
     bend = (end - start) * 0.45
     return (
         f"M{start:.1f} {parent.y:.1f}C{start + bend:.1f} {parent.y:.1f} {end - bend:.1f} {child.y:.1f} "
@@ -204,10 +233,11 @@ def _pool(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
         columns = max(1, min(len(part), int(WIDE // wide)))
         for place, node in enumerate(part):
             row, column = divmod(place, columns)
-            places.append(_place(node, MARGIN + column * wide, y + (row + 0.5) * tall, proxies))
+            places.append(_place(node.id, MARGIN + column * wide, y + (row + 0.5) * tall, extent(node, proxies)))
         y += -(-len(part) // columns) * tall + MARGIN
     right = max((place.box[2] for place in places), default=0.0)
-    return Layout(max(right, 220.0) + MARGIN, max(y, HEAD), sorted(places, key=lambda place: place.node), [], captions)
+    width = max(right, 220.0) + MARGIN
+    return Layout(width, max(y, HEAD), sorted(places, key=lambda place: place.node), [], captions, width)
 
 
 def _worth(node: TreeNode, name: str) -> float:

@@ -6,24 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 from diffrl.gallery.numbers import signed, three
-from diffrl.gallery.tree_words import Sums, change, known, level, share, tiny
+from diffrl.gallery.tree_words import Sums, change, known, level, push, pushed, rounding, share, tiny
 from diffrl.tracking.trees import TreeNode
 
 Fact = tuple[str, str]
 
 
-def panel(given: Sums, thumb: Callable[[str], str], whole: Callable[[str], str]) -> list[dict[str, Any]]:
+def panel(
+    given: Sums,
+    thumb: Callable[[str], str],
+    whole: Callable[[str], str],
+    still: Callable[[str], str | None] = lambda file: None,
+) -> list[dict[str, Any]]:
     """A JSON value a node, in the order of their ids.
 
     Args:
         given: the tree.
         thumb: address of a small still picture of a file in the tree's folder.
         whole: address of the file itself.
+        still: address of the first frame of a file that moves; None of others.
     """
-    return [_node(given, node, thumb, whole) for node in given.record.nodes]
+    return [_node(given, node, thumb, whole, still) for node in given.record.nodes]
 
 
-def _node(given: Sums, node: TreeNode, thumb: Callable[[str], str], whole: Callable[[str], str]) -> dict[str, Any]:
+def _node(
+    given: Sums,
+    node: TreeNode,
+    thumb: Callable[[str], str],
+    whole: Callable[[str], str],
+    still: Callable[[str], str | None],
+) -> dict[str, Any]:
     leaf = node.leaf
     proxy = leaf.proxy_picture if leaf is not None else None
     return {
@@ -36,7 +48,9 @@ def _node(given: Sums, node: TreeNode, thumb: Callable[[str], str], whole: Calla
         "path": [{"id": above.id, "name": given.names[above.id]} for above in given.path(node)],
         "thumb": thumb(node.picture) if node.picture else None,
         "picture": whole(node.picture) if node.picture else None,
+        "still": still(node.picture) if node.picture else None,
         "proxy": whole(proxy) if proxy else None,
+        "proxy_still": still(proxy) if proxy else None,
         "what": _what(node),
         "step": [list(fact) for fact in step_facts(given, node)],
         "sample": [list(fact) for fact in sample_facts(given, node)],
@@ -75,14 +89,27 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
         facts.append(("Step reward", signed(given.step_reward(node))))
         facts.append(("Advantage", share(node.advantage)))
         facts.append(("Turning point", "yes ◆" if node.turning else "no"))
-        facts.append(("Trains", "yes" if node.trained else "no"))
-        facts.append(
-            (
-                "Likelihood after / before",
-                f"{tiny(node.log_ratio)} per dimension" if known(node.log_ratio) else tiny(None),
-            )
-        )
+        facts.append(("Trains", _trains(given, node)))
+        moved = f"{_moved(given, node)} per dimension" if known(node.log_ratio) else tiny(None)
+        facts.append(("Likelihood after / before", moved))
     return facts
+
+
+def _trains(given: Sums, node: TreeNode) -> str:
+    return "yes" if pushed(node) else "only pulled to the starting model" if given.pulled(node) else "no"
+
+
+def _moved(given: Sums, node: TreeNode) -> str:
+    """What the update did to a step's likelihood, "≈ 0" where that is rounding."""
+    small = node.log_ratio is not None and 0 < abs(node.log_ratio) <= rounding(given.record)
+    return "≈ 0" if small else tiny(node.log_ratio)
+
+
+def _contrasts(given: Sums, node: TreeNode) -> str:
+    """Whether a picture trains by contrast."""
+    if given.pulled_sample(node):
+        return "only pulled to the starting model"
+    return "yes" if node.leaf is not None and node.leaf.trained and push(node.leaf.advantage) else "no"
 
 
 def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
@@ -97,24 +124,25 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
         if passed is not None:
             facts.append(("Passed", f"{'yes' if passed else 'no'}, by {given.verdict}"))
         facts.append(("Advantage", share(leaf.advantage)))
-        facts.append(("Trains by contrast", "yes" if leaf.trained else "no"))
+        facts.append(("Trains by contrast", _contrasts(given, node)))
     if given.record.explored:
         facts.append(("Proxy reward", three(leaf.proxy)))
-        facts.append(("Drawn again", leaf.chosen or "no"))
+        facts.append(("Drawn again", given.reason(node) or "no"))
     return facts + [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" not in name]
 
 
 def notes(given: Sums, node: TreeNode) -> list[str]:
     """Sentences below the facts."""
     said = []
-    if words := change(node):
+    if words := change(given, node):
         said.append(f"{words[0].upper()}{words[1:]}.")
     if node.turning:
         said.append(
             "The path turns here: the step is credited with the way to the end, not only with what it adds itself."
         )
     if node.leaf is not None and node.leaf.audit:
-        said.append("Drawn only to check the ranking; it trains nothing.")
+        nothing = not (pushed(node) or given.pulled(node) or node.leaf.trained)  # older runs pulled at such steps too
+        said.append(f"Drawn only to check the ranking{'; it trains nothing' if nothing else ''}.")
     if node.leaf is not None and node.leaf.error:
         said.append(f"It could not be scored: {node.leaf.error}")
     return said
@@ -134,8 +162,8 @@ def step_rows(given: Sums) -> list[dict[str, Any]]:
             "step": signed(given.step_reward(edge)),
             "advantage": share(edge.advantage),
             "turning": edge.turning,
-            "trained": edge.trained,
-            "change": tiny(edge.log_ratio),
+            "trained": _trains(given, edge),
+            "change": _moved(given, edge),
         }
         for edge in found
     ]
@@ -156,9 +184,9 @@ def picture_rows(given: Sums) -> list[dict[str, Any]]:
                 "reward": three(node.leaf.total) if known(node.leaf.total) else "failed" if node.drawn else "–",
                 "passed": "–" if passed is None else "yes" if passed else "no",
                 "advantage": share(node.leaf.advantage),
-                "trained": node.leaf.trained,
+                "trained": _contrasts(given, node),
                 "proxy": three(node.leaf.proxy),
-                "chosen": node.leaf.chosen or "–",
+                "chosen": given.reason(node) or "–",
                 "error": node.leaf.error or "",
             }
         )

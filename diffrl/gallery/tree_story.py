@@ -12,7 +12,7 @@ from diffrl.gallery.numbers import signed, three
 from diffrl.gallery.tree_drawn import drawn
 from diffrl.gallery.tree_effects import idle, update
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, joined, sentence
-from diffrl.gallery.tree_words import NOTHING, Sums, counted, known, level, push, share, sums, total
+from diffrl.gallery.tree_words import NOTHING, Sums, counted, known, level, push, pushed, share, skipped, sums, total
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 MOST, TURNS = 3, 2
@@ -27,8 +27,11 @@ COMPARED = {
     "outcome": "each picture is compared with the others of this prompt",
     "group": "it is compared with all other steps of this prompt",
     "depth": "it is compared with this prompt's other steps at the same noise level",
-    "siblings": "it is compared with the other branches of the same node",
+    "siblings": "it is compared with the node that it leaves, in units of the spread at that noise level",
 }
+BRANCHES = "it is compared with the other branches of the same node"
+"""What the node that a step leaves stands for where it is worth the mean of its branches."""
+CONTRAST = {"nft": "DiffusionNFT's contrast (nft)"}
 WORTH = {
     "leaves": "A node is worth the mean reward of the pictures that grow from it.",
     "ode": "A node is worth the reward of the picture that follows from it when no more noise is added.",
@@ -102,7 +105,7 @@ def decision(given: Sums) -> Paragraph | None:
             Ref(best.id, given.names[best.id]), f", {ended} {three(best.value)} and {other}, ",
             Ref(worst.id, given.names[worst.id]), f", at {three(worst.value)}.",
         ),
-        sentence(_consequence(best, worst)),
+        sentence(_consequence(given, best, worst)),
     ]  # fmt: skip
     roots = [root for root in given.record.nodes if root.parent is None and root.drawn and known(root.value)]
     if len(roots) > 1 and given.record.rule.get("reward") in ("incremental", "turning_point"):
@@ -137,14 +140,21 @@ def _asked(worth: Sequence[TreeNode]) -> float:
 def _ended(given: Sums, node: TreeNode) -> str:
     if node.leaf is not None:
         return "ended at"
-    return "ended, on average, at" if given.record.rule.get("value", "leaves") == "leaves" else "stood at"
+    if given.record.rule.get("value", "leaves") != "leaves":
+        return "stood at"
+    return "ended, on average, at" if len(given.usable_below(node)) > 1 else "ended at"
 
 
-def _consequence(best: TreeNode, worst: TreeNode) -> str:
-    if not best.trained and not worst.trained:
-        return "Neither of the two steps trains."
-    if not best.trained or not worst.trained:
-        return f"Of the two steps only the one to the {'first' if best.trained else 'second'} trains."
+def _consequence(given: Sums, best: TreeNode, worst: TreeNode) -> str:
+    if not pushed(best) and not pushed(worst):
+        pulls = given.pulled(best) and given.pulled(worst)
+        return f"Neither of the two steps {'is pushed' if pulls else 'trains'}."
+    if not pushed(best) or not pushed(worst):
+        verb = "is pushed" if given.pulled(best) or given.pulled(worst) else "trains"
+        return f"Of the two steps only the one to the {'first' if pushed(best) else 'second'} {verb}."
+    out, updates = skipped(given.record)
+    if out and out >= updates:
+        return "A guard left the update out: it pushed towards neither."
     if push(best.advantage) > 0 > push(worst.advantage):
         return "The update pushes towards the first and away from the second."
     credits = f"{share(best.advantage)} and {share(worst.advantage)}"
@@ -159,17 +169,19 @@ def credit(given: Sums) -> Paragraph | None:
     reward = str(rule.get("reward"))
     told: list[Sentence] = []
     paths = reward == "outcome" and max(given.record.branching.values(), default=1) == 1
-    ranked = sorted((edge for edge in edges if edge.trained), key=lambda edge: -(edge.advantage or 0.0))
-    if paths:  # the steps of a chain have the same credit: its picture stands for all
-        ranked = [edge for edge in ranked if edge.leaf is not None]
+    if paths:  # the steps of a chain have the same credit: its picture stands for all that train
+        named = [leaf for leaf in given.drawn_leaves if any(edge.trained for edge in given.path(leaf))]
+    else:
+        named = [edge for edge in edges if edge.trained]
+    ranked = sorted(named, key=lambda edge: -(edge.advantage or 0.0))
     up = [edge for edge in ranked if push(edge.advantage) > 0][:MOST]
     down = [edge for edge in reversed(ranked) if push(edge.advantage) < 0][:MOST]
     what = "paths" if paths else "steps"
     for steps, direction in ((up, "up"), (down, "down")):
         if steps:
-            named = joined([(Ref(edge.id, given.names[edge.id]), f" ({share(edge.advantage)})") for edge in steps])
+            listed = joined([(Ref(edge.id, given.names[edge.id]), f" ({share(edge.advantage)})") for edge in steps])
             told.append(
-                sentence(f"Pushed {direction} most: the {what[:-1] if len(steps) == 1 else what} to ", *named, ".")
+                sentence(f"Pushed {direction} most: the {what[:-1] if len(steps) == 1 else what} to ", *listed, ".")
             )
     return Paragraph("credit", "Which steps were pushed", told + turning(given))
 
@@ -183,6 +195,8 @@ def reckoning(given: Sums) -> Paragraph | None:
     if reward in ("incremental", "turning_point") and rule.get("value") in WORTH:
         told.append(sentence(WORTH[str(rule["value"])]))
     compared = COMPARED.get("outcome" if reward == "outcome" else str(rule.get("normalise")))
+    if rule.get("normalise") == "siblings" and rule.get("value", "leaves") == "leaves":
+        compared = BRANCHES
     if reward in CREDIT and compared:
         told.append(sentence(f"{CREDIT[reward]}; {compared}."))
     if rule.get("fusion") == "path_probability" and (rule.get("value") == "leaves" or reward in ("fused", "outcome")):
@@ -191,31 +205,26 @@ def reckoning(given: Sums) -> Paragraph | None:
 
 
 def turning(given: Sums) -> list[Sentence]:
-    """Turning points, the largest in detail."""
+    """Turning points, the largest in detail, those that train before those that do not."""
     turns = [edge for edge in given.edges if edge.turning and known(given.step_reward(edge))]
-    turns.sort(key=lambda edge: -abs(given.step_reward(edge) or 0.0))
+    turns.sort(key=lambda edge: (not pushed(edge), -abs(given.step_reward(edge) or 0.0)))
     told = []
     for edge in turns[:TURNS]:
         step, above = given.step_reward(edge) or 0.0, given.parent(edge)
         before = given.step_reward(above) if above is not None else None
         way, end = ("up", "higher") if step > 0 else ("down", "lower")
         first = "its first step already goes" if before is None else f"after a step of {signed(before)} it goes"
-        whose = "it" if _leaves_below(given, edge) == 1 else "a path through it"
+        whose = "it" if len(given.leaves_below(edge)) == 1 else "a path through it"
+        then = "." if pushed(edge) else ", but it does not train here."
         told.append(
             sentence(
                 "At ", Ref(edge.id, given.names[edge.id]), f" ◆ the path turns: {first} {way} ({signed(step)}) and "
-                f"{whose} ends {end} than it began, so the step is credited as far as the end.",
+                f"{whose} ends {end} than it began, so the step is credited as far as the end{then}",
             )
         )  # fmt: skip
     if len(turns) > TURNS:
         told.append(sentence(f"There are {len(turns)} turning points in all."))
     return told
-
-
-def _leaves_below(given: Sums, node: TreeNode) -> int:
-    """Drawn leaves that grow from a node."""
-    below = [given.record.nodes[child] for child in given.children.get(node.id, ())]
-    return int(node.leaf is not None and node.drawn) + sum(_leaves_below(given, child) for child in below)
 
 
 def contrast(given: Sums) -> Paragraph | None:
@@ -227,10 +236,10 @@ def contrast(given: Sums) -> Paragraph | None:
     better, worse = [n for n in trained if push(_own(n)) > 0], [n for n in trained if push(_own(n)) < 0]
     told = []
     if better or worse:
-        objective = f" ({rule})" if (rule := given.record.rule.get("objective")) else ""
+        how = CONTRAST.get(str(given.record.rule.get("objective")), "contrast")
         told.append(
             sentence(
-                f"The finished pictures train by contrast{objective}: towards the {len(better)} with positive "
+                f"The finished pictures train by {how}: towards the {len(better)} with positive "
                 f"advantage, away from the {len(worse)} with negative."
             )
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Key, Sample, Source, State
 
 Choice = Literal["a", "b", "tie"]
@@ -217,10 +217,5 @@ def _side(record: Any) -> Side | None:
     if not isinstance(sample, list) or [type(part) for part in sample] != [str, int, int, int, str]:
         return None
     source, path, state, picture = (str(text) for text in texts)
-    numbers = {str(name): _number(value) for name, value in rewards.items()}
+    numbers = {str(name): finite(value) for name, value in rewards.items()}
     return Side(source, path, state, tuple(sample), picture, numbers)
-
-
-def _number(value: Any) -> float | None:
-    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if real else None

@@ -98,7 +98,7 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         lines.pop()
     parsed = []
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = parse_row(line)
         if row is not None:
             parsed.append((line, row))
         elif number < len(lines):
@@ -109,10 +109,11 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     return parsed
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """A line of a metrics file, or None for one that is no row: cut short, bytes that are no text, nested too deep."""
     try:
         row = json.loads(line)
-    except ValueError:  # also bytes that are no UTF-8
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -10,6 +10,7 @@ Reading needs neither torch nor PIL.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from diffrl.errors import DiffrlError
 
 TREES, DOCUMENT = "trees", "tree.json"
 FORMAT = 1
-NAME = re.compile(r"(\d{6,})-(\d+)")
+NAME = re.compile(r"([0-9]{6,12})-([0-9]{1,9})")
 PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -104,7 +105,8 @@ class TreeRecord:
         sigmas: T + 1 noise levels, 1 down to 0.
         branching: stochastic step -> children of each node there.
         rule: words on how credit was given: reward, value, fusion, normalise, objective, edges (bool: steps train),
-            samples (bool: samples train).
+            samples (bool: samples train), kl (weight of the pull to the reference), prune (bool: some steps are taken
+            out of the gradient), updates (of the iteration), skipped (of these, that a guard left out), dtype.
         explored: words on the exploring stage: precision, engine ("policy" where no copy explored), steps, select,
             candidates, keep, audit; None without.
         nodes: parents before children.
@@ -172,6 +174,7 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
         nodes = [_node(entry) for entry in data.pop("nodes")]
         _require_order(nodes)
         branching = {int(step): int(children) for step, children in data.pop("branching").items()}
+        _require_steps(data["sigmas"], branching, nodes)
         return TreeRecord(branching=branching, nodes=nodes, **data)
     except FileNotFoundError:
         raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
@@ -233,13 +236,24 @@ def _require_kinds(entry: Any, kinds: Mapping[str, tuple[type, ...]], what: str)
             raise ValueError(f"a {what} has no {name!r}")
         if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
             raise ValueError(f"{name} of a {what} is {value!r:.40}")
-    if not all(isinstance(value, _NUMBER) for value in entry.get("rewards", {}).values()):
-        raise ValueError("a reward is no number")
+        if isinstance(value, (int, float)) and not _is_sane(value):
+            raise ValueError(f"{name} of a {what} is a number beyond all bounds")
+    if not all(value is None or _is_sane(value) for value in entry.get("rewards", {}).values()):
+        raise ValueError("a reward is no finite number")
     for name in ("sigmas", "path"):
-        if not all(isinstance(value, (int, float)) for value in entry.get(name, [])):
-            raise ValueError(f"{name} of a {what} holds something else than numbers")
+        if not all(map(_is_sane, entry.get(name, []))):
+            raise ValueError(f"{name} of a {what} holds something else than finite numbers")
+    for name in ("rule", "explored"):
+        words = (entry.get(name) or {}).values()
+        if not all(value is None or isinstance(value, str) or _is_sane(value) for value in words):
+            raise ValueError(f"{name} of a {what} holds something else than words and numbers")
     if any(entry.get(name) and not PICTURE.fullmatch(entry[name]) for name in ("picture", "proxy_picture")):
         raise ValueError(f"a {what} names a picture outside its folder")
+
+
+def _is_sane(value: Any) -> bool:
+    """Whether it is a finite number, and a whole one fits 64 bits: JSON's may have any number of digits."""
+    return isinstance(value, (int, float)) and (abs(value) < 2**64 if isinstance(value, int) else math.isfinite(value))
 
 
 def _node(entry: dict[str, Any]) -> TreeNode:
@@ -255,3 +269,19 @@ def _require_order(nodes: Sequence[TreeNode]) -> None:
     for place, node in enumerate(nodes):
         if node.id != place or (node.parent is not None and not 0 <= node.parent < place):
             raise ValueError(f"node {node.id} at place {place} has no parent before it")
+        if node.root < 0 or node.child < 0:
+            raise ValueError(f"node {node.id} counts from below 0")
+
+
+def _require_steps(sigmas: Sequence[float], branching: Mapping[int, int], nodes: Sequence[TreeNode]) -> None:
+    """Every step leads from one noise level to another, and roots alone are reached by none."""
+    steps = range(len(sigmas) - 1)
+    for step, children in branching.items():
+        if step not in steps or children < 1:
+            raise ValueError(f"branching has {children!s:.20} children at step {step!s:.20} of {len(steps)}")
+    for node in nodes:
+        if (node.parent is None) != (node.step is None) or (node.step is not None and node.step not in steps):
+            raise ValueError(f"node {node.id} ends step {node.step} of {len(steps)}")
+        parent = None if node.parent is None else nodes[node.parent]
+        if parent is not None and parent.step is not None and node.step is not None and node.step <= parent.step:
+            raise ValueError(f"node {node.id} comes before the node above it")

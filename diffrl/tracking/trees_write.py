@@ -15,7 +15,11 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.tracking.trees import DOCUMENT, FORMAT, NAME, TREES, TreeRecord, tree_name
-from reward_models.media import save_media
+from reward_models.media import save_media, to_pil
+
+CRISP = 64
+"""Longest edge of pictures that are kept exactly: they are cheap, and every pixel of them shows."""
+QUALITY = 85
 
 
 def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor], fps: float = 16.0) -> Path:
@@ -41,14 +45,37 @@ def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor]
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         for name, picture in pictures.items():
-            save_media(picture, temporary / name, fps)
+            save_illustration(picture, temporary / name, fps)
         (temporary / DOCUMENT).write_text(text + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(temporary, folder)
     except (OSError, TypeError, ValueError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise DiffrlError(f"The tree {folder} cannot be written: {error}.") from error
     return folder
+
+
+def save_illustration(media: Tensor, path: Path, fps: float) -> None:
+    """Write a picture (3, H, W) or a clip (F, 3, H, W) as small WebP; up to `CRISP` pixels wide and high, lossless.
+
+    Args:
+        media: uint8 RGB.
+        path: ends in .webp.
+        fps: frames per second of a clip.
+    """
+    if max(media.shape[-2:]) <= CRISP:
+        save_media(media, path, fps)
+        return
+    first, *others = (to_pil(frame) for frame in (media if media.ndim > 3 else media[None]))
+    moving = {
+        "save_all": True,
+        "append_images": others,
+        "duration": round(1000 / fps),
+        "loop": 0,
+        "xmp": f"frames={len(media)}".encode(),  # as `save_media` says how often equal frames come
+    }
+    first.save(path, format="WEBP", quality=QUALITY, method=2, **(moving if media.ndim > 3 else {}))
 
 
 def drop_trees(run_dir: Path, first: int) -> None:

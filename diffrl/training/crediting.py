@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diffrl.config.credit import GrpoSettings
 from diffrl.config.schema import Config
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.functional.advantages import gdpo_advantage
@@ -18,7 +19,7 @@ from diffrl.rewards.score import Scoring
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.stochastic import stochastic_steps
-from diffrl.rollout.tree import root_addresses
+from diffrl.rollout.tree import paths_to, root_addresses
 from diffrl.training.clock import PhaseClock
 from diffrl.training.distributed import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.training.guards import UpdateGuard, failed_samples
@@ -107,8 +108,12 @@ class Crediting:
         )
 
     def kept(self, drawn: Drawn, credit: Credit) -> Tensor:
-        """(N,) bool, False for nodes whose edges pruning takes out of the gradient."""
-        p, forest = self.config.credit.prune, drawn.rollout.forest
+        """(N,) bool, False for nodes whose edges pruning takes out of the gradient.
+
+        Where a reference pulls at every step, those that lead to no used sample are out too: what was drawn only to
+        check the ranking, or could not be scored, trains nothing. Elsewhere they have no credit to train with.
+        """
+        p, o, forest = self.config.credit.prune, self.config.objective, drawn.rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
             ordered, d = sorted(forest.branching), p.depth
@@ -116,7 +121,10 @@ class Crediting:
                 "window", len(ordered) + 1, drawn.rollout.batch.iteration, (), d.start, d.size, d.slide_every
             )
             steps = [ordered[i] for i in window]
-        return kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
+        kept = kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
+        if isinstance(o, GrpoSettings) and o.kl > 0:
+            kept &= paths_to(forest, torch.nonzero(credit.used).flatten())
+        return kept
 
     def values(self, rollout: Rollout, conditioning: Conditioning) -> Tensor | None:
         """(N,) worth of the nodes by the configured estimator; None where their samples' rewards are all it takes."""

@@ -77,7 +77,7 @@ def failed_samples(
     )
     if action == "stop":
         raise GuardStop(f"{message} The run stops because guards.nonfinite_reward is stop.")
-    report(f"{message} {'Their groups are' if action == 'skip' else 'They are'} left out.")
+    report(f"{message} {'Their groups are' if action == 'skip' else 'They are'} left out. (guards.nonfinite_reward)")
     if action == "warn":
         return table.ok
     return table.ok & ~torch.isin(groups, groups[~table.ok])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,14 @@ class Journal:
             ]
         )
 
-    def trees(self, trees: Sequence[KeptTree]) -> None:
-        """Trees of this rank's first prompts, with their pictures."""
+    def trees(self, trees: Iterable[KeptTree]) -> None:
+        """Trees of this rank's first prompts with their pictures, one after the other.
+
+        Raises:
+            DiffrlError: one cannot be written.
+        """
         for tree in trees if self._writes else ():
-            write_tree(self.run_dir, tree.record, tree.pictures, self._fps)
+            write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, found: Evaluation) -> None:
         """The first samples of a held-out evaluation, with their pictures."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffrl.config.credit import NftSettings
 from diffrl.data.sampler import prompt_batch
+from diffrl.errors import DiffrlError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, Velocity
@@ -31,11 +32,12 @@ from diffrl.training.journal import Journal
 from diffrl.training.memory import peak_bytes
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
-from diffrl.training.report import ALWAYS, PHASES, short_name
-from diffrl.training.sampling import FidelityWatch, Sampling
+from diffrl.training.report import ALWAYS, OUTSIDE, PHASES, short_name
+from diffrl.training.sampling import Drawn, FidelityWatch, Sampling
 from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
 from diffrl.training.signals import Interruption, StopSignal
+from diffrl.training.tree_pictures import KeptTree
 from diffrl.training.trees import TreeKeeper
 from diffrl.training.update import (
     Part,
@@ -88,6 +90,8 @@ class Trainer:
         self.peak_before = 0
         self.on_policy_error: float | None = None
         self._mark = 0.0
+        self._drawn: Drawn
+        self._trees: Iterator[KeptTree] = iter(())
         self.stop = StopSignal()
 
     def report(self, message: str) -> None:
@@ -126,12 +130,11 @@ class Trainer:
         seconds, counts = dict(self.clock.seconds), self.counts()
         metrics = self.iterate()
         self.journal.train_samples(self.iteration, self._drawn, self._credit)
-        if self._trees:
-            with self.clock("trees"):
-                self.journal.trees(self._trees)
+        self._write_trees()
         self.iteration += 1
-        spent = {p: self.clock.seconds.get(p, 0.0) - seconds.get(p, 0.0) for p in PHASES if p != "other"}
-        wall = self._since_last_iteration()
+        timed = [phase for phase in (*PHASES, "trees") if phase != "other"]
+        spent = {phase: self.clock.seconds.get(phase, 0.0) - seconds.get(phase, 0.0) for phase in timed}
+        watching, wall = spent.pop("trees"), self._since_last_iteration()
         spent["other"] = wall - sum(spent.values())
         self.clock.seconds["other"] = self.clock.seconds.get("other", 0.0) + spent["other"]
         counted = self.counts()
@@ -149,14 +152,27 @@ class Trainer:
                 "network_evaluations": network_evaluations(self.counts()),
                 "peak_memory_bytes": self.peak_memory(),
                 **{f"seconds/{phase}": value for phase, value in spent.items() if value or phase in ALWAYS},
+                **({"seconds/trees": watching} if watching else {}),
             }
         )
         self.progress.iteration(self.iteration, metrics["reward/mean"], wall)
         self.sentinel.act()
 
+    def _write_trees(self) -> None:
+        """Keep the iteration's trees, and let go of them. That one cannot be kept ends nothing: nobody trains on it."""
+        if self._drawn.trace is None:
+            return
+        try:
+            with self.clock("trees"):
+                self.journal.trees(self._trees)
+        except DiffrlError as error:
+            self.sampling.keeps_trees = False
+            self.report_own(f"{error} No more trees are kept until the run is resumed; training goes on.")
+        self._trees, self._drawn = iter(()), replace(self._drawn, trace=None)
+
     def _since_last_iteration(self) -> float:
-        """Wall seconds since the last call, or since training began, evaluations and checkpoints left out."""
-        apart = sum(self.clock.seconds.get(phase, 0.0) for phase in ("evaluation", "checkpoint"))
+        """Wall seconds since the last call, or since training began, without what is no part of training."""
+        apart = sum(self.clock.seconds.get(phase, 0.0) for phase in OUTSIDE)
         now = time.perf_counter() - apart
         wall, self._mark = now - self._mark, now
         return wall
@@ -181,10 +197,10 @@ class Trainer:
             raw = {name: found[f"reward/{name}"] for name in drawn.table.raw}
             metrics.update(self.sentinel.look(rollout.images, groups, raw))
         kept = self.crediting.kept(drawn, credit)
-        before = self.trees.densities(drawn, conditioning) if self.old else None  # another policy drew the samples
+        before = self.trees.densities(drawn, conditioning)
         with self.clock("update"):
             metrics.update(self.update(rollout, credit, kept, conditioning))
-        self._trees = self.trees.grow(drawn, credit, kept, before, conditioning)
+        self._trees = self.trees.grow(drawn, credit, kept, before, conditioning, int(metrics["update/skipped"]))
         self._drawn, self._credit = drawn, credit
         return metrics
 

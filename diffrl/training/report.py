@@ -25,9 +25,11 @@ SHORT_NAMES = {
     "moving_shapes_strict": "strict",
     "moving_shapes": "partial",
 }
-PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "trees", "other")
+PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
+OUTSIDE = ("evaluation", "checkpoint", "trees")
+"""Phases that are no part of training: looking at it and keeping it."""
 GRID_SAMPLES = 16
 PICTURE_SIZE = 96
 
@@ -164,7 +166,6 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     for name, what in (
         ("before_after.png", "the same prompts and noise, before and after"),
         ("curve.png", "rewards over iterations"),
-        ("report.html", "everything on one page, to share"),
         ("summary.json", "these numbers"),
         ("metrics.jsonl", "every iteration"),
     ):

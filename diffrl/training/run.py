@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, GuardStop
 from diffrl.precision.report import PrecisionReport
+from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
 from diffrl.training.clock import network_evaluations, training_cost
@@ -103,10 +104,13 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
             progress.message(describe(session.copy.report))
         journal = Journal(run_dir, session.config, session.accelerator)
         trainer = Trainer(session, journal, progress)
+        again = (run_dir / "log.txt").exists()
         for note in session.notes:
             trainer.report(note)
         seed_rng(session.config.run.seed)
         journal.rewind(-1 if checkpoint is None else checkpoint.step)
+        if again:
+            journal.log(f"{RESUMED}{checkpoint.step if checkpoint else 0}.")
         if checkpoint is not None:
             restore(trainer, checkpoint)
             if main:
@@ -121,8 +125,10 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
             )
             leave_report(trainer, run_dir)
             raise SystemExit(128 + stop.number) from stop
-        except GuardStop as stop:
-            journal.log(str(stop))
+        except Exception as error:
+            mark = STOPPED if isinstance(error, GuardStop) else f"{FAILED}{type(error).__name__}: "
+            with suppress(OSError):  # the disk may be what failed; the error itself says so
+                journal.log(f"{mark}{' '.join(str(error).split())}")
             leave_report(trainer, run_dir)
             raise
         finally:
@@ -200,22 +206,34 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_json(run_dir / "summary.json", summary)
     write_curve(run_dir, rewards, run_dir / "curve.png")
     write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
-    leave_report(trainer, run_dir)
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+    if leave_report(trainer, run_dir):
+        page = run_dir / "report.html"
+        console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
-def leave_report(trainer: Trainer, run_dir: Path) -> None:
-    """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done."""
+def leave_report(trainer: Trainer, run_dir: Path) -> bool:
+    """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done.
+
+    Returns:
+        Whether it was written.
+    """
     if not trainer.session.accelerator.is_main_process:
-        return
+        return False
     try:
         from diffrl.gallery.report import write_report
 
         write_report(run_dir)
+        return True
+    except KeyboardInterrupt:
+        why = "report.html was left out: interrupted while it was made."
     except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
-        trainer.report(f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}")
+        why = f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}"
+    with suppress(OSError):  # it could not be logged either
+        trainer.report(why)
+    return False
 
 
 def as_planned(evaluations: Mapping[str, Any]) -> bool:

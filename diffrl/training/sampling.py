@@ -90,6 +90,7 @@ class Sampling:
         report: tells the user something that all ranks know.
         report_own: the same for what this rank alone may know.
         watch: the state of the fidelity check.
+        keeps_trees: False once a tree could not be written.
     """
 
     session: Session
@@ -98,6 +99,7 @@ class Sampling:
     report: Callable[[str], None]
     report_own: Callable[[str], None]
     watch: FidelityWatch = field(default_factory=FidelityWatch)
+    keeps_trees: bool = True
 
     @property
     def config(self) -> Config:
@@ -118,14 +120,15 @@ class Sampling:
             return Drawn(rollout, table, trace=trace)
         pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
         own = pool.sample_prompt < self.traced(batch)
-        proxies = FirstPictures(int(own.sum()))
+        pictures = self.config.track.trees.pictures if self.config.track.trees else 0
+        proxies = FirstPictures(0 if pictures == 0 else int(own.sum()))
         exploration = self.explore(batch, conditioning, pool, explore_settings, proxies.add)
         keep = self.watch.keep or explore_settings.keep
         audit = min(explore_settings.audit, explore_settings.candidates - keep)
         chosen = choose(exploration, explore_settings.select, keep, audit, self.config.run.seed)
         rollout, table, trace = self.regenerate(batch, conditioning, subset(pool, chosen.samples))
         words = self.explored(explore_settings, keep, audit)
-        trace = trace and replace(trace, proxies=proxies.pictures, explored=words)
+        trace = trace and replace(trace, proxies=proxies.kept(pool, chosen.samples, pictures), explored=words)
         return Drawn(rollout, table, exploration, chosen, trace)
 
     def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
@@ -144,7 +147,7 @@ class Sampling:
 
     def traced(self, batch: PromptBatch) -> int:
         """How many of this rank's prompts are kept as trees: only the first rank writes."""
-        writes = self.session.accelerator.is_main_process
+        writes = self.session.accelerator.is_main_process and self.keeps_trees
         return traced_prompts(self.config, batch.iteration, len(batch.prompts)) if writes else 0
 
     def regenerate(

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from diffrl.config.schema import Config
-from diffrl.records import Edges, Rollout
+from diffrl.records import Edges, Forest, Rollout
 from diffrl.rollout.denoise import first_prompts, take_origins
+from diffrl.training.illustrations import illustration, most
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Trace:
         nodes: (M,) int64 nodes of the rollout's forest that belong to them.
         predicted: (M, ...) the picture that the network predicted at each of these nodes, as latents.
         edges: their stochastic steps; empty where no step is stochastic.
-        proxies: (C, ...) uint8 pictures of their candidates, in the order of the pool's samples; None without a pool.
+        proxies: illustrations of those of their candidates that are kept, by the pool's sample; None without a pool.
         explored: words on how the pool was drawn, as `TreeRecord` has them; None without a pool.
     """
 
@@ -31,7 +32,7 @@ class Trace:
     nodes: Tensor
     predicted: Tensor
     edges: Edges
-    proxies: Tensor | None = None
+    proxies: Mapping[int, Tensor] | None = None
     explored: Mapping[str, Any] | None = None
 
 
@@ -78,22 +79,35 @@ def take_trace(rollout: Rollout, prompts: int, predicts: bool, keeps_steps: bool
 
 
 class FirstPictures:
-    """A sink that holds the first pictures that come and lets the others go.
+    """A sink that holds illustrations of the first pictures that come and lets everything else go.
+
+    Which candidates are kept is known only when all are drawn and chosen from; until then these small copies are held.
 
     Args:
         count: how many it holds.
     """
 
     def __init__(self, count: int):
-        self._left, self._held = count, list[Tensor]()
+        self._count, self._held = count, list[Tensor]()
 
     def add(self, images: Tensor) -> None:
         """Take the next pictures, uint8."""
-        if self._left:
-            self._held.append(images[: self._left].clone())  # a slice would hold the whole batch
-            self._left -= len(self._held[-1])
+        for image in images[: self._count - len(self._held)]:
+            # A view would hold the whole batch.
+            self._held.append(illustration(image).clone())
 
-    @property
-    def pictures(self) -> Tensor | None:
-        """Those that came; None if none did."""
-        return torch.cat(self._held) if self._held else None
+    def kept(self, forest: Forest, chosen: Tensor, asked: int | None) -> dict[int, Tensor]:
+        """Those that trees show, by the pool's sample: of each prompt so many, the ones drawn again first.
+
+        Args:
+            forest: of the pool.
+            chosen: (K,) int64 samples of the pool that are drawn again.
+            asked: track.trees.pictures.
+        """
+        again, kept = set(chosen.tolist()), dict[int, Tensor]()
+        prompts = forest.sample_prompt[: len(self._held)].tolist()
+        for prompt in dict.fromkeys(prompts):
+            own = [place for place, other in enumerate(prompts) if other == prompt]
+            first = sorted(own, key=lambda place: place not in again)
+            kept |= {place: self._held[place] for place in first[: most(asked, self._held[0])]}
+        return kept

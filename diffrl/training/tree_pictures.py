@@ -1,4 +1,4 @@
-"""The pictures of a tree: which are kept, and the predicted ones decoded."""
+"""The pictures of a tree: which are kept, the predicted ones decoded, all of them as illustrations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.images import BrokenPictureError
 from diffrl.tracking.trees import TreeRecord, node_picture, proxy_picture
+from diffrl.training.illustrations import illustration, most, pace
 from diffrl.training.sampling import Drawn
 from diffrl.training.tree_records import Sketch
 
@@ -22,39 +23,42 @@ class KeptTree:
     Args:
         record: the document.
         pictures: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
+        pace: the share of their frames that clips keep.
     """
 
     record: TreeRecord
     pictures: Mapping[str, Tensor]
+    pace: float = 1.0
 
 
-def with_pictures(sketch: Sketch, drawn: Drawn, adapter: ModelAdapter, decode_batch: int, limit: int) -> KeptTree:
-    """Add pictures: finished ones of all samples, predicted ones of `limit` inner nodes, proxies of `limit` candidates.
+def with_pictures(
+    sketch: Sketch, drawn: Drawn, adapter: ModelAdapter, decode_batch: int, asked: int | None
+) -> KeptTree:
+    """Add illustrations: of all finished samples, of what was predicted at inner nodes, of candidates.
 
     Args:
         sketch: the tree.
         drawn: what the iteration drew.
         adapter: decodes the predicted ones.
         decode_batch: pictures a decoder call.
-        limit: inner nodes, as `pictured` orders them; candidates, those drawn again first.
+        asked: track.trees.pictures, how many inner nodes, in the order of `pictured`.
     """
     record, trace = sketch.record, drawn.trace
     assert trace is not None
-    pictures = {node_picture(i): drawn.rollout.images[own] for i, own in enumerate(sketch.sample) if own >= 0}
-    inner = pictured(record)[:limit]
+    images = drawn.rollout.images
+    pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
+    inner = pictured(record)[: most(asked, images[0])]
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
     decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
     pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
-    if trace.proxies is not None:
-        candidates = [(i, place) for i, place in enumerate(sketch.candidate) if place >= 0]
-        candidates.sort(key=lambda pair: sketch.sample[pair[0]] < 0)
-        pictures |= {proxy_picture(i): trace.proxies[place] for i, place in candidates[:limit]}
+    proxies = trace.proxies or {}
+    pictures |= {proxy_picture(i): proxies[place] for i, place in enumerate(sketch.candidate) if place in proxies}
     nodes = []
     for node in record.nodes:
         own, proxy = node_picture(node.id), proxy_picture(node.id)
         leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in pictures else None)
         nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf))
-    return KeptTree(replace(record, nodes=nodes), pictures)
+    return KeptTree(replace(record, nodes=nodes), pictures, pace(images[0]))
 
 
 def pictured(record: TreeRecord) -> list[int]:
@@ -79,14 +83,14 @@ def pictured(record: TreeRecord) -> list[int]:
 
 @torch.no_grad()
 def decode_whole(adapter: ModelAdapter, latents: Tensor, decode_batch: int) -> list[Tensor | None]:
-    """Pictures, uint8 on the CPU; None where the decoder breaks, which what nobody trains on must not end a run for."""
+    """Illustrations, uint8 on the CPU; None where the decoder breaks: what nobody trains on must not end a run."""
     pictures: list[Tensor | None] = []
     for piece in latents.split(decode_batch) if len(latents) else ():
         rows = list(range(len(piece)))
         found: dict[int, Tensor] = {}
         while rows and not found:
             try:
-                found = dict(zip(rows, adapter.decode(piece[rows]).cpu(), strict=True))
+                found = dict(zip(rows, map(illustration, adapter.decode(piece[rows])), strict=True))
             except BrokenPictureError as error:
                 rows = [row for place, row in enumerate(rows) if place not in set(error.rows)]
         pictures += [found.get(row) for row in range(len(piece))]

@@ -55,7 +55,9 @@ def trained_samples(objective: Objective, credit: Credit) -> Tensor:
     return credit.used if objective.kl > 0 else credit.used & (credit.outcome != 0)
 
 
-def sketch(config: Config, drawn: Drawn, credit: Credit, kept: Tensor, ratio: Tensor, row: int) -> Sketch:
+def sketch(
+    config: Config, drawn: Drawn, credit: Credit, kept: Tensor, ratio: Tensor, row: int, skipped: int = 0
+) -> Sketch:
     """One prompt's tree: the pool's where there is one, else the rollout's.
 
     Args:
@@ -65,6 +67,7 @@ def sketch(config: Config, drawn: Drawn, credit: Credit, kept: Tensor, ratio: Te
         kept: (N,) bool, False where pruning took the edge out of the gradient.
         ratio: (N,) log-ratio of the edge that ends in each node of the rollout, NaN where it was not measured.
         row: of the prompt in the batch.
+        skipped: updates of the iteration that a guard left out.
     """
     forest, redrawn, sample_of = _shown(drawn)
     rows = torch.nonzero(forest.prompt == row).flatten()
@@ -110,6 +113,11 @@ def sketch(config: Config, drawn: Drawn, credit: Credit, kept: Tensor, ratio: Te
             "objective": config.objective.kind,
             "edges": trains_steps(config.objective),
             "samples": isinstance(config.objective, NftSettings),
+            "kl": float(config.objective.kl),
+            "prune": r.prune.width is not None or r.prune.depth is not None,
+            "updates": config.train.updates_per_iteration,
+            "skipped": skipped,
+            "dtype": config.model.dtype,
         },
         explored=None if drawn.trace is None else drawn.trace.explored,
         nodes=nodes,

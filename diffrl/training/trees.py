@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,10 @@ class TreeKeeper:
     clock: PhaseClock
 
     def densities(self, drawn: Drawn, conditioning: Conditioning) -> Tensor | None:
-        """(E,) density of the traced steps under the weights as they are now; None where it is not measured."""
+        """(E,) density of the traced steps under the weights as they are now; None where it is not measured.
+
+        Before and after the updates the same batches are asked, so that what differs is the weights alone.
+        """
         s = self.session
         if drawn.trace is None or s.transition is None or s.accelerator.num_processes > 1:
             return None
@@ -43,28 +47,38 @@ class TreeKeeper:
             return edge_densities(drawn.trace.edges, predict, s.transition, s.config.rollout.micro_batch)
 
     def grow(
-        self, drawn: Drawn, credit: Credit, kept: Tensor, before: Tensor | None, conditioning: Conditioning
-    ) -> list[KeptTree]:
-        """The trees of an iteration whose updates are done; none in iterations that keep none.
+        self,
+        drawn: Drawn,
+        credit: Credit,
+        kept: Tensor,
+        before: Tensor | None,
+        conditioning: Conditioning,
+        skipped: int = 0,
+    ) -> Iterator[KeptTree]:
+        """The trees of an iteration whose updates are done, their pictures made as they are asked for, one by one.
+
+        None come in iterations that keep none.
 
         Args:
             drawn: what it drew.
             credit: what it deserved.
             kept: (N,) bool, False where pruning took the edge out of the gradient.
-            before: (E,) densities of the traced steps before the updates; None = as they were drawn.
+            before: (E,) densities of the traced steps before the updates; None where they are not measured.
             conditioning: the batch's encoded prompts.
+            skipped: updates that a guard left out.
         """
         trace, settings = drawn.trace, self.session.config.track.trees
         if trace is None or settings is None:
-            return []
+            return iter(())
         after = self.densities(drawn, conditioning)
         ratio = torch.full(credit.values.shape, torch.nan)
-        if after is not None:
-            ratio[trace.edges.node.cpu()] = (after - (trace.edges.old_log_prob if before is None else before)).cpu()
+        if after is not None and before is not None:
+            ratio[trace.edges.node.cpu()] = (after - before).cpu()
         adapter, batch = self.session.adapter, self.session.config.rollout.decode_batch
         with self.clock("trees"):
-            sketches = [sketch(self.session.config, drawn, credit, kept, ratio, row) for row in range(trace.prompts)]
-            return [with_pictures(one, drawn, adapter, batch, settings.pictures) for one in sketches]
+            config, rows = self.session.config, range(trace.prompts)
+            sketches = [sketch(config, drawn, credit, kept, ratio, row, skipped) for row in rows]
+        return (with_pictures(one, drawn, adapter, batch, settings.pictures) for one in sketches)
 
 
 @torch.no_grad()

@@ -85,6 +85,14 @@ def write_metrics(run: Path, iterations: int) -> None:
     (run / "metrics.jsonl").write_text(lines, encoding="utf-8")
 
 
+def keep_columns(run: Path, *names: str) -> Path:
+    """Leave only some metrics, and the iteration: each that is drawn takes matplotlib a third of a second."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    kept = [{name: value for name, value in row.items() if name in ("iteration", *names)} for row in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return run
+
+
 def add_evaluation(
     run: Path, iteration: int, prompts=PROMPTS, roots: int = 2, pictures: bool = True, size: int = 32
 ) -> None:

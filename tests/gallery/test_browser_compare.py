@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
+from urllib.parse import urlencode
 
 import pytest
 import torch
@@ -231,6 +232,126 @@ def test_a_page_from_disk_filters_sorts_and_turns_by_itself(page, tmp_path):
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     assert page.locator(".lightbox .prompt").inner_text() == names[0]
+
+
+# What is asked of both, the server and the script of the page from disk: prompt, on, low, high, sort.
+ASKED = [
+    ("", "value", "", "", "order"),
+    ("no prompt", "value", "", "", "order"),
+    ("STRASSE", "value", "", "", "order"),
+    ("οδοσ", "value", "", "", "prompt"),
+    ("", "value", "", "", "prompt"),
+    ("", "change", "", "", "gain"),
+    ("", "change", "", "", "loss"),
+    ("", "value", "", "", "value"),
+    ("", "value", "1,234", "", "order"),
+    ("", "value", "-1e1", " 1_0.5 ", "value"),
+    ("", "value", "0x1", "", "order"),
+    ("", "value", "", "nan", "order"),
+    ("", "value", " ", "", "order"),
+    ("", "value", ".0625", "1.", "order"),
+    ("", "change", "0.9", "0.1", "order"),
+    ("row", "change", "-0.5", "0.5", "gain"),
+]
+# Between two numbers of three digits, of one and of none; tiny, huge, minus nought.
+HALVES = [
+    0.0625,
+    0.1875,
+    0.3125,
+    -0.0625,
+    2.0005,
+    0.0005,
+    150.25,
+    150.75,
+    99.9996,
+    1000.5,
+    1001.5,
+    12345678.5,
+    -0.0,
+    3e22,
+]
+
+
+def shown(page):
+    """What rows say on a page: prompt, values, change."""
+    return page.locator(".item:visible").evaluate_all(
+        """all => all.map((row) => [row.querySelector(".prompt").textContent,
+          ...[...row.querySelectorAll(".cell .value, .cell .chip:not([hidden])")].map((one) => one.textContent)])"""
+    )
+
+
+def told(page):
+    """Its counts, without the words around them."""
+    return page.locator("#summary [data-count]").all_text_contents()
+
+
+def test_the_server_and_a_page_from_disk_give_the_same_answers(page, served, tmp_path):
+    from diffrl.gallery.app import STATIC
+
+    run = tmp_path / "made"
+    prompts = ["", "Straße", "ΟΔΟΣ", "οδος", "I", "ı", "İ", "Zebra", "apple", *(f"row {n}" for n in range(5))]
+    with SampleStore(run) as store:
+        for n, (prompt, value) in enumerate(zip(prompts, HALVES, strict=True)):
+            store.write([eval_sample(0, n, 0, prompt, 0.125, rewards={"r": 0.125})])
+            store.write([eval_sample(4, n, 0, prompt, value, rewards={"r": None if n == 4 else value})])
+    site = Site(find_sources([run]), StaticLinks(lambda source, file, size, still: file))
+    out = tmp_path / "site"
+    out.mkdir()
+    (out / "static").symlink_to(STATIC)
+    (out / "compare.html").write_text(site.answer("compare", Query({"run": ["made"]})).body, encoding="utf-8")
+    base = served(run)
+    disk = page.context.new_page()
+    disk.goto((out / "compare.html").as_uri())
+    kept = set()
+    for prompt, on, low, high, sort in ASKED:
+        asked = {"prompt": prompt, "on": on, "low": low, "high": high, "sort": sort, "reward": "r"}
+        answer = page.goto(f"{base}/compare?{urlencode(asked)}")
+        disk.locator("[data-reset]").click()
+        for name in ("prompt", "low", "high"):
+            disk.locator(f"[name={name}]").fill(asked[name])
+        for name in ("reward", "on", "sort"):
+            disk.locator(f"[name={name}]").select_option(asked[name])
+        problem = disk.locator(".compare-form + .alarm")
+        if answer.status == 400:
+            assert problem.is_visible() and problem.inner_text() in page.locator(".message").inner_text(), asked
+            kept.add("refused")
+            continue
+        assert not problem.is_visible(), asked
+        assert shown(disk) == shown(page), asked
+        assert told(disk) == told(page), asked
+        kept.add(len(shown(page)))
+    assert {"refused", 0, 1, 2, len(prompts)} <= kept, "cases of every kind"
+
+
+def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, monkeypatch):
+    from diffrl.gallery.app import STATIC
+    from diffrl.gallery.pages import compare
+
+    run = tmp_path / "made"
+    with SampleStore(run) as store:
+        for n in range(8):  # the first five get better, those that are not on the page get much worse
+            store.write([eval_sample(i, n, 0, f"p {n}", i / 4 if n < 5 else -i) for i in (0, 4)])
+    monkeypatch.setattr(compare, "EXPORTED", 5)
+    site = Site(find_sources([run]), StaticLinks(lambda source, file, size, still: file))
+    (tmp_path / "static").symlink_to(STATIC)
+    for name in ("compare", "samples"):
+        body = site.answer(name, Query({"run": ["made"], "reward": ["total"]})).body
+        (tmp_path / f"{name}.html").write_text(body, encoding="utf-8")
+    page.goto((tmp_path / "compare.html").as_uri())
+    part = page.locator("#summary [data-part]")
+    everything = ["8", "−0.875", "5", "0", "3"]
+    assert told(page) == everything and part.inner_text() == "the first 5 of them are on this exported page"
+    page.locator("[name=prompt]").fill("p")
+    assert told(page) == ["5", "+1.000", "5", "0", "0"] and part.inner_text() == "of the 5 rows on this page"
+    page.locator("[name=prompt]").fill("")
+    page.locator("[name=sort]").select_option("loss")
+    assert told(page) == everything and "the first 5" in part.inner_text()
+    page.locator("[name=reward]").select_option("shapes")
+    assert told(page)[0] == "5"
+    page.goto((tmp_path / "samples.html").as_uri())
+    assert told(page) == ["8"]
+    page.locator("[name=low]").fill("0.5")
+    assert told(page) == ["5"] and part.inner_text() == "of the 5 rows on this page"
 
 
 def test_rows_work_on_after_the_page_was_renewed(page, served, made):

@@ -88,7 +88,16 @@ def test_the_charts_of_a_run(made, served, page):
 
     page.locator('[data-panel="ratio"] .chart').press("ArrowRight")
     page.locator('[data-panel="ratio"] .chart').press("ArrowRight")
-    assert list(legend(page, "ratio").values()) in (["1,000", "1.001"], ["2,000", "1.002"], ["4,000", "1.004"])
+    shown = list(legend(page, "ratio").values())
+    assert shown in (["1,000", "1.001"], ["2,000", "1.002"], ["4,000", "1.004"])
+    said = page.locator("#said").text_content()
+    assert said.startswith(f"network evaluations {shown[0]}, ") and said.endswith(f" {shown[1]}"), said
+
+    # What is inside of an image is hidden from who hears the page: only the drawing may be one.
+    assert page.locator("[role=img] [role=button], [role=img] a, [role=img] table").count() == 0
+    assert page.locator("#panels .chart[role=group] .u-series th[role=button]:visible").count() > 8
+    names = page.locator("#panels canvas[role=img]:visible").evaluate_all("all => all.map((one) => one.ariaLabel)")
+    assert len(names) == page.locator("#panels canvas:visible").count() and all(names)
 
     assert inked(page, "held_out/shapes", DARK) == 0
     page.locator("#theme").click()

@@ -7,7 +7,7 @@ import pytest
 from diffrl.gallery.export import export_site
 from diffrl.gallery.sources import find_sources
 from tests.gallery import made_trees
-from tests.gallery.made import make_run
+from tests.gallery.made import keep_columns, make_run
 
 pytestmark = pytest.mark.browser
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 def site(tmp_path_factory):
     """A site in a folder with an odd name, which was moved since; its run is gone."""
     path = tmp_path_factory.mktemp("export")
-    run = make_run(path / "runs" / "my run #1", size=200)
+    run = keep_columns(make_run(path / "runs" / "my run #1", size=200), "held_out/shapes", "reward/mean", "update/loss")
     made_trees.write(run, made_trees.forest())
     export_site(find_sources([run]), path / "to share, ü" / "site", {"votes": path / "votes.jsonl", "rewards": ()})
     (path / "to share, ü").rename(path / "elsewhere ? #1 100%")
@@ -43,7 +43,9 @@ def opened(page, site):
 def pictures_are_there(page) -> int:
     """Every picture in view was loaded; how many there are."""
     page.wait_for_load_state("load")
-    page.wait_for_timeout(100)
+    page.wait_for_function(
+        "[...document.querySelectorAll('main img')].every((image) => image.complete || image.loading == 'lazy')"
+    )
     images = page.locator("main img")
     failed = "image.complete && !image.naturalWidth || image.src.includes('missing.svg')"
     broken = images.evaluate_all(f"(all) => all.filter((image) => {failed}).map((image) => image.src)")
@@ -59,8 +61,9 @@ def test_a_visitor_walks_through_the_site_from_disk(opened):
     for name in ("Compare", "Samples", "Trees", "Curves", "Votes", "Report"):
         link = nav.get_by_role("link", name=name, exact=True)
         link.click()
-        assert page.locator("h1").count() >= 1 and page.locator("[role=alert].message").count() == 0, name
-        assert link.get_attribute("aria-current") == "page"
+        nav.locator(f"a[aria-current=page]:text-is('{name}')").wait_for()  # the page that was asked for is there
+        page.locator("h1").first.wait_for()
+        assert page.locator("[role=alert].message").count() == 0, name
         if name in ("Compare", "Samples"):
             assert pictures_are_there(page) >= 6
     assert page.url.startswith("file:")
@@ -70,11 +73,12 @@ def test_the_filter_works_without_a_server(opened):
     page = opened
     page.locator("header nav").get_by_role("link", name="Compare", exact=True).click()
     items = page.locator("main .item:visible")
+    items.nth(5).wait_for()
     assert items.count() == 6
     field = page.locator("main input[name=prompt]")
     field.fill("two green")
     field.press("Enter")
-    page.wait_for_timeout(300)
+    page.wait_for_function("document.querySelectorAll('main .item:not([hidden])').length == 2")
     assert page.url.startswith("file:") and "?" not in page.url.partition("elsewhere")[2].replace("%3F", "")
     assert items.count() == 2
     assert all("two green" in text for text in items.all_text_contents())
@@ -84,11 +88,12 @@ def test_the_tree_and_the_curves_are_drawn_without_a_server(opened):
     page = opened
     page.locator("header nav").get_by_role("link", name="Trees", exact=True).click()
     page.locator("main .about a[href^='tree-'], main a[href^='tree-']:not([aria-hidden])").first.click()
+    page.locator("[role=treeitem]").first.wait_for()
     assert pictures_are_there(page) >= 8
     page.locator("header nav").get_by_role("link", name="Curves", exact=True).click()
-    page.wait_for_timeout(300)
-    drawn = page.locator("main canvas, main svg").count()
-    assert drawn >= 3
+    drawn = page.locator("main .chart canvas")
+    drawn.nth(2).wait_for()
+    assert drawn.count() >= 3
 
 
 def test_the_theme_is_kept_or_at_least_changes(opened):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
+from diffrl.tracking.trees import read_tree
 from tests.gallery import made_trees
 
 pytestmark = pytest.mark.browser
@@ -61,8 +63,11 @@ def test_keys_walk_the_tree_and_open_its_steps(page, served, run):
     for words in ("Node 2a", "noise level 0.75", "+0.375", "+1.12", "yes ◆", "more likely: +0.00047 per dimension"):
         assert words in text
     assert page.locator("#panel .strip button").all_inner_texts() == ["2", "2a"]
-    page.locator("#panel .strip button").first.click()
+    page.locator("#panel .strip button").nth(1).press("Enter")
+    assert page.locator("#panel .strip .here").evaluate("one => one === document.activeElement"), "the focus is kept"
+    page.locator("#panel .strip button").first.press("Enter")
     assert "Starting noise 2" in page.locator("#panel").inner_text()
+    assert page.locator("#panel").evaluate("one => one.contains(document.activeElement)")
     page.keyboard.press("Escape")
     assert page.locator("#panel").is_hidden() and focused(page) == "node-7"
 
@@ -99,14 +104,34 @@ def test_switches_hide_what_was_only_explored(page, served, run):
     assert page.locator(".shot.proxy:visible").count() == 8
     page.locator("#proxies").click()
     assert page.locator(".shot.proxy:visible").count() == 0
-    wide = page.locator("#node-0 .shot").evaluate("one => one.offsetWidth")
+    wide = page.locator("#node-2 .shot").first.evaluate("one => one.offsetWidth")
     page.locator("#size").evaluate("one => { one.value = 1.6; one.dispatchEvent(new Event('input')); }")
-    assert page.locator("#node-0 .shot").evaluate("one => one.offsetWidth") == round(64 * 1.6) > wide
+    full = page.locator("#node-0").evaluate("one => Number(getComputedStyle(one).getPropertyValue('--s'))")
+    assert page.locator("#node-0 .shot").evaluate("one => one.offsetWidth") == round(full * 1.6) > wide
     page.keyboard.press("f")
     box = page.locator("#box").evaluate(
         "one => [one.scrollHeight - one.clientHeight, one.scrollWidth - one.clientWidth]"
     )
     assert box[0] <= 1 and box[1] <= 1
+
+
+def test_columns_move_apart_where_there_is_room(page, served, run):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(f"{served(run)}/tree?tree=000020-3")
+    right = "Math.max(...[...document.querySelectorAll('.words')].map((one) => one.getBoundingClientRect().right))"
+    left = "document.querySelector('#node-0 .shot').getBoundingClientRect().left"
+    box = page.locator("#box").bounding_box()
+    assert page.evaluate(f"{right} - {left}") > 0.8 * box["width"]
+    assert page.locator("#box").evaluate("one => one.scrollWidth - one.clientWidth") <= 1
+    starts = page.evaluate(
+        "[...document.querySelectorAll('path.line')].map((one) => { const at = one.getBoundingClientRect(); "
+        "const node = document.getElementById(`node-${one.dataset.node}`).querySelector('.shot'); "
+        "return Math.abs(at.right - node.getBoundingClientRect().left); })"
+    )
+    assert len(starts) == 24 and max(starts) < 5  # lines still end at their pictures
+    page.set_viewport_size({"width": 700, "height": 800})
+    page.evaluate("dispatchEvent(new Event('resize'))")  # the browser's own may still be on its way
+    assert page.locator("#box").evaluate("one => one.scrollWidth - one.clientWidth") <= 1
 
 
 def test_pictures_stay_on_their_places(page, served, run):
@@ -124,6 +149,50 @@ def test_pictures_stay_on_their_places(page, served, run):
                 and one[1] < other[3] - 0.5
                 and other[1] < one[3] - 0.5
             ), (one, other)
+
+
+def test_a_new_tree_appears_and_nobody_loses_their_place(page, served, run):
+    with page.expect_response(lambda answer: "/state" in answer.url):
+        page.goto(f"{served(run)}/tree?tree=000022-3")
+    page.locator("#node-0").click()
+    page.locator("#drawn-only").click()
+    page.evaluate("window.old = document.querySelector('.treefig')")
+    assert page.locator("[data-go=next]").count() == 0
+    assert page.locator("#size").evaluate("one => one.value === one.defaultValue"), "set, not touched"
+    made_trees.write(run, made_trees.forest(iteration=23))
+    for _ in range(200):  # its question comes at once when somebody looks at the page again
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.wait_for_timeout(50)
+        if page.locator("[data-go=next]").count():
+            break
+    assert page.locator("[data-go=next]").get_attribute("href").endswith("tree=000023-3")
+    assert page.evaluate("old === document.querySelector('.treefig')") and page.locator("#panel").is_visible()
+    assert page.locator(".node:visible").count() == 20 and page.locator("#live").is_hidden()
+    page.locator("#drawn-only").click()
+    page.locator("#node-1").press("Enter")
+    assert page.locator(".node:visible").count() == 112 and page.locator("#node-1.chosen").count() == 1
+    page.keyboard.press("n")
+    page.wait_for_url("**tree=000023-3")
+
+
+def test_what_moves_stands_still_and_only_small_pictures_are_pixels(chromium, served, run):
+    """For those who asked for less motion; and thumbnails of large pictures are drawn smooth."""
+    folder = run / "trees" / "000020-3"
+    name = read_tree(run, 20, 3).nodes[2].picture
+    frames = [Image.new("RGB", (300, 300), colour) for colour in ("red", "blue")]
+    frames[0].save(folder / name, save_all=True, append_images=frames[1:], duration=100)
+    address = f"{served(run)}/tree?tree=000020-3#node-2"
+    for motion, still in (("reduce", True), ("no-preference", False)):
+        context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion=motion)
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_function("document.querySelector('#panel .shots img').naturalWidth === 300")
+        assert page.locator("#panel .shots img").evaluate("one => one.currentSrc.includes('still=1')") is still
+        ready = "[...document.querySelectorAll('#node-2 img, #node-3 img')].every((one) => one.naturalWidth)"
+        page.wait_for_function(ready)
+        drawn = [page.locator(f"#node-{n} img").evaluate("one => getComputedStyle(one).imageRendering") for n in (2, 3)]
+        assert drawn == ["auto", "pixelated"] and page.locator("#node-2 img").evaluate("one => one.naturalWidth") == 128
+        context.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -155,6 +224,10 @@ def test_phones_and_themes(page, served, run, theme):
         ".head",
         ".head b",
     ):
+        assert page.evaluate(CONTRAST, css) >= 4.5, css
+    colours = "<p style='background: var(--shade)'><a href='#'>x</a></p><span class='chip mark'>x</span>"
+    page.locator("#main").evaluate("(main, html) => main.insertAdjacentHTML('beforeend', html)", colours)
+    for css in ("#main > p a", "#main > .chip.mark"):
         assert page.evaluate(CONTRAST, css) >= 4.5, css
 
 

@@ -35,12 +35,11 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     assert len(shown) == 2 and all(width == 32 for _, width in shown)
     fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/picture/')).length"
     page.wait_for_function(f"() => {fetched} === 6")  # the third pair comes before it is asked for
-    assert go_on(page, "ArrowDown") == "3 of 4"
+    assert go_on(page, "e") == "3 of 4"
     assert go_on(page, "u") == "2 of 4"
     assert len(read_votes(votes).votes) == 1 and read_votes(votes).voided == 1
     assert go_on(page, "ArrowRight") == "3 of 4"
-    assert go_on(page, " ") == "4 of 4", "skipped"
-    # Space on a button presses the button and does not skip.
+    assert go_on(page, "s") == "4 of 4", "skipped"
     page.locator('[value="equal"]').focus()
     page.keyboard.press(" ")
     page.wait_for_url("**/votes?*")
@@ -61,6 +60,35 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("#problem:not([hidden])")
     assert page.locator("#place").inner_text() == "1 of 4" and len(read_votes(votes).votes) == 3
+
+
+def test_keys_that_are_held_or_scroll_cast_no_votes(tmp_path, served, page):
+    """A key held down votes once; who scrolls a long prompt, or the page, does not vote."""
+    prompts = [f"prompt {n} " + "which goes on and on\n" * 40 for n in range(8)]
+    address = served(make_run(tmp_path / "runs" / "made", prompts=prompts, roots=1))
+    votes = tmp_path / "votes.jsonl"
+    posts = []
+    page.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
+    page.goto(f"{address}/vote")
+    for place, (key, button) in enumerate((("ArrowRight", None), ("s", None), ("Enter", "left")), 2):
+        if button:
+            page.locator(f'[value="{button}"]').focus()
+        for _ in range(5):  # the first comes from a press, the others from a key that is held
+            page.keyboard.down(key)
+            page.wait_for_function("n => document.getElementById('place').textContent === `${n} of 8`", arg=place)
+            page.wait_for_function("() => !document.querySelector('.choices .picked')")
+        page.keyboard.up(key)
+    assert go_on(page, "e") == "5 of 8" and [vote.choice == "tie" for vote in read_votes(votes).votes] == [0, 0, 1]
+    page.locator("#prompt").focus()
+    for key in ("ArrowDown", "ArrowLeft", "ArrowRight", "e", "s", "u", " ", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => document.getElementById('prompt').scrollTop > 20")
+    page.set_viewport_size({"width": 800, "height": 300})
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press(" ")
+    page.wait_for_function("() => scrollY > 100")
+    assert go_on(page, "e") == "6 of 8" and len(posts) == 5, "of all these keys the last alone voted"
 
 
 def test_a_page_elsewhere_cannot_vote(made, served, page, tmp_path):

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from diffrl.gallery.compare import Row, arrange, containing, match, summarise, within
+from diffrl.gallery.compare import Row, arrange, containing, likeness, match, summarise, within
 from diffrl.gallery.motion import moves
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
@@ -30,7 +30,9 @@ def brief(number, prompt="p", seed=0, group=0, root=0, path="", value=None):
 
 def prompts_of(text):
     """Prompts of the rows of a page, in their order."""
-    return [html.unescape(found) for found in re.findall(r'<p class="prompt" dir="auto" title="[^"]*">(.*?)</p>', text)]
+    return [
+        html.unescape(found) for found in re.findall(r'<p class="prompt" dir="auto" title="[^"]*"[^>]*>(.*?)</p>', text)
+    ]
 
 
 def values_of(text):
@@ -58,30 +60,56 @@ def test_only_equal_keys_match():
     base = {"prompt": "p", "seed": 5, "group": 7, "root": 11, "path": "1.0"}
     others = [{"prompt": "q"}, {"seed": 6}, {"group": 8}, {"root": 12}, {"path": "1.1"}]
     right = [brief(n, **{**base, **other}) for n, other in enumerate(others)]
-    assert match([[brief(99, **base)], right], [False, False]).rows == []
-    found = match([[brief(99, **base)], [*right, brief(50, **base)]], [False, False])
-    assert [row.ids for row in found.rows] == [(99, 50)] and found.unmatched == []
+    assert match([[brief(99, **base)], right[:1]], ["eval", "eval"]).rows == []
+    found = match([[brief(99, **base)], [*right, brief(50, **base)]], ["eval", "eval"])
+    assert [row.ids for row in found.rows] == [(99, 50)] and found.unmatched == [] and found.by == "prompt and noise"
+    assert likeness(found, ["eval", "eval"]) == "same prompts, same noise"
+
+
+@pytest.mark.parametrize("other", [{"seed": 6}, {"group": 8}, {"root": 12}, {"path": "1.1"}, {"stream": "train-5"}])
+def test_other_noise_matches_by_prompt_and_says_so(other):
+    base = {"prompt": "p", "seed": 5, "group": 7, "root": 11, "path": "1.0"}
+    stream = {**other}.pop("stream", "train-0")
+    right = [
+        brief(n, **{**base, "prompt": p, **{k: v for k, v in other.items() if k != "stream"}})
+        for n, p in enumerate("qpp")
+    ]
+    columns, streams = [[brief(9, **base), brief(8, **{**base, "root": 3})], right], ["train-0", stream]
+    found = match(columns, streams)
+    assert [row.ids for row in found.rows] == [(9, 1), (8, 2)] and found.by == "prompt"
+    assert likeness(found, streams) == "same prompts, other noise"
+
+
+def test_noise_that_some_columns_share_is_not_given_up_for_one_that_has_only_prompts():
+    columns = [[brief(1, "a", root=1), brief(2, "a", root=2)], [brief(3, "a", root=2)], [brief(4, "a", root=2)]]
+    found = match(columns, ["eval", "eval", "train-3"])
+    assert [row.ids for row in found.rows] == [(2, 3, None)] and found.unmatched == [2]
 
 
 def test_rows_of_several_columns_are_those_that_two_share():
     columns = [[brief(1, "a"), brief(2, "b")], [brief(3, "c")], [brief(4, "b"), brief(5, "a"), brief(6, "d")]]
-    found = match(columns, [False] * 3)
+    found = match(columns, ["eval"] * 3)
     assert [row.ids for row in found.rows] == [(1, None, 5), (2, None, 4)]
     assert found.unmatched == [1]
 
 
-def test_pictures_of_folders_match_by_name_then_by_prompt_and_samples_of_runs_do_not():
+def test_pictures_of_folders_match_by_name_then_by_prompt():
     a = [brief(0, "cat", path="x/1.png"), brief(1, "", path="x/2.png")]
     b = [brief(7, "", path="x/2.webp"), brief(8, "", path="x/1.JPG")]
-    found = match([a, b], [True, True])
+    found = match([a, b], ["folder", "folder"])
     assert ([row.ids for row in found.rows], found.by) == ([(0, 8), (1, 7)], "file name")
-    dotted = match([[brief(0, "", path="v.1")], [brief(1, "p", path="v.2"), brief(2, "p", path="v.1")]], [True, True])
+    dotted = match([[brief(0, "", path="v.1")], [brief(1, "p", path="v.2"), brief(2, "p", path="v.1")]], ["folder"] * 2)
     assert [row.ids for row in dotted.rows] == [(0, 2)]  # what follows a dot is no suffix of a picture
     run = [brief(20, "cat", group=0), brief(21, "cat", group=1), brief(22, "dog", group=2)]
     folder = [brief(30, "dog", path="1"), brief(31, "cat", path="2"), brief(32, "cat", path="3")]
-    found = match([run, folder], [False, True])
+    found = match([run, folder], ["eval", "folder"])
     assert ([row.ids for row in found.rows], found.by) == ([(20, 31), (21, 32), (22, 30)], "prompt")
-    assert match([run, [brief(40, "cat", seed=1)]], [False, False]).rows == []
+    assert likeness(found, ["eval", "folder"]) == ""
+
+
+def test_one_column_shows_every_sample():
+    same = [brief(4, "p", path="a", value=1.0), brief(7, "p", path="a"), brief(2, "", path="a")]
+    assert [row.ids for row in match([same], ["folder"]).rows] == [(4,), (7,), (2,)]
 
 
 def test_range_order_and_counts_agree_with_brute_force():
@@ -127,7 +155,7 @@ def test_range_order_and_counts_agree_with_brute_force():
 
 
 def test_not_a_number_counts_as_no_value():
-    found = match([[brief(1, value=float("nan"))], [brief(2, value=float("inf"))]], [False, False])
+    found = match([[brief(1, value=float("nan"))], [brief(2, value=float("inf"))]], ["eval", "eval"])
     assert found.rows[0].values == (None, None) and summarise(found.rows).compared == 0
 
 
@@ -188,16 +216,26 @@ def test_columns_from_several_runs_and_stages(tmp_path, client_of):
         assert f'<span class="column">{words}</span>' in text
     default = client.get("/compare").text  # the last of each
     assert re.findall(r'<option value="([^"]+)" selected>[^<]*evaluation', default) == ["one@eval-4", "two@eval-6"]
-    train = client.get("/compare?columns=one@train-0&columns=one@train-2&reward=total").text
-    assert "8</strong> matched pairs" in train
+    train = client.get("/compare?columns=one@train-2&columns=two@train-2&reward=total").text
+    assert "8</strong> matched pairs" in train and "<h1>Side by side: same prompts, same noise</h1>" in train
+    train = client.get("/compare?columns=one@train-0&columns=one@train-2&reward=total").text  # noise of its own
+    assert "8</strong> matched pairs" in train and "<h1>Side by side: same prompts, other noise</h1>" in train
+    assert "training draws new noise at every iteration" in train and "same noise</h1>" not in train
+    text = client.get("/compare?columns=one@eval-0&columns=one@train-2").text  # seed, group and root are the same
+    assert "<h1>Side by side: same prompts, other noise</h1>" in text
+    assert "<h1>Side by side: same prompts, same noise</h1>" in default
 
 
 def test_nothing_in_common_is_a_sentence(tmp_path, client_of):
     one, two = make_run(tmp_path / "one"), tmp_path / "two"
     with SampleStore(two) as store:
         store.write([eval_sample(0, 0, 0, PROMPTS[0], 0.5, flat(0.1), seed=1)])
-    text = client_of(one, two).get("/compare").text
-    assert "no prompt and noise in common" in text and "Traceback" not in text and prompts_of(text) == []
+        store.write([eval_sample(3, 0, 0, "a prompt of its own", 0.5, flat(0.1))])
+    client = client_of(one, two)
+    text = client.get("/compare").text
+    assert "no prompt in common" in text and prompts_of(text) == [] and "<h1>Side by side</h1>" in text
+    text = client.get("/compare?columns=one@eval-4&columns=two@eval-0").text
+    assert "other noise</h1>" in text and prompts_of(text) == [PROMPTS[0]] and "eval.seed" in text
     three = make_run(tmp_path / "three")
     text = client_of(one, two, three).get("/compare").text  # the odd one makes room for the two others
     assert "Left out: two" in text and len(values_of(text)[0]) == 2

@@ -18,14 +18,20 @@ from diffrl.gallery.panels import panels_of
 from diffrl.gallery.plots import inline, panels_svg
 from diffrl.gallery.query import Query
 from diffrl.gallery.runs import RunSource
-from diffrl.gallery.series import track_from, track_of
+from diffrl.gallery.series import track_of
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
-from tests.gallery.made import make_run, metrics_rows, write_metrics
+from tests.gallery.made import keep_columns, make_run, metrics_rows, write_metrics
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "a<b>&\"quote' $x^2$ _{ =1+1 \u202e⚑"
+
+
+def track_from(folder, rows):
+    """The track of a run with these rows."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return track_of(RunSource("r", folder))
 
 
 def data_of(page):
@@ -107,14 +113,14 @@ def strokes(svg):
     return [[piece.count("L") + 1 for piece in path.split("M")[1:]] for path in paths]
 
 
-def test_a_null_is_a_gap_in_the_drawing():
+def test_a_null_is_a_gap_in_the_drawing(tmp_path):
     rows = [{"iteration": i, "update/loss": None if i == 3 else 0.5 * i} for i in range(1, 8)]
     panel = panels_of(["update/loss"])[0]
-    assert strokes(panels_svg([panel], [track_from("r", "r", rows)], "iteration")) == [[2, 4]]
+    assert strokes(panels_svg([panel], [track_from(tmp_path, rows)], "iteration")) == [[2, 4]]
 
 
-def test_inline_drawings_stand_alone_and_follow_the_theme():
-    track = track_from("r", "r", [{"iteration": i, "reward/std": i * 0.1} for i in range(5)])
+def test_inline_drawings_stand_alone_and_follow_the_theme(tmp_path):
+    track = track_from(tmp_path, [{"iteration": i, "reward/std": i * 0.1} for i in range(5)])
     svg = inline(panels_svg([panels_of(["reward/std"])[0]], [track], "iteration"), "p7")
     root = ElementTree.fromstring(svg)
     ids = {node.get("id") for node in root.iter() if node.get("id")}
@@ -145,7 +151,7 @@ def test_thinning_keeps_extremes_ends_gaps_and_order():
     assert thin(points[:2000], 2000) == points[:2000]
 
 
-def test_nulls_and_missing_values_are_gaps_but_not_between_evaluations():
+def test_nulls_and_missing_values_are_gaps_but_not_between_evaluations(tmp_path):
     rows = [
         {"iteration": 0, "held_out/a": 1.0},
         {"iteration": 1, "reward/a": 0.1},
@@ -155,7 +161,7 @@ def test_nulls_and_missing_values_are_gaps_but_not_between_evaluations():
         {"iteration": 5, "reward/a": float("nan"), "held_out/a": 3.0},
         {"iteration": 6, "reward/a": True},
     ]
-    track = track_from("r", "r", rows)
+    track = track_from(tmp_path, rows)
     assert with_none(points_of(track, "held_out/a")) == [1.0, None, 3.0]
     assert with_none(points_of(track, "reward/a")) == [0.1, None, 0.4]
     assert [row for row, _ in points_of(track, "reward/a")] == [1, 2, 4]
@@ -254,8 +260,21 @@ def test_runs_without_readable_metrics_say_so_beside_the_others(tmp_path, client
     assert client.get("/curves.csv", params={"run": "none"}).text == "run,iteration,cost/evaluations,cost/seconds\r\n"
 
 
+def test_a_run_without_panels_offers_no_drawing_of_them(tmp_path, client_of):
+    run = make_run(tmp_path / "made", iterations=2)
+    for rows in ([], [{"iteration": 1, "something/new": 1.0}]):  # the latter is folded away, and not in that drawing
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        client = client_of(run)
+        assert client.get("/curves.svg").status_code == 404
+        page = client.get("/curves")
+        assert page.status_code == 200 and "All as SVG" not in page.text and "All as CSV" in page.text
+    write_metrics(run, 2)
+    assert "All as SVG" in client_of(run).get("/curves").text
+
+
 def test_the_exported_page_needs_no_server(made, tmp_path):
     links = StaticLinks(lambda *picture: "media/x.webp")
+    keep_columns(made, "held_out/shapes", "update/loss", "cost/seconds")
     site = Site(find_sources([made]), links)
     page = site.answer("curves", Query({"run": ["made"]})).body
     assert "Show</button>" not in page and '"seconds": [[0' in page
@@ -285,6 +304,21 @@ def test_changed_metrics_are_read_again(made):
     replaced.write_bytes(b"".join(rows[:2]) + json.dumps({**metrics_rows(2)[2], "note": 9999 * "x"}).encode() + b"\n")
     replaced.replace(made / "metrics.jsonl")
     assert track_of(run).along("iteration") == [0, 1, 2] and track_of(run).along("held_out/shapes")[1] is None
+
+
+@pytest.mark.parametrize("other", [[0.9, 0.1, 0.1, 0.1, 0.1], [0.1, 0.9, 0.9, 0.9, 0.9]])
+def test_another_file_under_the_same_number_is_read_anew(tmp_path, other):
+    """A disk gives the number of a deleted file to the next one; the other begins, or only goes on, differently."""
+    run, path = RunSource("r", tmp_path), tmp_path / "metrics.jsonl"
+    for count, rewards in enumerate(([0.1] * 3, other)):
+        between = {"note": "x" * 5000}  # what is first and what is last is far from each other
+        rows = [json.dumps({"reward/mean": v, **between, "reward/std": v}) + "\n" for v in rewards]
+        number = path.stat().st_ino if count else None
+        with path.open("r+b" if count else "wb") as file:  # in place: the same number, whatever the disk
+            file.truncate(0)
+            file.write("".join(rows).encode())
+        assert track_of(run).along("reward/mean") == rewards
+        assert number in (None, path.stat().st_ino)
 
 
 def test_only_folders_have_no_curves(tmp_path, site_of):

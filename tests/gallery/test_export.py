@@ -18,7 +18,8 @@ from diffrl.gallery.records import Answer
 from diffrl.gallery.site import PAGES
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
-from tests.gallery.made import make_run
+from tests.gallery import made_trees
+from tests.gallery.made import keep_columns, make_run
 
 OPTIONS = {"votes": Path("votes.jsonl"), "rewards": ()}
 PORTABLE = re.compile(r"[A-Za-z0-9._-]+")
@@ -32,7 +33,7 @@ def home(site, query):
 
 def run(site, query):
     """All pictures of a run, and files that belong to it."""
-    source = site.run(query.required("run"))
+    source = site.run(query.text("run"))
     samples = source.samples(source.states()[0], [brief.id for brief in source.briefs(source.states()[0], None)])
     pictures = "".join(str(site.picture(source, sample.file, sample.prompt, size=128)) for sample in samples)
     others = [("curves.csv", {"run": source.key}), ("tree", {"run": source.key, "tree": "0"})]
@@ -50,6 +51,11 @@ def broken(site, query):
 
 def plain(site, query):
     return Answer("<p>words</p>")
+
+
+def drawings(site, query):
+    links = [site.links.page(name, run=source.key) for name in ("curves.svg", "curves.csv") for source in site.sources]
+    return Answer("".join(f'<a href="{link}"></a>' for link in links))
 
 
 def endless(site, query):
@@ -172,6 +178,48 @@ def test_pages_name_runs_and_not_where_they_lie(small_pages, tmp_path):
     assert not any(str(tmp_path) in text for text in texts)
     assert any("one/metrics.jsonl" in text for text in texts)
     assert any("The tree of one cannot be read." in text for text in texts)
+
+
+def test_where_runs_were_written_to_is_not_told_by_their_configuration(tmp_path):
+    """A run that was moved since still names the place in its configuration."""
+    run = keep_columns(make_run(tmp_path / "moved" / "one", iterations=2), "held_out/shapes")
+    config = (run / "config.yaml").read_text().replace("dir: runs", "dir: '/srv/a & b/runs of me'")
+    (run / "config.yaml").write_text(
+        config + f"other: {Path.home()}/models/sd3\nfar: /srv/a & b/runs of me/two/x.png\n"
+    )
+    hidden = Hidden(find_sources([run]))
+    assert hidden.places("dir: '/srv/a & b/runs of me'") == "dir: '…'"
+    export_site(find_sources([run]), tmp_path / "site", OPTIONS)
+    pages = {page.name: page.read_text("utf-8") for page in (tmp_path / "site").glob("*.html")}
+    assert len(pages) > 5 and not [name for name, text in pages.items() if "runs of me" in text]
+    assert not [name for name, text in pages.items() if str(Path.home()) in text]
+    assert "~/models/sd3" in pages["run-one.html"] and "…/two/x.png" in pages["report-one.html"]
+
+
+def test_what_is_no_page_is_never_a_page_about_an_error(small_pages, monkeypatch, tmp_path):
+    monkeypatch.setitem(PAGES, "curves.csv", f"{__name__}:broken")
+    monkeypatch.setitem(PAGES, "curves.svg", f"{__name__}:broken")
+    monkeypatch.setitem(PAGES, "home", f"{__name__}:drawings")
+    made = make_run(tmp_path / "runs" / "one")
+    lines = export_site(find_sources([made]), tmp_path / "site", OPTIONS)
+    assert (tmp_path / "site" / "curves-one.svg").read_text("utf-8").startswith("<svg")
+    assert not (tmp_path / "site" / "curves-one.csv").exists()
+    assert any(line.startswith("2 files could not be made: ") and "curves-one.csv" in line for line in lines)
+
+
+def test_of_many_trees_the_newest_are_shown(monkeypatch, tmp_path):
+    run = keep_columns(make_run(tmp_path / "runs" / "one", iterations=2), "held_out/shapes")
+    for iteration in range(8):
+        made_trees.write(run, made_trees.pool(2, 2, 0, iteration=iteration, group=0))
+    monkeypatch.setattr(export, "MOST_TREES", 3)
+    lines = export_site(find_sources([run]), tmp_path / "site", OPTIONS)
+    assert sorted(page.name for page in (tmp_path / "site").glob("tree-*")) == [
+        f"tree-one-00000{iteration}-0.html" for iteration in (5, 6, 7)
+    ]
+    assert "Of one the newest 3 of 8 trees are shown." in lines and not any("could only say" in line for line in lines)
+    assert "the newest 3 of 8" in (tmp_path / "site" / "trees-one.html").read_text("utf-8")
+    for page, found in addresses(tmp_path / "site").items():
+        assert not [one for one in found if one.endswith(".html") and not (tmp_path / "site" / one).is_file()], page
 
 
 def test_only_whole_paths_are_taken_out(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from urllib.request import urlopen
@@ -12,12 +13,14 @@ import pytest
 from PIL import Image
 
 from diffrl.cli import main
-from diffrl.gallery import folders
+from diffrl.gallery import answers, folders, scoring
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.query import Query
 from diffrl.gallery.records import State
-from diffrl.gallery.scoring import score_everything, score_on_demand
+from diffrl.gallery.scoring import FolderScores, Worker, score_everything, score_on_demand
+from diffrl.gallery.site import Site
 from reward_models.media import score_media, to_pil
 from reward_models.registry import load_reward
 from reward_models.self_test import drawing
@@ -43,13 +46,13 @@ def source(tmp_path, monkeypatch):
 
 
 def files(source):
-    return [sample.file for sample in source.samples(FOLDER, range(100))]
+    return [sample.file for sample in source.samples(FOLDER, [brief.id for brief in source.briefs(FOLDER, None)])]
 
 
 def test_pictures_come_in_the_order_of_their_names_with_the_captions_beside_them(source):
     assert source.states() == [State("folder", 0, 4)]
     briefs = source.briefs(FOLDER, None)
-    assert [brief.id for brief in briefs] == [0, 1, 2, 3]
+    assert len({brief.id for brief in briefs}) == 4
     prompts = {brief.key[4]: brief.key[0] for brief in briefs}
     assert prompts == {"bare": "", "cat": "a cat", "dog": "a dog", "sub/bird": "a bird"}
     assert all(brief.key[1:4] == (0, 0, 0) and brief.value is None for brief in briefs)
@@ -59,6 +62,62 @@ def test_pictures_come_in_the_order_of_their_names_with_the_captions_beside_them
     assert source.reward_names(FOLDER) == []
     assert [brief.key[4] for brief in source.briefs(FOLDER, None, "A D")] == ["dog"]
     assert source.samples(FOLDER, [3, 99, -1, 0])[0].file == "sub/bird.png", "ids that are not there are passed over"
+
+
+def test_ids_stay_with_their_pictures_whatever_comes_and_goes(source):
+    """A page asks twice, for briefs and for samples, and the folder may change in between."""
+    briefs = {brief.id: brief.key for brief in source.briefs(FOLDER, None)}
+    to_pil(flat(0.9)).save(source.path / "aaa.png")
+    (source.path / "cat.png").unlink()
+    (source.path / "bare.txt").write_text("another prompt")
+    found = {sample.id: sample.key for sample in source.samples(FOLDER, list(briefs))}
+    assert found == {number: key for number, key in briefs.items() if key[4] in ("dog", "sub/bird")}
+    later = {brief.id: brief.key for brief in source.briefs(FOLDER, None)}
+    assert [key[4] for key in later.values()] == ["aaa", "bare", "dog", "sub/bird"]
+    assert {number for number, key in later.items() if key[4] in ("aaa", "bare")}.isdisjoint(briefs)
+    to_pil(flat(0.1)).save(source.path / "cat.png")  # the same picture again, under the id that it had
+    again = {brief.key: brief.id for brief in source.briefs(FOLDER, None)}
+    assert {key: again[key] for key in briefs.values() if key in again} == {
+        key: number for number, key in briefs.items() if key[4] != "bare"
+    }
+
+
+def test_a_page_never_shows_a_picture_under_the_prompt_of_another(source, monkeypatch):
+    """The folder changes between the two questions of a page."""
+    briefs = source.briefs
+
+    def and_then_it_changes(*given):
+        found = briefs(*given)
+        to_pil(flat(0.9)).save(source.path / "aaa.png")
+        (source.path / "aaa.txt").write_text("the new one")
+        return found
+
+    monkeypatch.setattr(source, "briefs", and_then_it_changes)
+    text = Site([source], ServerLinks("t"), {}).answer("samples", Query()).body
+    rows = [
+        (prompt, file)
+        for row in text.split('<li class="item"')[1:]
+        for prompt in re.findall(r'<p class="prompt"[^>]*>([^<]+)<', row)
+        for file in re.findall(r'href="/media/pictures/([^"?]*)"', row)
+    ]
+    assert rows == [("no prompt", "bare.png"), ("a cat", "cat.png"), ("a dog", "dog.png"), ("a bird", "sub/bird.png")]
+
+
+def test_what_browsers_do_not_play_is_left_out_and_counted(source):
+    for name in ("b.mkv", "c.AVI", "d.tif", "e.mp4", "f.m4v", "g.webm", "h.mov"):
+        (source.path / name).write_bytes(b"not looked into")
+    assert files(source)[-1] == "sub/bird.png" and {"e.mp4", "f.m4v", "g.webm", "h.mov"} <= set(files(source))
+    assert not {"b.mkv", "c.AVI", "d.tif"} & set(files(source))
+    assert "3 left out of pictures: browsers do not show their format." in source.notes()
+    for name in ("b.mkv", "c.AVI"):
+        with pytest.raises(GalleryError):
+            source.media(name)
+    text = Site([source], ServerLinks("t"), {}).answer("samples", Query()).body
+    assert re.findall(r'<video [^>]*src="/media/pictures/([^"]*)"', text) == ["e.mp4", "f.m4v", "g.webm", "h.mov"]
+    assert not re.findall(r'<img [^>]*src="[^"]*\.(?:mp4|m4v|webm|mov|mkv|avi)', text, re.I)
+    for name in ("bare.png", "cat.png", "dog.png", "sub/bird.png", "e.mp4", "f.m4v", "g.webm", "h.mov"):
+        (source.path / name).unlink()
+    assert source.states() == [] and "3 left out of pictures: browsers do not show their format." in source.notes()
 
 
 def test_a_folder_of_diffrl_generate_shows_what_its_index_lists_and_not_the_grid(tmp_path):
@@ -91,7 +150,7 @@ def test_changes_are_seen_and_nothing_is_read_twice_for_nothing(source, monkeypa
     assert source.version() == first == source.version() and len(reads) == 1
     (source.path / "cat.txt").write_text("another cat\n")
     second = source.version()
-    assert second != first and source.samples(FOLDER, [1])[0].prompt == "another cat"
+    assert second != first and source.briefs(FOLDER, None, "another cat")
     to_pil(flat(0.9)).save(source.path / "zebra.png")
     third = source.version()
     assert third != second and files(source)[-1] == "zebra.png"
@@ -213,6 +272,61 @@ def test_only_what_changed_is_scored_again(drawn, tmp_path):
     assert drawn.version() != version
 
 
+def test_a_folder_that_waits_is_waited_for_once_with_what_it_holds_last(drawn, tmp_path, monkeypatch):
+    """The first job is held up while the folders change again and again."""
+    worker = Worker([], tmp_path / "cache.sqlite")
+    one, two = FolderScores([], worker), FolderScores([], worker)
+    begun, go, kept = threading.Event(), threading.Event(), []
+
+    def keep(scores, marks):
+        kept.append((scores, list(marks)))
+        begun.set()
+        assert go.wait(20)
+
+    monkeypatch.setattr(FolderScores, "keep", keep)
+    entries = drawn.entries()
+    one.ask(entries[:1], "first")
+    assert begun.wait(20)
+    for number in range(50):
+        one.ask(entries[: number % 4], str(number))
+        two.ask(entries[:2], str(number))
+    assert [scores for scores, _ in worker._jobs] == [one, two]
+    go.set()
+    worker.wait()
+    marks = [entry.mark for entry in entries]
+    assert kept == [(one, marks[:1]), (one, marks[: 49 % 4]), (two, marks[:2])]
+
+
+def test_a_mistake_while_scoring_is_told_and_the_next_folder_is_scored(drawn, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(answers, "_noted", set())
+    worker = score_on_demand([drawn], ["sharpness"], tmp_path / "cache.sqlite")
+    real = scoring.ScoreCache
+
+    def mistaken(path):
+        raise ZeroDivisionError("nothing to divide")
+
+    monkeypatch.setattr(scoring, "ScoreCache", mistaken)
+    score_everything([drawn], worker)  # ends
+    assert any("ZeroDivisionError: nothing to divide" in note for note in drawn.notes())
+    assert drawn.progress() is None and len(caplog.records) == 1 and caplog.records[0].exc_info
+    monkeypatch.setattr(scoring, "ScoreCache", real)
+    to_pil(flat(0.4)).save(drawn.path / "new.png")
+    score_everything([drawn], worker)
+    values = {brief.key[4]: brief.value for brief in drawn.briefs(FOLDER, "sharpness")}
+    assert values["new"] is not None and drawn.notes() == []
+
+
+def test_a_thread_that_died_is_not_waited_for_and_another_goes_on(drawn, tmp_path, monkeypatch):
+    worker = score_on_demand([drawn], ["sharpness"], tmp_path / "cache.sqlite")
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join()
+    worker._thread = dead
+    worker.wait()
+    score_everything([drawn], worker)
+    assert any(brief.value is not None for brief in drawn.briefs(FOLDER, "sharpness"))
+
+
 SLOW = '''
 import os, threading
 import torch
@@ -239,6 +353,11 @@ class Slow:
 class Broken(Slow):
     def __call__(self, batch):
         raise RewardError("The weights are rotten. Fetch them again.")
+
+
+class Leaving(Slow):
+    def __call__(self, batch):
+        raise SystemExit("no more")
 '''
 
 
@@ -248,7 +367,12 @@ def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, 
     import waiting_scorer
 
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    names = ("waiting=waiting_scorer:Slow", "broken=waiting_scorer:Broken", "sharpness")
+    names = (
+        "waiting=waiting_scorer:Slow",
+        "broken=waiting_scorer:Broken",
+        "leaving=waiting_scorer:Leaving",
+        "sharpness",
+    )
     worker = score_on_demand([drawn], names, tmp_path / "cache.sqlite")
     assert drawn.progress() is None, "nothing is scored before the folder is shown"
     shown = drawn.briefs(FOLDER, "waiting")
@@ -264,6 +388,7 @@ def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, 
     assert drawn.progress() is None
     assert sorted(str(brief.value) for brief in drawn.briefs(FOLDER, "waiting")) == ["1.0"] * 4 + ["None"]
     assert any("broken" in note and "rotten" in note for note in drawn.notes())
+    assert any("leaving" in note and "SystemExit: no more" in note for note in drawn.notes())
     assert sum(brief.value is not None for brief in drawn.briefs(FOLDER, "sharpness")) == 4, "the others go on"
 
 

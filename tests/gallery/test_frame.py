@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from diffrl.errors import DiffrlError
-from diffrl.gallery import answers
+from diffrl.gallery import answers, hosts
 from diffrl.gallery.app import STATIC, make_app
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Answer
 from diffrl.gallery.site import PAGES
 from tests.gallery.made import make_run
@@ -76,9 +79,65 @@ def test_loopback_names_are_answered(small, host):
     assert small("page_of").get("/run", headers={"host": host}).status_code == 200
 
 
-def test_another_address_answers_to_its_names(site_of, made):
-    client = TestClient(make_app(site_of(made), host="0.0.0.0"), base_url="http://10.1.2.3")
+@pytest.fixture
+def open_to_all(site_of, made, monkeypatch):
+    """A client of a gallery that listens on every address of a machine with names that are known."""
+    hosts.full_name.cache_clear()
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box")
+    monkeypatch.setattr(socket, "getfqdn", lambda name="": "box.lab.example")
+    yield TestClient(make_app(site_of(made), host="0.0.0.0"), base_url="http://10.1.2.3")
+    hosts.full_name.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["10.1.2.3", "10.1.2.3:8181", "[2001:db8::1]:8181", "localhost:8181", "127.0.0.1", "box", "BOX:80", "box.local"]
+    + ["box.lab.example", "box.lab.example.:8181"],
+)
+def test_another_address_answers_to_the_names_of_its_machine(open_to_all, host):
+    for path in ("/state", "/static/gallery.css"):
+        assert open_to_all.get(path, headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8181", "10.1.2.3.evil.example", "box.evil.example", "localhost.evil.example", ""]
+    + ["1.2.3", "10.1.2.3:evil", "[::1", "0x7f.1.evil.example", "box:8181:1", "evil.example@10.1.2.3", "10.1.2.3 x"],
+)
+def test_another_address_refuses_other_names_with_a_sentence(open_to_all, host):
+    """A page elsewhere could point its own name here, and read what the browser of somebody inside may see."""
+    for path in ("/state", "/static/gallery.css", "/media/made/samples/eval-000000/0-0.webp", "/"):
+        answer = open_to_all.get(path, headers={"host": host})
+        assert answer.status_code == 400 and "names and addresses of its own machine" in answer.text
+        assert "made" not in answer.text and answer.headers["content-type"].startswith("text/plain")
+        assert "content-security-policy" in answer.headers
+
+
+def test_the_name_that_was_given_is_answered(site_of, made, monkeypatch):
+    monkeypatch.setattr(hosts, "full_name", lambda: "else.example")
+    client = TestClient(make_app(site_of(made), host="Gallery.example"), base_url="http://gallery.example:8181")
     assert client.get("/state").status_code == 200
+    assert client.get("/state", headers={"host": "example"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(1, 1.0), (-0.5, -0.5), (10**300, 1e300), (True, None), (False, None), ("1", None), (None, None), ([1], None)]
+    + [(10**400, None), (-(10**400), None), (math.inf, None), (-math.inf, None), (math.nan, None)],
+)
+def test_what_counts_as_a_number(value, number):
+    assert finite(value) == number and type(finite(value)) in (float, type(None))
+
+
+def test_a_hostile_number_is_no_number_on_any_page(made, client_of):
+    """Whole numbers beyond all floats, and infinity where JSON may hold it, in every file that has numbers."""
+    huge = "1" + "0" * 400
+    line = f'{{"iteration": 5, "reward/mean": {huge}, "held_out/shapes": {huge}, "held_out/shapes_strict": 1e999}}\n'
+    with (made / "metrics.jsonl").open("a") as file:
+        file.write(line)
+    client = client_of(made)
+    for path in ("/", "/compare", "/samples", "/curves", "/report"):
+        assert client.get(path).status_code == 200, path
 
 
 def test_parameters_reach_the_page_each_with_all_its_values(small):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.gallery.made import make_run
+from tests.gallery.made import keep_columns, make_run
 
 COMMAND = [sys.executable, "-m", "diffrl.cli", "gallery"]
 
@@ -109,7 +109,7 @@ from fastapi.testclient import TestClient
 import diffrl.cli
 from diffrl.gallery import command
 
-def serve(site, host, port):
+def serve(site, host, port, *more):
     from diffrl.gallery.app import make_app
     client = TestClient(make_app(site), base_url="http://127.0.0.1")
     for path in ("/", "/state", "/samples", "/compare"):
@@ -124,6 +124,7 @@ diffrl.cli.main(["gallery", sys.argv[1], "--port", "0", "--no-browser"])
 
 
 def test_an_export_by_command(made, tmp_path):
+    keep_columns(made, "held_out/shapes")
     done = subprocess.run(
         [*COMMAND, str(made), "--export", str(tmp_path / "site")], capture_output=True, text=True, timeout=120
     )

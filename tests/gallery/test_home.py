@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -95,6 +96,17 @@ def test_half_written_runs_say_what_is_missing(tmp_path, client_of, state):
     answer = client_of(run).get("/")
     assert answer.status_code == 200 and words in answer.text
     assert ("/media/" in answer.text) == (state != "no samples")
+
+
+def test_pairs_of_training_do_not_claim_the_same_noise(tmp_path, client_of):
+    run = make_run(tmp_path / "made")
+    assert "same prompts, same noise, the first 6, not selected" in client_of(run).get("/").text
+    with sqlite3.connect(run / "samples.sqlite") as database:
+        database.execute("DELETE FROM samples WHERE stage = 'eval'")
+    database.close()
+    text = client_of(run).get("/").text
+    assert "same prompts, other noise, the first 8, not selected" in text and "same noise" not in text
+    assert "no held-out evaluation: what is shown was drawn otherwise" in text
 
 
 def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, client_of):

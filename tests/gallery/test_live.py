@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from diffrl.gallery.progress import POINTS, is_among, read_rows
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.index import connect
 from diffrl.tracking.store import SampleStore
@@ -20,15 +21,15 @@ WRITER = """
 import sys
 from pathlib import Path
 from diffrl.tracking.store import SampleStore, StoredSample
-for opened in range(4):
+for opened in range(3):
     with SampleStore(Path(sys.argv[1])) as store:
-        for iteration in range(opened * 8, opened * 8 + 8):
+        for iteration in range(opened * 4, opened * 4 + 4):
             store.write([
                 StoredSample(stage="train", iteration=iteration, group=g, root=0, seed=0, prompt="p" * 500, total=0.5,
                     rewards={"shapes": 0.5}) for g in range(40)
             ])
         store.sync()
-print("wrote", 4 * 8 * 40)
+print("wrote", 3 * 4 * 40)
 """
 
 
@@ -93,6 +94,23 @@ def test_state_of_a_run_that_cannot_be_read_is_still_told(client_of, tmp_path):
     assert told["done"] == 1 and told["total"] is None and told["evaluation"] is None
 
 
+def test_a_lock_of_the_same_number_on_another_disk_is_not_the_runs():
+    locks = "1: FLOCK  ADVISORY  WRITE 812 fe:01:77 0 EOF\n2: POSIX  ADVISORY  READ 9 fe:01:5 0 EOF\n3: -> FLOCK\n"
+    assert is_among(locks, os.makedev(0xFE, 1), 77)
+    assert not is_among(locks, os.makedev(0xFE, 2), 77) and not is_among(locks, os.makedev(0xFD, 1), 77)
+    assert not is_among(locks, os.makedev(0xFE, 1), 7) and not is_among(locks, os.makedev(0xFE, 1), 5)
+    assert is_among(locks, os.makedev(0, 40), 77)  # a disk that goes by another name there
+
+
+@pytest.mark.parametrize("rows", [1, 2, 199, 200, 201, 399, 400, 401, 1002])
+def test_no_more_rows_are_read_than_a_small_curve_shows(tmp_path, rows):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"iteration": n, "reward/mean": 0.5}) + "\n" for n in range(rows)))
+    _, training, done, _ = read_rows(path)
+    assert min(rows, POINTS // 2) <= len(training) <= POINTS
+    assert (training[0][0], training[-1][0], done) == (0, rows - 1, rows - 1)
+
+
 def test_readers_leave_no_files_behind(made):
     source = RunSource("made", made)
     assert wal_files(made) == []
@@ -145,7 +163,7 @@ def test_a_run_at_work_and_its_readers_do_not_lock_each_other(client_of, tmp_pat
             for state in source.states():
                 source.briefs(state, "total")
             statuses.append(client.get("/state").status_code)
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
@@ -153,9 +171,9 @@ def test_a_run_at_work_and_its_readers_do_not_lock_each_other(client_of, tmp_pat
     out, errors = writer.communicate(timeout=60)
     for reader in readers:
         reader.join()
-    assert (writer.returncode, errors, out) == (0, "", "wrote 1280\n")
+    assert (writer.returncode, errors, out) == (0, "", "wrote 480\n")
     assert len(statuses) > 10 and set(statuses) == {200}
-    assert sum(state.samples for state in RunSource("made", run).states()) > 1280
+    assert sum(state.samples for state in RunSource("made", run).states()) > 480
     assert wal_files(run) == []  # nobody's snapshot kept the rows out of the index
 
 

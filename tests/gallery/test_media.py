@@ -5,10 +5,17 @@ from __future__ import annotations
 import io
 import os
 import socket
+import struct
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
+from diffrl.gallery import thumbnails
+from diffrl.gallery.blind import blind_picture
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.thumbnails import Thumbnails
 from tests.gallery.made import make_run
@@ -115,7 +122,7 @@ def test_a_run_that_is_a_link_is_shown(client_of, run, tmp_path):
 def test_thumbnails_have_one_of_four_sizes(client_of, tmp_path):
     client = client_of(make_run(tmp_path / "runs" / "made", size=300))
     small = client.get(f"/media/made/{PICTURE}?size=128")
-    assert small.headers["content-type"] == "image/webp" and "max-age" in small.headers["cache-control"]
+    assert small.headers["content-type"] == "image/webp" and small.headers["cache-control"] == "private, no-cache"
     with Image.open(io.BytesIO(small.content)) as image:
         assert image.size == (128, 128)
     whole = client.get(f"/media/made/{PICTURE}").content
@@ -132,25 +139,150 @@ def test_what_is_no_picture_is_a_sign(client_of, run, data):
     assert "missing" in answer.text
 
 
-def test_a_bomb_is_a_sign(client_of, run):
-    """A picture of 900 million pixels in a few kilobytes."""
-    Image.new("1", (30_000, 30_000)).save(run / "samples" / "bomb.png")
-    assert client_of(run).get("/media/made/samples/bomb.png?size=128").status_code == 404
+def test_a_bomb_is_a_sign(client_of, run, monkeypatch):
+    """A few kilobytes of very many pixels: told before they are decoded, whether Pillow would refuse them or not."""
+    client = client_of(run)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("decoded"))
+    for side in (7072, 30_000):  # just above 50 million, and more than Pillow opens
+        (run / "samples" / "bomb.png").write_bytes(bomb(side))
+        answer = client.get("/media/made/samples/bomb.png?size=128")
+        assert answer.status_code == 413 and answer.headers["content-type"] == "image/svg+xml"
+        assert "too large" in answer.text
+    with pytest.raises(GalleryError):
+        blind_picture(run / "samples" / "bomb.png", run / PICTURE)
+    (run / "samples" / "bomb.png").write_bytes(bomb(7072))
+    assert "7,072 x 7,072 pixels" in client.get("/media/made/samples/bomb.png?size=128").text
+
+
+def bomb(side: int) -> bytes:
+    """A PNG's header, and no pixels behind it."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = [
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in (head, b"IDAT")
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_each_picture_is_made_once_and_two_at_a_time(tmp_path, monkeypatch):
+    """Twelve threads ask for three pictures; the first two wait in the decoder for one another, and for a third."""
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for path in paths:
+        Image.effect_noise((200, 200), 50).save(path)
+    inside, most, calls, lock = [0], [0], [], threading.Lock()
+    full, third = threading.Event(), threading.Event()
+    turned = thumbnails.turn
+
+    def turn(image):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            calls.append(image.filename)
+            if inside[0] >= 2:
+                full.set()
+            if inside[0] >= 3:
+                third.set()
+        assert full.wait(20)
+        third.wait(0.2)  # nobody comes; a third one would come at once
+        turned(image)
+        with lock:
+            inside[0] -= 1
+
+    monkeypatch.setattr(thumbnails, "turn", turn)
+    made = Thumbnails()
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda number: made.get(paths[number % 3], 128, False), range(12)))
+    assert len(calls) == 3 and most[0] == 2
+    assert len(set(found)) == 3 and None not in found
+    assert made._held == sum(map(len, made._cache.values())) and not made._making
+
+
+def test_what_failed_once_can_be_asked_again(tmp_path):
+    made = Thumbnails()
+    (tmp_path / "a.png").write_bytes(b"torn")
+    for _ in range(2):
+        with pytest.raises(GalleryError):
+            made.get(tmp_path / "a.png", 128, False)
+    assert not made._making
+
+
+def test_browsers_ask_again_and_get_new_pictures_only(client_of, tmp_path):
+    run = make_run(tmp_path / "runs" / "made", size=300)
+    client = client_of(run)
+    for query in ("", "?size=128", "?size=512", "?size=128&still=1"):
+        address = f"/media/made/{PICTURE}{query}"
+        first = client.get(address)
+        mark = first.headers["etag"]
+        for held in (mark, f"W/{mark}", f'"x", {mark}'):
+            again = client.get(address, headers={"if-none-match": held})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", mark)
+            assert again.headers["cache-control"] == "private, no-cache"
+        assert client.get(address, headers={"if-none-match": '"other"'}).content == first.content
+        Image.effect_noise((300, 300), 40 + len(query)).save(run / PICTURE)
+        new = client.get(address, headers={"if-none-match": mark})
+        assert new.status_code == 200 and new.content != first.content and new.headers["etag"] != mark
+    marks = {
+        client.get(f"/media/made/{PICTURE}{q}").headers["etag"] for q in ("", "?size=128", "?size=256", "?still=1")
+    }
+    assert len(marks) == 4
+    (run / PICTURE).unlink()
+    assert client.get(address, headers={"if-none-match": new.headers["etag"]}).status_code == 404
+
+
+@pytest.mark.browser
+def test_the_browser_shows_the_new_picture_and_turns_as_the_thumbnails_do(served, tmp_path, page):
+    """Pictures 400 wide and 100 high, with EXIF data that tell to turn them or are broken."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    suffixes = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+    picture, turned = Image.new("RGB", (400, 100), "red"), Image.Exif()
+    turned[0x0112] = 6
+    for format, suffix in suffixes.items():
+        picture.save(folder / f"turned.{suffix}", format, exif=turned)
+        picture.save(folder / f"broken.{suffix}", format, exif=b"Exif\0\0garbage")
+    address = served(folder)
+    shape = "[...document.images].map(i => [i.naturalWidth, i.naturalHeight])"
+    for name in ("turned", "broken"):
+        for suffix in suffixes.values():
+            sizes = []
+            for query in ("", "?size=512", "?size=128"):
+                page.goto(f"{address}/media/pictures/{name}.{suffix}{query}")
+                sizes += page.evaluate(shape)
+            assert sizes[0] == sizes[1] and len(sizes) == 3
+            assert (sizes[0][0] > sizes[0][1]) == (sizes[2][0] > sizes[2][1]), (name, suffix, sizes)
+            upright = (name, suffix) in (("turned", "jpg"), ("turned", "png"))
+            assert (sizes[0][0] < sizes[0][1]) == upright
+            shown, kind = blind_picture(folder / f"{name}.{suffix}", folder / f"{name}.{suffix}")
+            assert list(Image.open(io.BytesIO(shown)).size) == sizes[0] and kind == "image/png"
+    assert "samples" in show(page, f"{address}/samples")
+    for suffix in suffixes.values():
+        Image.new("RGB", (77, 77), "blue").save(folder / f"broken.{suffix}")
+    show(page, f"{address}/samples")
+    assert page.evaluate("[...document.images].filter(i => i.naturalWidth === 77).length") == 3
+
+
+def show(page, address: str) -> str:
+    """Go to a page and wait until all its pictures are there."""
+    page.goto(address)
+    until = time.monotonic() + 20
+    while not page.evaluate("document.images.length && [...document.images].every(i => i.complete && i.naturalWidth)"):
+        assert time.monotonic() < until
+        page.wait_for_timeout(20)
+    return page.url
 
 
 def test_the_cache_of_thumbnails_is_bounded_and_follows_changes(tmp_path):
-    thumbnails = Thumbnails(limit=3000)
+    made = Thumbnails(limit=3000)
     paths = []
     for number in range(20):
         paths.append(tmp_path / f"{number}.png")
         Image.effect_noise((200, 200), 50).save(paths[-1])
-        assert thumbnails.get(paths[-1], 128, False)
-        assert thumbnails._held == sum(map(len, thumbnails._cache.values()))
-        assert len(thumbnails._cache) == 1 or thumbnails._held <= 3000
-    before = thumbnails.get(paths[0], 128, False)
+        assert made.get(paths[-1], 128, False)
+        assert made._held == sum(map(len, made._cache.values()))
+        assert len(made._cache) == 1 or made._held <= 3000
+    before = made.get(paths[0], 128, False)
     Image.new("RGB", (300, 300), "red").save(paths[0])
     os.utime(paths[0], (1, 1))
-    assert thumbnails.get(paths[0], 128, False) != before
+    assert made.get(paths[0], 128, False) != before
     paths[0].unlink()
     with pytest.raises((GalleryError, FileNotFoundError)):
-        thumbnails.get(paths[0], 128, False)
+        made.get(paths[0], 128, False)

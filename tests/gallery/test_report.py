@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from diffrl.gallery.costs import costs_of
+from diffrl.gallery.progress import Progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.report import write_report
+from diffrl.gallery.report import lead, write_report
 from diffrl.gallery.report_parts import PAIRS, telling_tree
 from diffrl.gallery.series import Track
 from diffrl.gallery.site import Site
@@ -127,7 +128,7 @@ def test_pairs_are_the_first_ones_with_their_pictures_and_rewards(made):
         store.write(add)
     parsed = report_of(made)
     words = parsed.words("r-pairs")
-    assert f"The first {PAIRS} held-out samples at iteration 0 and at 4" in words
+    assert f"The first {PAIRS} samples of evaluation 0 and evaluation 4: same prompts, same noise" in words
     assert len(parsed.images) == 2 * PAIRS
     pictures = [Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) for uri in parsed.images]
     assert all(picture.format == "WEBP" and max(picture.size) <= 256 for picture in pictures)
@@ -182,7 +183,8 @@ def test_a_tree_is_shown_with_its_story(made):
     same = [replace(node, leaf=replace(node.leaf, total=0.5)) if node.leaf else node for node in flat_tree.nodes]
     write_tree(made, replace(flat_tree, nodes=same))
     write_tree(made, pool(iteration=1, group=5))
-    found = telling_tree(made)
+    found, torn = telling_tree(made)
+    assert torn == ""
     assert (found.iteration, found.group) == (2, 0)  # the last with a spread, not the last of all
     parsed = report_of(made)
     assert_alone(parsed)
@@ -198,13 +200,41 @@ def test_of_the_last_trees_the_one_whose_rewards_differ_most_is_told(made):
     nodes[last] = replace(nodes[last], leaf=leaf(9.0))
     write_tree(made, forest(iteration=2, group=0))
     write_tree(made, replace(wide, nodes=nodes))
-    assert telling_tree(made).group == 4
+    assert telling_tree(made)[0].group == 4
 
 
-def test_a_broken_tree_is_a_sentence(made):
+def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
     folder = write_tree(made, forest(iteration=2, group=0))
     (folder / "tree.json").write_text("{")
-    assert "cannot be read" in report_of(made).words("r-tree")
+    assert "000002-0/tree.json cannot be read" in report_of(made).words("r-tree")
+    write_tree(made, forest(iteration=1, group=0))
+    write_tree(made, forest(iteration=2, group=7))
+    torn = write_tree(made, forest(iteration=3, group=0))
+    (torn / "tree.json").write_text("[]")
+    assert (telling_tree(made)[0].iteration, telling_tree(made)[0].group) == (2, 7)
+    words = report_of(made).words("r-tree")
+    assert "Iteration 2, “a red circle above a blue square”" in words
+    assert "000003-0/tree.json cannot be read" in words and "The same goes for 1 more." in words
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (0.5, 0.5000000001, "Held-out shapes stayed at 0.500 between iterations 0 and 4."),
+        (0.5001, 0.5004, "Held-out shapes stayed at 0.500 between iterations 0 and 4."),
+        (0.5, 0.499, "Held-out shapes fell from 0.500 to 0.499 between iterations 0 and 4."),
+    ],
+)
+def test_what_is_rounding_is_no_change(before, after, expected):
+    course = Progress("finished", 4, 4, 0.0, [(0, {"shapes": before}), (4, {"shapes": after})], [], 0)
+    assert lead(course.headline, course) == expected
+
+
+def test_the_chip_of_a_change_that_is_rounding_is_neither_gain_nor_loss(made):
+    rows = [{"iteration": i, "held_out/shapes": 0.5 + i * 1e-10, "held_out/other": 0.1 * i} for i in (0, 4)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(made).read_text(encoding="utf-8")
+    assert re.findall(r'<span class="chip (\w*)">', text) == ["", "gain"]
 
 
 def test_a_run_that_goes_on(tmp_path):
@@ -217,6 +247,23 @@ def test_a_run_that_goes_on(tmp_path):
     assert "Not finished: 4 of 40 iterations so far." in parsed.words()
     assert "Added up from the iterations so far." in parsed.words("r-costs")
     assert "rollout 1.6 53.3 %" in parsed.words("r-costs")  # 4 x 0.4 of 4 x 0.75
+    assert "training iterations only" not in parsed.words("r-costs")  # nothing says that there were others
+
+
+def test_the_costs_of_a_run_that_goes_on_add_up(tmp_path):
+    """The total of a row has held-out evaluations, the counts of single iterations do not."""
+    run = make_run(tmp_path / "going", finished=False)
+    parts = {"precision/float32": 900, "decodes": 128}
+    total = {2: 2 * 900 + 500, 4: 4 * 900 + 1200}
+    rows = [
+        {**row, **(parts if row["iteration"] else {}), "network_evaluations": total.get(row["iteration"])}
+        for row in metrics_rows(4)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = report_of(run).words("r-costs")
+    assert "Network evaluations by purpose rollout 3,200 evaluation 1,200 update 400 " in words  # 4,800 in all
+    assert "Network evaluations by precision, training iterations only float32 3,600" in words
+    assert "network evaluations 4,800 so far" in words and "decodes 512 in training iterations" in words
 
 
 def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
@@ -268,7 +315,8 @@ def test_a_run_without_evaluations_or_anything_else(tmp_path):
     add_evaluation(run, 0)
     parsed = report_of(run)
     assert_alone(parsed)
-    assert "one held-out evaluation, at 0: there is no before and after yet" in parsed.words("r-pairs")
+    assert "bare has only evaluation 0 so far: there is nothing to compare it with" in parsed.words("r-pairs")
+    assert not parsed.images
     assert "svg" in parsed.tags
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,19 @@ def test_parents_stand_in_the_middle_of_equal_children():
         assert places[top].y == pytest.approx((places[first].y + places[last].y) / 2)
 
 
+def test_inner_pictures_take_the_room_that_they_have():
+    sizes = {place.node: place.size for place in lay_out(made_trees.forest()).places}
+    assert (sizes[0], sizes[1], sizes[2]) == (144, 2 * (64 + 8) - 2 * 18 - 8, 64)  # leaves keep their rows
+    assert {place.size for place in lay_out(made_trees.chains()).places} == {64}
+    assert lay_out(made_trees.forest()).height == 16 * (64 + 8) - 8 / 2 + 62 + 14 + 14  # none of it makes it taller
+
+
+def test_the_tail_is_the_last_column():
+    for record in (made_trees.forest(), made_trees.chains(), made_trees.wide_forest()):
+        layout = lay_out(record)
+        assert layout.width - layout.tail == pytest.approx(max(place.x for place in layout.places))
+
+
 def test_columns_go_from_noise_to_picture():
     layout = lay_out(made_trees.forest())
     assert len({round(place.x, 3) for place in layout.places}) == 3
@@ -107,7 +121,9 @@ def test_an_edge_joins_the_pictures_of_its_nodes():
     layout = lay_out(made_trees.forest())
     top, middle = layout.places[0], layout.places[1]
     edge = next(edge for edge in layout.edges if edge.node == 1)
-    assert edge.path.startswith(f"M{top.x + top.size:.1f} {top.y:.1f}C")
+    start = float(re.match(r"M([\d.]+) ", edge.path)[1])
+    assert top.x < start and (start - top.x) * 2.4 < top.size  # covered by the picture, drawn 2.4 times as wide too
+    assert edge.path.startswith(f"M{start:.1f} {top.y:.1f}C")
     assert edge.path.endswith(f" {middle.x:.1f} {middle.y:.1f}")
 
 

@@ -11,7 +11,7 @@ from diffrl.gallery.tree_story import story
 from diffrl.gallery.tree_words import push, share, sums, tiny, verdict
 from diffrl.tracking.trees import TreeLeaf, TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import NFT, OUTCOME, leaf, record
+from tests.gallery.made_trees import DIFFRL, NFT, leaf, record
 
 
 def told(tree):
@@ -26,7 +26,7 @@ def split(first, second, **more):
     for child, (reward, changes) in enumerate(zip(rewards, (first, second), strict=True)):
         node = TreeNode(
             child + 1, 0, 0, child, 2, 0.25, value=reward, advantage=1.0 - 2 * child, trained=True,
-            leaf=leaf(reward, (child,)),
+            leaf=leaf(reward, (child,), advantage=1.0 - 2 * child),
         )  # fmt: skip
         nodes.append(replace(node, **changes))
     return record(nodes, **{"branching": {2: 2}, **more})
@@ -48,12 +48,12 @@ def test_the_forest_sentence_by_sentence():
         "began, so the step is credited as far as the end. "
         "At 2b ◆ the path turns: its first step already goes down (−0.375) and a path through it ends lower than it "
         "began, so the step is credited as far as the end.",
-        "contrast": "The finished pictures train by contrast (nft): towards the 4 with positive advantage, away from "
-        "the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
+        "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
+        "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
         "update": "Of 7 steps with positive advantage 7 became more likely. Of 7 steps with negative advantage 6 "
-        "became less likely. One network serves all steps and prompts of the iteration, and cannot follow each of "
-        "them. It changed the likelihood of the step to 1ab most: −0.00095 per dimension.",
-        "idle": "1 of 24 steps took no part in the gradient. 9 steps with advantage 0 were not pushed.",
+        "became less likely. It changed the likelihood of the step to 1ab most: −0.00095 per dimension.",
+        "idle": "1 step leads to no picture that counts. At 1 split only one branch leads to a picture that counts, "
+        "which leaves nothing to compare it with. 9 steps have advantage 0.",
         "reckoning": "A node is worth the mean reward of the pictures that grow from it. A step earns what it adds to "
         "the value of its node, at a turning point the whole way to the end; it is compared with this prompt's other "
         "steps at the same noise level.",
@@ -73,14 +73,14 @@ def test_references_lead_to_the_nodes_that_they_name():
 def test_a_pool_sentence_by_sentence():
     # proxies 0, .2, .4, .6, .8, 1; of the five drawn again the truth is .2, .1, .8, .7, .9: two pairs are swapped
     assert told(made_trees.pool(6, 4, 1)) == {
-        "drawn": "6 candidates were explored in nvfp4 (emulated) with 3 of 4 steps and scored by proxy. 5 of them were "
+        "drawn": "6 candidates were explored in NVFP4 (emulated) with 3 of 4 steps and scored by proxy. 5 of them were "
         "chosen to be drawn again: the 2 best, the 2 worst, because contrast between good and bad is what teaches, and "
         "1 at random to check the ranking. Iteration 20 then drew 5 pictures of this prompt from 5 starting noises, "
         "without noise on the way. Of 10 pairs among those drawn again, proxy and true reward order 8 alike, 2 the "
         "other way round.",
         "scored": "0 of 5 passed shapes_strict. Rewards go from 0.100 (2) to 0.900 (6), 0.540 on average.",
-        "contrast": "The finished pictures train by contrast (nft): towards the 2 with positive advantage, away from "
-        "the 2 with negative. Furthest towards 6 (+0.80), furthest from 2 (−0.80).",
+        "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 2 with positive "
+        "advantage, away from the 2 with negative. Furthest towards 6 (+0.80), furthest from 2 (−0.80).",
         "update": "No noise was added on the way, so there is no step whose likelihood could be compared before and "
         "after.",
         "idle": "1 candidate was only explored. 1 picture was drawn only to check the ranking.",
@@ -95,7 +95,7 @@ def test_ties_agree_with_nobody():
     ]
     text = told(record(nodes, branching={}, rule=NFT, explored={"precision": "int8"}))["drawn"]
     assert text.startswith(
-        "3 candidates were explored in int8 and scored by proxy. 3 of them were chosen to be drawn again: all 3."
+        "3 candidates were explored in INT8 and scored by proxy. 3 of them were chosen to be drawn again: all 3."
     )
     assert text.endswith("order 1 alike, 0 the other way round; 2 are tied in one of the two.")
 
@@ -158,45 +158,6 @@ def test_weighted_means_are_called_so():
     )
 
 
-def test_equal_rewards_teach_nothing():
-    same = {"value": 0.5, "advantage": 0.0, "leaf": leaf(0.5)}
-    text = told(split({**same, "advantage": -5.9e-9}, same, rule=OUTCOME))
-    assert (
-        text["scored"] == "0 of 2 passed shapes_strict. All 2 have the same reward, 0.500: none is better than another."
-    )
-    assert text["idle"] == "Equal rewards give no credit: all advantages are 0, and this prompt's steps teach nothing."
-    assert "credit" not in text
-
-
-@pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [
-        ((None, None), "How likely the steps were after it was not recorded."),
-        (
-            (0.002, -0.001),
-            "Of 1 step with positive advantage 1 became more likely. Of 1 step with negative advantage 1 became less "
-            "likely. It changed the likelihood of the step to 1a most: +0.0020 per dimension.",
-        ),
-        (
-            (-0.002, 0.00001),
-            "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. Most went the other way: one network serves all steps and prompts of the iteration, and cannot "
-            "follow each of them. It changed the likelihood of the step to 1a most: −0.0020 per dimension.",
-        ),
-    ],
-)
-def test_what_the_update_did(ratios, expected):
-    assert told(split({"log_ratio": ratios[0]}, {"log_ratio": ratios[1]}))["update"] == expected
-
-
-def test_steps_that_do_not_train_are_only_measured():
-    tree = split({"log_ratio": 0.001, "trained": False}, {"log_ratio": 0.002, "trained": False}, rule=NFT)
-    text = told(tree)
-    assert text["update"].startswith("No step asked for a change; of 2 measured, 2 became more likely.")
-    assert "The 2 steps here: with this objective only finished pictures train." in text["idle"]
-    assert "credit" not in text
-
-
 def test_a_path_that_turns_late_is_told_with_the_step_before():
     nodes = [
         TreeNode(0, None, 0, 0, None, 1.0, value=0.5),
@@ -218,11 +179,34 @@ def test_a_turn_on_a_chain_is_its_own_path():
     assert "At 1.1 ◆ the path turns: its first step already goes up (+0.300) and it ends higher than it began" in text
 
 
-def test_splits_left_with_one_branch_have_nothing_to_compare():
-    tree = made_trees.wide_forest(4)  # one root of four is drawn again, with one leaf below each of its two branches
-    assert "At 2 splits only one branch was drawn again" in told(tree)["idle"]
-    assert "one branch was" not in told(replace(tree, rule=OUTCOME))["idle"]
-    assert "2 at the two ends of splits whose branches differ most, because contrast" in told(tree)["drawn"]
+def test_only_several_pictures_have_an_average():
+    tree = made_trees.forest()
+    lone = [replace(node, leaf=replace(node.leaf, total=None)) if node.id in (9, 12) else node for node in tree.nodes]
+    assert "one branch, 2a, ended at 1.000 and" in told(replace(tree, nodes=lone))["decision"]
+
+
+def test_siblings_are_compared_with_their_node():
+    rule = {**DIFFRL, "normalise": "siblings"}
+    assert "with the other branches of the same node." in told(split({}, {}, rule=rule))["reckoning"]
+    assert told(split({}, {}, rule={**rule, "value": "predicted_x0"}))["reckoning"].endswith(
+        "it is compared with the node that it leaves, in units of the spread at that noise level."
+    )
+
+
+def test_chains_whose_last_steps_are_pruned_still_tell_their_paths():
+    tree = made_trees.chains(roots=3, steps=2)
+    nodes = [replace(node, trained=node.trained and node.leaf is None) for node in tree.nodes]
+    assert told(replace(tree, nodes=nodes))["credit"] == told(tree)["credit"]
+    nodes = [replace(node, trained=node.trained and node.root == 2) for node in tree.nodes]
+    assert told(replace(tree, nodes=nodes))["credit"] == "Pushed up most: the path to 3.2 (+0.10)."
+
+
+def test_turning_points_that_train_come_first():
+    tree = made_trees.forest()
+    nodes = [replace(n, trained=n.trained and n.id != 8, turning=n.id in (8, 22)) for n in tree.nodes]
+    text = told(replace(tree, nodes=nodes))["credit"]
+    assert text.index("At 4a ◆") < text.index("At 2a ◆")  # the step to 2a is the larger one
+    assert text.count("but it does not train here.") == 1 and text.endswith("but it does not train here.")
 
 
 def test_nothing_scored():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,6 +15,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, strength, tree_figure
+from diffrl.gallery.tree_words import sums
 from diffrl.tracking.trees import TreeLeaf, read_tree
 from tests.gallery import made_trees
 
@@ -107,11 +109,59 @@ def test_lines_have_the_colour_and_the_width_of_their_advantage(client_of, made)
     lines = {int(one["data-node"] or ""): (one["class"] or "").split() for one in Elements(text).of("line")}
     assert lines[8] == ["line", "up3"] and lines[11] == ["line", "down3"]
     assert lines[1] == ["line", "up1"] and lines[2] == ["line", "up2"]
-    assert lines[15] == ["line", "flat"] and lines[27] == ["line", "flat", "untrained"]
+    assert lines[15] == lines[27] == ["line", "flat", "untrained"]  # an advantage of 0, whatever is why, is no push
     chips = dict(
         re.findall(r'<span class="chip-a (\w+)[^"]*">(?:<span class="diamond"[^>]*>◆</span>)?([^<]+)</span>', text)
     )
     assert chips["up3"] == "+1.12" and chips["down3"] == "−1.12" and chips["flat"] == "0"
+
+
+def test_exact_zeros_and_rounding_zeros_look_alike():
+    tree = made_trees.forest()
+    drawn = []
+    for zero, trained in ((0.0, False), (-3e-8, True)):
+        nodes = [replace(node, advantage=zero, trained=trained) if node.id in (15, 16) else node for node in tree.nodes]
+        elements = Elements(tree_figure(replace(tree, nodes=nodes), lambda file: ""))
+        drawn.append({(one["data-node"], one["class"]) for one in elements.of("line")})
+    assert drawn[0] == drawn[1] and ("15", "line flat untrained") in drawn[0]
+
+
+def test_the_first_pictures_are_those_of_what_was_drawn():
+    asked: list[str] = []
+    tree_figure(made_trees.wide_forest(4), lambda file: asked.append(file) or "data:,")
+    kinds = ["node" if name.startswith("node") else "proxy" for name in asked]
+    assert kinds == ["node"] * 5 + ["proxy"] * 16  # 1 noise, 2 branches, 2 pictures; then all candidates
+    assert asked[5:7] == ["proxy-2.webp", "proxy-6.webp"]  # of those, first the ones that were drawn again
+
+
+def test_reasons_name_nodes_as_the_figure_does(client_of, made):
+    made_trees.write(made, made_trees.wide_forest(4))
+    text = client_of(made).get("/tree?tree=000020-3").text
+    assert "split at 1: gap 0.41, better side" in text and "node 0" not in text
+    tree = made_trees.wide_forest(4)
+    nodes = [replace(n, leaf=replace(n.leaf, chosen="split at node 4: gap 1") if n.leaf else None) for n in tree.nodes]
+    assert sums(replace(tree, nodes=nodes)).reason(nodes[2]) == "split at 1b: gap 1"
+    strange = replace(nodes[2], leaf=replace(nodes[2].leaf, chosen=f"split at node {'9' * 9}"))
+    assert sums(tree).reason(strange) == f"split at node {'9' * 9}"
+
+
+def test_words_are_explained_where_they_are_used(client_of, made):
+    made_trees.write(made, made_trees.forest())
+    made_trees.write(made, made_trees.pool(iteration=21))
+    client = client_of(made)
+
+    def words(name):
+        block = re.search(r'<details class="words-used">(.*?)</details>', client.get(f"/tree?tree={name}").text, re.S)
+        return re.findall(r"<dt>([^<]*)</dt>", block[1])
+
+    assert words("000020-3") == ["advantage", "turning point", "DiffusionNFT&#39;s contrast (nft)", "per dimension"]
+    assert words("000021-3") == [
+        "proxy reward",
+        "NVFP4 (emulated)",
+        "audit",
+        "advantage",
+        "DiffusionNFT&#39;s contrast (nft)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +279,10 @@ def test_the_figure_stands_alone():
     elements = Elements(figure)
     assert asked == [f"node-{number}.webp" for number in range(28)]
     assert len(elements.of("node")) == 28 and len(elements.of("line")) == 24
+    named = re.findall(r'<span class="name">([^<]+)</span>', figure)  # as the story beside it calls them
+    assert len(named) == 28 and {"1", "2a", "2ab", "4bb"} <= set(named)
     assert "<script" not in figure and " id=" not in figure and "href" not in figure and 'loading="lazy"' not in figure
-    assert "≥ +1" in figure and "turning point" in figure and "does not train" in figure
+    assert "near 0" in figure and "≥ +1" in figure and "turning point" in figure and "does not train" in figure
     addresses = {found["src"] for tag, found in elements.found if tag == "img"}
     assert addresses == {"data:image/webp;base64,AAAA"}
 

@@ -232,6 +232,7 @@ def test_a_double_click_votes_once(made, client_of, file):
         ({}, {"session": "guessed"}, 404),
         ({}, {"choice": "b"}, 400),
         ({}, {"pad": "x" * 30_000}, 413),
+        ({}, {f"more{n}": "x" for n in range(11)}, 400),
     ],
 )
 def test_votes_from_elsewhere_are_refused(made, client_of, file, headers, fields, status):
@@ -241,6 +242,21 @@ def test_votes_from_elsewhere_are_refused(made, client_of, file, headers, fields
     answer = voter.client.post("/vote", data=form, headers=every)
     assert answer.status_code == status and not file.exists()
     assert voter.client.get("/vote", params=form, headers=every).status_code in (200, 404) and not file.exists()
+
+
+@pytest.mark.parametrize("body", [b"&".join([b"a=1"] * 20), b"\xff\xfe=&;;&%", b"session[]=1", b"{}", b""])
+def test_odd_bodies_are_refused_in_a_sentence(made, client_of, body):
+    headers = {**SAME, "content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
+    answer = client_of(made).post("/vote", content=body, headers=headers)
+    assert answer.status_code in (400, 404) and answer.json()["error"]
+
+
+@pytest.mark.parametrize(("place", "status"), [("cross-site", 403), ("same-site", 403), ("none", 200), (None, 200)])
+def test_a_page_elsewhere_begins_no_ballot(made, client_of, place, status):
+    """It would push the ballots of others out."""
+    answer = client_of(made).get("/vote", headers={"sec-fetch-site": place} if place else {})
+    assert answer.status_code == status
+    assert status == 200 or "A vote begins on the gallery" in answer.text
 
 
 def test_votes_of_a_browser_without_fetch_metadata_are_known_by_their_origin(made, client_of, file):
@@ -338,6 +354,42 @@ def test_old_ballots_go_when_there_are_too_many(made, client_of, monkeypatch):
     assert voters[0].post("left").status_code == 404
     assert client.get(voters[0].data["pair"]["left"]["src"]).status_code == 404
     assert voters[1].post("left").status_code == voters[2].post("left").status_code == 200
+
+
+def test_pairs_of_all_ballots_are_bounded_and_metadata_is_not_held(made, client_of, monkeypatch):
+    monkeypatch.setattr(ballots, "HELD", 13)  # of 6 pairs each: two ballots
+    client = client_of(made)
+    voters = [Voter(client) for _ in range(3)]
+    refused = voters[0].post("left")
+    assert refused.status_code == 404 and "restarted, or too many others were begun" in refused.json()["error"]
+    assert voters[1].post("left").status_code == voters[2].post("left").status_code == 200
+
+
+def test_pictures_that_come_while_a_ballot_begins_are_not_taken_for_others(tmp_path):
+    """Samples of a folder are numbered by their order: a new first file moves all others."""
+    from diffrl.gallery.folders import FolderSource
+
+    class Growing(FolderSource):
+        def samples(self, state, ids):
+            if self.key == "tuned":
+                to_pil(flat(0.9)).save(self.path / "a.png")
+                (self.path / "a.txt").write_text("prompt a")
+                return FolderSource(self.key, self.path).samples(state, ids)
+            return super().samples(state, ids)
+
+    columns = []
+    for name in ("base", "tuned"):
+        (tmp_path / name).mkdir()
+        for letter in "bcd":
+            to_pil(flat(0.1)).save(tmp_path / name / f"{letter}.png")
+            (tmp_path / name / f"{letter}.txt").write_text(f"prompt {letter}")
+        source = Growing(name, tmp_path / name)
+        columns += [(source, source.states()[0])]
+    try:
+        pairs = Ballots(random.Random(1)).begin(*named(columns)).pairs
+    except GalleryError:
+        pairs = []  # nothing is left
+    assert all(pair.samples["a"].key == pair.samples["b"].key for pair in pairs)
 
 
 def test_large_evaluations_are_drawn_from(made, client_of, monkeypatch):

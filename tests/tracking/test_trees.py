@@ -13,7 +13,7 @@ import diffrl.tracking.trees_write as trees_write
 from diffrl.errors import DiffrlError
 from diffrl.tracking.trees import DOCUMENT, TREES, TreeLeaf, TreeNode, TreeRecord, list_trees, read_tree
 from diffrl.tracking.trees_write import drop_trees, write_tree
-from reward_models.media import read_media
+from reward_models.media import read_media, save_media
 
 PROMPT = '<script>alert("x")</script> رمز 🙂\n\u2028"quoted"'
 GENERATOR = torch.Generator().manual_seed(5)
@@ -59,6 +59,34 @@ def test_what_is_written_is_read_back(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["node-0.webp", "node-2.webp", "tree.json"]
 
 
+def test_larger_pictures_are_written_small(tmp_path):
+    """Up to 64 pixels every one is exact; above, a picture is what it was to the eye, at a fraction of the bytes."""
+    rows, columns = torch.meshgrid(torch.linspace(0, 200, 96), torch.linspace(0, 200, 160), indexing="ij")
+    noise = torch.randint(0, 9, (3, 96, 160), generator=GENERATOR)
+    smooth = (torch.stack([rows, columns, 200 - rows]) + noise).to(torch.uint8)
+    clip = torch.stack([smooth, smooth, smooth.flip(2), smooth])
+    crisp = torch.randint(0, 256, (3, 64, 64), generator=GENERATOR, dtype=torch.uint8)
+    media = {"node-0.webp": smooth, "node-2.webp": clip, "proxy-2.webp": crisp}
+    folder = write_tree(tmp_path, record(), media, fps=8)
+    for name, expected in media.items():
+        with Image.open(folder / name) as image:
+            found = read_media(image)
+            assert getattr(image, "n_frames", 1) == 1 or sum(_durations(image)) == 500
+        error = (found.float() - expected.float()).abs()
+        assert (
+            found.shape == expected.shape and (float(error.mean()) < 4) and (name != "proxy-2.webp" or not error.any())
+        )
+    save_media(smooth, tmp_path / "exact.webp", 8)
+    assert 3 * (folder / "node-0.webp").stat().st_size < (tmp_path / "exact.webp").stat().st_size
+
+
+def _durations(image):
+    for frame in range(image.n_frames):
+        image.seek(frame)
+        image.load()
+        yield image.info["duration"]
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     leaf = TreeLeaf(proxy=math.inf, total=NAN, rewards={"shapes": NAN}, advantage=-math.inf)
     nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf)]
@@ -79,7 +107,7 @@ def test_a_tree_that_exists_is_replaced_with_its_pictures(tmp_path):
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_tree_that_was_not_finished_is_not_there(tmp_path, monkeypatch, at):
     write_tree(tmp_path, record(4), {})
-    calls, save = [], trees_write.save_media
+    calls, save = [], trees_write.save_illustration
 
     def ends(*args):
         calls.append(args)
@@ -88,7 +116,7 @@ def test_a_tree_that_was_not_finished_is_not_there(tmp_path, monkeypatch, at):
         save(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trees_write, "save_media", ends)
+        patch.setattr(trees_write, "save_illustration", ends)
         with pytest.raises(KeyboardInterrupt):
             write_tree(tmp_path, record(), {"node-0.webp": PICTURE, "node-2.webp": PICTURE})
     assert list_trees(tmp_path) == [(4, 3)]
@@ -115,6 +143,22 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / TREES).write_text("a file")
     with pytest.raises(DiffrlError, match="The tree .*000020-3 cannot be written: "):
         write_tree(tmp_path, record(), {})
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_tree(tmp_path, record(), {"node-0.webp": PICTURE})
+    save = trees_write.save_illustration
+
+    def full(media, path, fps):
+        if path.name == "node-2.webp":
+            raise OSError(28, "No space left on device")
+        save(media, path, fps)
+
+    monkeypatch.setattr(trees_write, "save_illustration", full)
+    with pytest.raises(DiffrlError, match="No space left on device"):
+        write_tree(tmp_path, record(prompt="new"), {"node-0.webp": PICTURE, "node-2.webp": PICTURE})
+    assert [path.name for path in (tmp_path / TREES).iterdir()] == ["000020-3"]
+    assert read_tree(tmp_path, 20, 3).prompt == PROMPT  # the one that was there
 
 
 def edited(change):
@@ -148,6 +192,19 @@ CORRUPTIONS = {
     "a prompt of numbers": edited(lambda data: data.update(prompt=[1])),
     "a step of text": edited(lambda data: data.update(branching={"first": 2})),
     "sigmas of text": edited(lambda data: data.update(sigmas=["one"])),
+    "a step beyond the last": edited(lambda data: data["nodes"][1].update(step=3)),
+    "a step below 0": edited(lambda data: data["nodes"][1].update(step=-1)),
+    "a step to a root": edited(lambda data: data["nodes"][0].update(step=0)),
+    "no step to a node": edited(lambda data: data["nodes"][1].update(step=None)),
+    "a node that counts from below 0": edited(lambda data: data["nodes"][1].update(child=-100)),
+    "a split beyond the last step": edited(lambda data: data.update(branching={"3": 2})),
+    "a split into none": edited(lambda data: data.update(branching={"2": 0})),
+    "a noise level without end": lambda text: text.replace('"sigmas":[1.0', '"sigmas":[1e999'),
+    "a node's level without end": edited(lambda data: data["nodes"][1].update(sigma=10**400)),
+    "a value beyond all floats": edited(lambda data: data["nodes"][1].update(value=10**400)),
+    "a reward beyond all floats": edited(lambda data: data["nodes"][2]["leaf"]["rewards"].update(shapes=-(10**400))),
+    "a rule of lists": edited(lambda data: data["rule"].update(value=[])),
+    "a rule beyond all floats": edited(lambda data: data["rule"].update(updates=10**400)),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
     "a proxy elsewhere": edited(lambda data: data["nodes"][2]["leaf"].update(proxy_picture="/etc/passwd")),
 }
@@ -163,6 +220,13 @@ def test_a_broken_document_is_one_sentence(tmp_path, how):
     said = str(caught.value)
     assert said.startswith(f"The tree {document(tmp_path)} cannot be read: ") and said.endswith(".")
     assert len(said) < len(str(tmp_path)) + 250 and "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["1" * 13 + "-1", "000020-" + "1" * 10, "٠٠٠٠٢٠-3", "00020-3"])
+def test_folders_of_other_names_are_no_trees(tmp_path, name):
+    write_tree(tmp_path, record(), {})
+    document(tmp_path).parent.rename(tmp_path / TREES / name)
+    assert list_trees(tmp_path) == []
 
 
 def test_bytes_that_are_no_text_are_one_sentence(tmp_path):

@@ -36,6 +36,10 @@ CASES = {  # exact ones
         "rollout": FOREST, "model": {"lora": LORA},
         "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}},
     },
+    "explore chains, audits and kl": {
+        "rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}},
+        "objective": {"kl": 0.1},
+    },
     "explore chains": {"rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}}},
 }  # fmt: skip
 BOUNDED = {

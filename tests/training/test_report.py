@@ -1,7 +1,10 @@
 """The summary's numbers and the pictures."""
 
+import html
 import io
+import math
 import os
+import re
 import signal
 
 import numpy as np
@@ -12,12 +15,18 @@ from rich.console import Console
 
 from diffrl.config.load import make_config
 from diffrl.errors import GuardStop
+from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.progress import progress
+from diffrl.gallery.query import Query
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
 from diffrl.training.report import held_out_change, program, write_before_after, write_curve
 from diffrl.training.run import train
-from tests.training.harness import settings
+from reward_models.errors import RewardError
+from tests.training.harness import go_on, settings
 
 
 def test_the_change_is_from_the_first_to_the_last_evaluation():
@@ -92,13 +101,13 @@ def test_each_reward_has_axes_of_its_own(tmp_path):
 def ends(random_sd3, tmp_path, monkeypatch):
     """A run of three iterations in which something happens before the second; how it ended, and what was said."""
 
-    def end(happening=None):
+    def end(happening=None, ends_with=(SystemExit, GuardStop)):
         iterate, calls = Trainer.iterate, []
 
         def iterating(trainer):
             calls.append(trainer)
             if len(calls) == 2 and happening:
-                happening()
+                happening(trainer)
             return iterate(trainer)
 
         monkeypatch.setattr(Trainer, "iterate", iterating)
@@ -107,7 +116,7 @@ def ends(random_sd3, tmp_path, monkeypatch):
         try:
             train(make_config(data), Console(file=shown, width=400))
             code = 0
-        except (SystemExit, GuardStop) as stop:
+        except ends_with as stop:
             code = stop.code if isinstance(stop, SystemExit) else str(stop)
         return tmp_path / "run", code, shown.getvalue()
 
@@ -118,22 +127,85 @@ def test_a_finished_run_leaves_its_report(ends):
     run, code, said = ends()
     page = (run / "report.html").read_text(encoding="utf-8")
     assert code == 0 and "Finished: 3 of 3 iterations." in page and "data:image/webp" in page
-    assert "report.html" in said and "everything on one page, to share" in said
+    assert f"Everything on one page, to share: {run / 'report.html'}" in said
 
 
 def test_a_run_that_a_guard_stopped_leaves_its_report(ends):
-    def stop():
+    def stop(trainer):
         raise GuardStop("The loss is nan. (guards.nonfinite_loss)")
 
     run, code, _ = ends(stop)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert code == "The loss is nan. (guards.nonfinite_loss)"
-    assert "Not finished: 1 of 3 iterations so far." in page and code in page
+    assert "Stopped by a guard after 1 of 3 iterations." in page and code in page
+
+
+def alarms_of(run):
+    """The report's section of alarms as text."""
+    section = (run / "report.html").read_text(encoding="utf-8").split('id="r-alarms"')[1].split("</section>")[0]
+    return " ".join(re.sub("<[^>]*>", " ", html.unescape(section)).split())
+
+
+def test_the_alarm_of_a_guard_that_names_no_setting_is_seen(ends):
+    """Weights of NaN: the guard that sees them speaks of samples and of no setting."""
+
+    def breaks(trainer):
+        with torch.no_grad():
+            for weight in trainer.session.policy.parameters.values():
+                weight.fill_(math.nan)
+
+    run, code, _ = ends(breaks)
+    assert "6 of 6 samples hold NaN or inf after denoising" in code
+    assert "samples hold NaN or inf" in alarms_of(run) and "no guard and no sentinel spoke" not in alarms_of(run)
+    course = progress(RunSource("run", run, "run"))
+    assert (course.state, course.ended, course.done) == ("stopped", "stopped by a guard", 1)
+    assert "Stopped by a guard after 1 of 3 iterations." in (run / "report.html").read_text(encoding="utf-8")
+    overview = Site([RunSource("run", run, "run")], ServerLinks("test")).answer("run", Query({})).body
+    assert "stopped by a guard after 1 of 3 iterations" in " ".join(re.sub("<[^>]*>", " ", overview).split())
+    go_on(run)
+    course = progress(RunSource("run", run, "run"))
+    assert (course.state, course.ended, course.done) == ("finished", "", 3)
+    log = (run / "log.txt").read_text().splitlines()
+    assert log[0].startswith("Stopped: ") and log[1] == "Resumed after iteration 0."  # no checkpoint had been written
+
+
+@pytest.mark.parametrize("error", [RewardError("The reward's server has gone."), OSError(28, "No space left")])
+def test_a_run_that_an_error_ended_leaves_its_report(ends, error):
+    def fails(trainer):
+        raise error
+
+    run, code, _ = ends(fails, type(error))
+    assert code == str(error) and str(error) in alarms_of(run)
+    assert "Ended by an error after 1 of 3 iterations." in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_error_stays_the_same_where_nothing_can_be_written(ends, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left")
+
+    def fails(trainer):
+        monkeypatch.setattr("diffrl.training.journal.Journal.log", full)
+        monkeypatch.setattr("diffrl.gallery.report.write_report", full)
+        raise RewardError("gone")
+
+    run, code, _ = ends(fails, RewardError)
+    assert code == "gone" and not (run / "report.html").exists()
+
+
+def test_an_interrupted_report_is_told_and_the_summary_stands(ends, monkeypatch):
+    def interrupted(run_dir):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffrl.gallery.report.write_report", interrupted)
+    run, code, said = ends()
+    assert code == 0 and said.count("report.html was left out: interrupted while it was made.") == 1
+    assert said.index("Held-out reward") < said.index("The run lies in") < said.index("report.html was left out")
+    assert "to share" not in said and (run / "summary.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_its_report(ends, number):
-    run, code, said = ends(lambda: os.kill(os.getpid(), number))
+    run, code, said = ends(lambda trainer: os.kill(os.getpid(), number))
     page = (run / "report.html").read_text(encoding="utf-8")
     assert code == 128 + number and "checkpoint written after iteration 2" in said
     assert "Not finished: 2 of 3 iterations so far." in page and "checkpoint written after iteration 2" in page
@@ -145,11 +217,11 @@ def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(e
         raise OSError("the disk\nis full")
 
     monkeypatch.setattr("diffrl.gallery.report.write_report", failing)
-    run, code, said = ends((lambda: os.kill(os.getpid(), number)) if number else None)
+    run, code, said = ends((lambda trainer: os.kill(os.getpid(), number)) if number else None)
     line = "report.html could not be written: OSError: the disk is full"
     assert code == (128 + number if number else 0) and said.count(line) == 1
     assert (run / "log.txt").read_text().splitlines().count(line) == 1
-    assert not (run / "report.html").exists() and "on one page" not in said
+    assert not (run / "report.html").exists() and "one page, to share" not in said
     assert (run / "summary.json").exists() == (number is None)
 
 

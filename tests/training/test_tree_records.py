@@ -2,15 +2,27 @@
 
 import copy
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 
+import diffrl.tracking.trees_write as trees_write
+import diffrl.training.clock as clocks
+import diffrl.training.journal as journal
 import diffrl.training.loop as loop
+import diffrl.training.sampling as sampling
+import diffrl.training.trees as keeping
+from diffrl.gallery.progress import said
+from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
+from diffrl.rollout.tree import plan_forest
 from diffrl.tracking.trees import list_trees, read_tree
+from diffrl.training.illustrations import illustration, most, pace
 from diffrl.training.loop import Trainer
+from diffrl.training.tracing import FirstPictures
 from diffrl.training.tree_pictures import decode_whole
 from reward_models.media import read_media
 from tests.training.harness import (
@@ -177,6 +189,9 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
     for prompt, tree in enumerate(trees):
         assert tree.prompt == drawn.rollout.batch.prompts[prompt].text
         assert tree.group == drawn.rollout.batch.groups[prompt]
+        asked = drawn.rollout.batch.prompts[prompt].metadata
+        assert tree.metadata == json.loads(json.dumps(dict(asked))) and tree.metadata
+        assert (tree.rule["prune"], tree.rule["kl"]) == (width is not None, 0.0)
         for node in tree.nodes:
             row = rows.get((prompt, way(tree.nodes, node)))
             assert node.drawn == (row is not None)
@@ -310,6 +325,56 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     assert all(tree.rule["edges"] == steps and tree.rule["samples"] == ("nft" in objective) for tree in trees)
 
 
+@pytest.mark.parametrize("rollout", [WIDE, CHAINS | {"explore": EXPLORE | {"keep": 4}}], ids=["forest", "chains"])
+def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
+    """What leads to an audit alone is in no loss, though the reference pulls at every other step."""
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
+    left_out = 0
+    for tree in kept(trainer):
+        used = [node for node in leaves(tree) if node.drawn and not node.leaf.audit]
+        on_the_way = set().union(*(above(tree, node) for node in used))
+        for node in tree.nodes:
+            if node.drawn and node.parent is not None:
+                assert node.trained == (node.id in on_the_way)
+                left_out += not node.trained
+        assert tree.rule["kl"] == 0.2
+    assert left_out >= 2
+
+
+def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
+    data = forest_run(random_sd3, tmp_path, train={"learning_rate": 1e-4, "updates_per_iteration": 3})
+    data["model"] |= {"dtype": "bfloat16"}
+    data["guards"] = {"on_policy_tolerance": 1.0}
+    trainer = make_trainer(data)
+    answers = iter([True, False, False])
+    monkeypatch.setattr(trainer.guard, "allows", lambda *args: next(answers))
+    for tree in kept(trainer):
+        told = {name: tree.rule[name] for name in ("updates", "skipped", "dtype", "prune", "kl")}
+        assert told == {"updates": 3, "skipped": 2, "dtype": "bfloat16", "prune": False, "kl": 0.0}
+
+
+@pytest.mark.parametrize("action", ["widen", "fall_back"])
+def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypatch, action):
+    """The first iteration's ranking is bad: the second explores otherwise. The watch's words are an alarm."""
+    measured = sampling.fidelity_metrics
+    monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args: measured(*args) | {"fidelity/tau": 0.1})
+    data = forest_run(
+        random_sd3, tmp_path, FOREST | {"explore": EXPLORE | {"fidelity": {"action": action, "patience": 1}}}
+    )
+    data["track"]["trees"] = {"every": 1, "pictures": 0}
+    run, _ = start(data)
+    first, second = (read_tree(run, iteration, 0) for iteration in (0, 1))
+    before = {"precision": "nvfp4", "engine": "emulated", "steps": 4, "keep": 8, "audit": 2}
+    after = {"keep": 12} if action == "widen" else {"precision": "training", "engine": "policy", "steps": 5}
+    for tree, expected in ((first, before), (second, before | after)):
+        assert {name: tree.explored[name] for name in expected} == expected
+        drawn = [node for node in leaves(tree) if node.drawn]
+        assert sum(not node.leaf.audit for node in drawn) == expected["keep"]
+        assert len(drawn) == expected["keep"] + 2
+    alarms, _ = said(RunSource("run", run, "run"))
+    assert "Exploration ranks with tau 0.10" in alarms[0][0]
+
+
 def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path):
     for tree in kept(
         make_trainer(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))
@@ -355,6 +420,108 @@ def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_pat
     assert inner <= best | worst and (not limit or best <= inner)
     proxies = [node for node in leaves(tree) if node.leaf.proxy_picture]
     assert len(proxies) == limit and all(node.drawn for node in proxies)
+
+
+def test_only_what_is_kept_is_held(random_sd3, tmp_path):
+    """Proxies that no tree shows are let go of when it is known which; all of it once the trees are written."""
+    for limit in (0, 3):
+        data = forest_run(random_sd3, tmp_path / str(limit), WIDE)
+        data["track"]["trees"] = {"pictures": limit}
+        trainer = make_trainer(data)
+        trees = kept(trainer)
+        shown = [node.leaf.proxy_picture for tree in trees for node in leaves(tree) if node.leaf.proxy_picture]
+        assert len(trainer._drawn.trace.proxies) == len(shown) == 2 * limit
+    data = forest_run(random_sd3, tmp_path / "run", WIDE)
+    data["run"] |= {"iterations": 1, "checkpoint_every": 1}
+    trainer = make_trainer(data)
+    trainer.run()
+    assert trainer._drawn.trace is None and list(trainer._trees) == [] and len(list_trees(tmp_path / "run/run")) == 2
+
+
+def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
+    pool = plan_forest(2, 3, {})
+    pictures = torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1).expand(9, 3, 2, 2)
+    sink = FirstPictures(6)
+    for piece in pictures.split(4):
+        sink.add(piece)
+    for asked, places in ((1, {0, 4}), (2, {0, 1, 4, 5}), (None, set(range(6))), (0, set())):
+        found = sink.kept(pool, torch.tensor([4, 5]), asked)
+        assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
+    assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
+    none = FirstPictures(0)
+    none.add(pictures)
+    assert none.kept(pool, torch.tensor([4]), None) == {}
+
+
+def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
+    """The second tree's pictures are decoded when the first lies on the disk."""
+    order, decoded, written = [], keeping.with_pictures, journal.write_tree
+    monkeypatch.setattr(keeping, "with_pictures", lambda *args: order.append("pictures") or decoded(*args))
+    monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
+    kept(make_trainer(forest_run(random_sd3, tmp_path)))
+    assert order == ["pictures", "written"] * 2
+
+
+def test_illustrations_are_small():
+    """The longer edge and the frames; a picture's content stays where it was."""
+    wide = torch.zeros(3, 700, 1300, dtype=torch.uint8)
+    wide[0, :350, :650] = 200
+    small = illustration(wide)
+    assert small.shape == (3, 276, 512) and small.dtype == torch.uint8
+    for (row, column), value in {(60, 120): 200, (60, 400): 0, (220, 120): 0}.items():
+        assert abs(int(small[0, row, column]) - value) <= 1
+    assert abs(float(small[0].float().mean()) - 50) < 1
+    clip = torch.arange(37, dtype=torch.uint8).reshape(37, 1, 1, 1).expand(37, 3, 1030, 515)
+    frames = illustration(clip)
+    shown = frames[:, 0, 0, 0].tolist()
+    assert frames.shape == (16, 3, 512, 256) and (shown[0], shown[-1]) == (0, 36)
+    assert {later - earlier for earlier, later in zip(shown, shown[1:], strict=False)} == {2, 3}
+    assert pace(clip) == pytest.approx(16 / 37) and pace(frames) == pace(wide) == 1
+    for unchanged in (wide[:, :512, :3], clip[:16, :, :64, :64]):
+        assert torch.equal(illustration(unchanged), unchanged)
+    assert (most(None, wide), most(None, clip), most(5, wide), most(0, clip)) == (96, 16, 5, 0)
+
+
+def test_a_full_disk_ends_the_trees_and_not_the_run(random_sd3, tmp_path, monkeypatch):
+    save, calls = trees_write.save_illustration, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) > 3:  # within the second tree
+            raise OSError(28, "No space left on device")
+        save(*args)
+
+    data = forest_run(random_sd3, tmp_path, CHAINS, {})
+    data["run"] |= {"iterations": 4, "checkpoint_every": 2}
+    data["track"]["trees"] = {"every": 1, "pictures": 0, "prompts": 2}
+    monkeypatch.setattr(trees_write, "save_illustration", full)
+    run, told = start(data)
+    assert told.count("No space left on device") == told.count("No more trees are kept") == 1 and len(calls) == 4
+    assert (run / "log.txt").read_text().count("No space left on device") == 1
+    assert (run / "summary.json").exists() and [path.name for path in (run / "trees").iterdir()] == []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 5 and ["seconds/trees" in row for row in rows[1:]] == [True, False, False, False]
+
+
+def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypatch):
+    """A clock that goes on only where it is told to: 7 s outside any phase, 100 s in writing the trees."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (loop, clocks):
+        monkeypatch.setattr(module, "time", clock)
+    trainer = make_trainer(forest_run(random_sd3, tmp_path))
+    samples, written = trainer.journal.train_samples, trainer.journal.trees
+
+    def slow(seconds, does):
+        return lambda *args: (now.__setitem__(0, now[0] + seconds), does(*args))
+
+    monkeypatch.setattr(trainer.journal, "train_samples", slow(7, samples))
+    monkeypatch.setattr(trainer.journal, "trees", slow(100, written))
+    trainer.run()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["cost/seconds"] for row in rows] == [0, 7, 14]
+    assert [row["seconds/other"] for row in rows[1:]] == [7, 7]
+    assert [row["seconds/trees"] for row in rows[1:]] == [100, 100]
 
 
 def test_a_failed_scorer_is_named(random_sd3, tmp_path):
@@ -422,11 +589,21 @@ def test_a_large_step_makes_good_edges_likelier_and_bad_ones_less(random_sd3, tm
     assert len(gains) == 24 and sum(gains) > 0 and sum(gain > 0 for gain in gains) >= 18
 
 
-def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path):
+def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path)
     data["train"] |= {"learning_rate": 1e-30}
-    ratios = [n.log_ratio for t in kept(make_trainer(data)) for n in t.nodes if n.parent is not None]
-    assert len(ratios) == 24 and all(abs(ratio) < 2e-6 for ratio in ratios)
+    trainer = make_trainer(data)
+    draw = trainer.sampling.draw
+
+    def drawn_in_other_batches(*args):
+        """The densities of the rollout are a little off, as those of other batches are on a GPU."""
+        drawn = draw(*args)
+        edges = replace(drawn.trace.edges, old_log_prob=drawn.trace.edges.old_log_prob + 1e-3)
+        return replace(drawn, trace=replace(drawn.trace, edges=edges))
+
+    monkeypatch.setattr(trainer.sampling, "draw", drawn_in_other_batches)
+    ratios = [n.log_ratio for t in kept(trainer) for n in t.nodes if n.parent is not None]
+    assert len(ratios) == 24 and set(ratios) == {0.0}
 
 
 # --- everywhere ------------------------------------------------------------------------------------------------------

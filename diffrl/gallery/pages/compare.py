@@ -8,7 +8,7 @@ from typing import Any
 
 from diffrl.gallery.columns import MOST, Choice, Column, choose, default_reward, main_states, options, reward_names
 from diffrl.gallery.columns import label as state_label
-from diffrl.gallery.compare import SORTS, Matched, Row, arrange, containing, match, summarise, within
+from diffrl.gallery.compare import NOISE, SORTS, Matched, Row, arrange, containing, likeness, match, summarise, within
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.query import Query
@@ -117,6 +117,7 @@ def compare(site: Site, query: Query) -> Answer:
         "sorts": orders(len(keys) > 1, asked.reward),
         "ranges": RANGES if len(keys) > 1 else {"value": "value"},
         "matched": matched,
+        "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows),
         "views": views(choice.columns, shown, asked.names),
         "number": number,
@@ -140,7 +141,7 @@ def _plain(site: Site, keys: Sequence[str]) -> str:
 def joined(columns: Sequence[Column], reward: str | None) -> Matched:
     """The samples of the columns beside each other."""
     briefs = [column.source.briefs(column.state, reward) for column in columns]
-    return match(briefs, [column.folder for column in columns])
+    return match(briefs, [column.stream for column in columns])
 
 
 def without(choice: Choice, places: Sequence[int]) -> Choice:
@@ -179,15 +180,21 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
         return []
     if not matched.rows:
         return [
-            "These samples have no prompt and noise in common, so there is nothing to put side by side. Evaluations "
-            "match when prompts.eval, eval.seed and the place of the prompt are the same. Choose other columns."
+            "These samples have no prompt in common, so there is nothing to put side by side. Evaluations have the "
+            "same prompts and noise when prompts.eval and eval.seed are the same. Choose other columns."
         ]
     notes = [
         f"Nothing of {columns[place].label} matches another column: its prompts, its seed or its noise are others."
         for place in matched.unmatched
     ]
-    if matched.by != "prompt and noise":
+    if matched.by != NOISE and any(column.folder for column in columns):
         notes.append(f"Matched by {matched.by}: pictures of a folder do not tell which noise they were drawn from.")
+    elif matched.by != NOISE:
+        notes.append(
+            "Matched by prompt: the first sample of a prompt beside the first, the second beside the second. Their "
+            "noise is another, so a single pair tells little. Evaluations have the same noise when eval.seed is the "
+            "same; training draws new noise at every iteration."
+        )
     return notes
 
 

@@ -40,7 +40,7 @@ def curves(site: Site, query: Query) -> Answer:
             sections=_sections(site, panels, lines, keys, x),
             data=page_data(panels, lines, tracks, x),
             all_csv=site.links.page("curves.csv", run=keys),
-            all_svg=site.links.page("curves.svg", run=keys, x=_axis(x)),
+            all_svg=None if all(p.fold for p in panels) else site.links.page("curves.svg", run=keys, x=_axis(x)),
         )
     )
 

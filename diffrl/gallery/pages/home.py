@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.overview import before_and_after
 from diffrl.gallery.pages.compare import compare
-from diffrl.gallery.pages.run import before_and_after, overview
+from diffrl.gallery.pages.run import overview
 from diffrl.gallery.progress import Progress, progress
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source
@@ -50,7 +51,7 @@ def card(source: Source) -> Card:
     """A source's card; what is wrong with it stands on it and nowhere else."""
     try:
         course = progress(source) if isinstance(source, RunSource) else None
-        _, shown, _, notes = before_and_after(source, STRIP)
-        return Card(source, course, shown, notes, course.written if course else 0.0)
+        pairs = before_and_after(source, STRIP)
+        return Card(source, course, pairs.views, pairs.notes, course.written if course else 0.0)
     except (GalleryError, OSError) as error:
         return Card(source, notes=[str(error)])

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from diffrl.gallery.columns import Column, default_reward, first_and_last, reward_names
-from diffrl.gallery.compare import match
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
+from diffrl.gallery.overview import before_and_after, flat, read_json
 from diffrl.gallery.progress import Progress, progress, said
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source
-from diffrl.gallery.rows import View, views
+from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.tracking.trees import list_trees, tree_name
+from diffrl.tracking.trees import tree_name
 
 PAIRS = 12
 TREES = 8
@@ -36,20 +35,21 @@ def overview(site: Site, source: RunSource) -> Answer:
     except GalleryError as error:
         course = None
         notes.append(str(error))
-    columns, shown, reward, missing = before_and_after(source, PAIRS)
+    pairs = before_and_after(source, PAIRS)
     alarms, lines = said(source)
-    summary, environment = (_json(source, name, notes) for name in ("summary.json", "environment.json"))
+    summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
         "run": source,
-        "notes": [*notes, *missing],
+        "notes": [*notes, *pairs.notes],
         "course": course,
         "written": _when(course.written) if course and course.written else "",
         "sparks": sparks(course) if course else [],
         "size": (WIDE, HIGH),
-        "columns": columns,
-        "views": shown,
-        "reward": reward,
-        "trees": first_trees(source),
+        "columns": pairs.columns,
+        "views": pairs.views,
+        "reward": pairs.reward,
+        "likeness": pairs.likeness,
+        "trees": first_trees(site.trees(source)),
         "alarms": alarms,
         "said": lines,
         "facts": facts(summary),
@@ -60,39 +60,8 @@ def overview(site: Site, source: RunSource) -> Answer:
     return Answer(site.render("run.html", **values))
 
 
-def before_and_after(source: Source, count: int) -> tuple[Sequence[Column], list[View], str | None, list[str]]:
-    """The first pairs of the first and the last evaluation, in the order of the prompts; sentences if there are none.
-
-    Args:
-        source: a run, or a folder, whose pictures stand alone.
-        count: of pairs.
-
-    Returns:
-        Columns, pairs, the reward that they show, and why there are none.
-    """
-    try:
-        choice = first_and_last(source)
-        if not choice.columns:
-            return [], [], None, list(choice.notes)
-        names = reward_names(choice.columns)
-        reward = default_reward(choice.columns, names)
-        briefs = [column.source.briefs(column.state, reward) for column in choice.columns]
-        rows = match(briefs, [column.folder for column in choice.columns]).rows
-        notes = list(choice.notes)
-        if choice.columns[-1].state.stage not in ("eval", "folder"):
-            notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
-        if not rows:
-            notes.append(
-                f"{choice.columns[0].label} and {choice.columns[-1].label} have no prompt and noise in common."
-            )
-        return choice.columns, views(choice.columns, rows[:count], names), reward, notes
-    except GalleryError as error:
-        return [], [], None, [str(error)]
-
-
-def first_trees(source: RunSource) -> list[tuple[int, str, int]]:
+def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:
     """Iteration, name of its first tree and number of its trees; of many iterations the first, the last and some."""
-    kept = list_trees(source.path)
     iterations = list(dict.fromkeys(iteration for iteration, _ in kept))
     every = -(-len(iterations) // TREES)
     chosen = [n for place, n in enumerate(iterations) if place % every == 0 or place == len(iterations) - 1]
@@ -127,35 +96,19 @@ def polyline(points: Sequence[tuple[int, float]]) -> str:
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the end of the run told of its cost; numbers that are not there, or are none, are left out."""
-    seconds, cost, memory = summary.get("seconds"), summary.get("cost"), summary.get("peak_memory_bytes")
+    seconds, cost = summary.get("seconds"), summary.get("cost")
+    spent = {name: finite(value) for name, value in seconds.items()} if isinstance(seconds, dict) else {}
+    known = [value for value in spent.values() if value is not None]
     found = []
-    if isinstance(seconds, dict) and all(isinstance(value, (int, float)) for value in seconds.values()):
-        found.append(
-            ("time", f"{sum(seconds.values()):,.0f} s, {seconds.get('evaluation', 0):,.0f} s of them evaluation")
-        )
-    if isinstance(cost, dict) and isinstance(cost.get("evaluations"), int):
-        found.append(("training cost", f"{cost['evaluations']:,} network evaluations"))
-    if isinstance(memory, int):
+    if known and len(known) == len(spent):
+        found.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
+    if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
+        found.append(("training cost", f"{evaluations:,.0f} network evaluations"))
+    if (memory := finite(summary.get("peak_memory_bytes"))) is not None:
         found.append(("peak memory", f"{memory / 2**30:.2f} GiB"))
-    if isinstance(summary.get("updates"), int):
-        found.append(("updates", f"{summary['updates']:,}"))
+    if (updates := finite(summary.get("updates"))) is not None:
+        found.append(("updates", f"{updates:,.0f}"))
     return found
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """A JSON object as names and texts, names joined by dots."""
-    found: list[tuple[str, str]] = []
-    for name, value in tree.items():
-        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", str(value))]
-    return found
-
-
-def _json(source: RunSource, name: str, notes: list[str]) -> dict[str, Any]:
-    try:
-        return source.read_json(name)
-    except GalleryError as error:
-        notes.append(str(error))
-        return {}
 
 
 def _when(seconds: float) -> str:

@@ -25,7 +25,7 @@ def samples(site: Site, query: Query) -> Answer:
     state = _state(source, states, query.text("state"))
     columns = named([(source, state)])
     asked = wanted(query, columns, list(orders(False, "any")))
-    found = match([source.briefs(state, asked.reward)], [source.kind == "folder"]).rows
+    found = match([source.briefs(state, asked.reward)], [columns[0].stream]).rows
     rows = arrange(within(containing(found, asked.prompt), asked.low, asked.high), asked.sort)
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     last = main_states(states)[-1]

@@ -7,12 +7,14 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import three
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
+from diffrl.gallery.tree_glossary import glossary
 from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
 from diffrl.gallery.tree_story import story
 from diffrl.gallery.tree_words import counted, sums, total
@@ -24,12 +26,13 @@ PER_PAGE = 24
 def trees(site: Site, query: Query) -> Answer:
     """Every tree that a run kept, the newest first."""
     run = site.run(query.text("run"))
-    found = list_trees(run.path)[::-1]
+    found = site.trees(run)[::-1]
     pages = 1 if site.links.exported else max(1, -(-len(found) // PER_PAGE))
     page = query.whole("page", 1, 1, pages)
     shown = found if site.links.exported else found[(page - 1) * PER_PAGE : page * PER_PAGE]
+    of = len(list_trees(run.path)) if site.links.exported else len(found)
     cards = [_card(run, iteration, group) for iteration, group in shown]
-    return Answer(site.render("trees.html", run=run, cards=cards, count=len(found), page=page, pages=pages))
+    return Answer(site.render("trees.html", run=run, cards=cards, count=len(found), page=page, pages=pages, of=of))
 
 
 def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def _dots(rewards: Sequence[float]) -> list[str]:
 def tree(site: Site, query: Query) -> Answer:
     """One prompt's rollout as a tree, and why the policy changed."""
     run = site.run(query.text("run"))
-    found = list_trees(run.path)
+    found = site.trees(run)
     if not found:
         raise GalleryError(f"{run.title} kept no trees. Set track.trees in its configuration and train again.", 404)
     name = query.text("tree", tree_name(*found[-1]))
@@ -97,6 +100,9 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
     def address(**options: Any) -> Callable[[str], str]:
         return lambda file: site.links.media(run.key, f"{TREES}/{record.name}/{file}", **options)
 
+    def first_frame(file: str) -> str | None:
+        return address(size=512, still=True)(file) if moves(run, f"{TREES}/{record.name}/{file}") else None
+
     given, small = sums(record), address(size=128, still=True)
     return site.render(
         "tree.html",
@@ -104,10 +110,11 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         record=record,
         figure=tree_figure(record, small, interactive=True, scale=1),
         story=story(record),
+        words=glossary(given),
         names=given.names,
         steps=step_rows(given),
         pictures=picture_rows(given),
-        nodes=panel(given, small, address()),
+        nodes=panel(given, small, address(), first_frame),
         explored=any(not node.drawn for node in record.nodes),
         proxies=any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in record.nodes),
         around={

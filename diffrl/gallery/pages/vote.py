@@ -14,20 +14,22 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from diffrl.gallery.ballots import Ballot, Ballots, Pair, voter_name
-from diffrl.gallery.blind import blind_picture, is_animated, is_video, part
+from diffrl.gallery.blind import blind_picture, is_animated, part
 from diffrl.gallery.columns import Choice, Column, first_and_last, last_of_all, main_states, named
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.preferences import jsonl, pairs, parquet
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.results import chosen, match_view
 from diffrl.gallery.site import Site
 from diffrl.gallery.tally import tallies
-from diffrl.gallery.thumbnails import MISSING
+from diffrl.gallery.thumbnails import MISSING, sign
 from diffrl.gallery.votes import read_votes
 
 BODY = 20_000
 """Bytes of a vote's form, at most."""
+FIELDS = 10
 
 
 def vote(site: Site, query: Query) -> Answer:
@@ -45,6 +47,10 @@ def add_routes(app: FastAPI, site: Site) -> None:
     def show(request: Request) -> Response:
         query = Query({key: request.query_params.getlist(key) for key in request.query_params})
         if not query.text("session"):
+            if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+                raise GalleryError(
+                    "A vote begins on the gallery's own pages. This link is elsewhere. Open it there.", 403
+                )
             ballot = begin(site, ballots, query)
             return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
         ballot = ballots.get(query.text("session"))
@@ -69,7 +75,8 @@ def add_routes(app: FastAPI, site: Site) -> None:
         try:
             data, kind = blind_picture(*ballots.files(name))
         except GalleryError as error:
-            return Response(MISSING, error.status, media_type="image/svg+xml")
+            words = sign("too large") if error.status == 413 else MISSING
+            return Response(words, error.status, media_type="image/svg+xml")
         data, status, headers = part(data, request.headers.get("range"))
         return Response(data, status, {"Cache-Control": "private, max-age=600", **headers}, media_type=kind)
 
@@ -126,7 +133,7 @@ def vote_page(site: Site, ballot: Ballot) -> str:
     if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
         notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, drawn at random.")
     if ballot.left_out:
-        notes.append(f"{ballot.left_out} pairs are left out: no picture of them was kept.")
+        notes.append(f"{ballot.left_out} pairs are left out: their pictures are not there.")
     return site.render("vote.html", ballot=ballot, data=_data(site, ballot), notes=notes)
 
 
@@ -140,11 +147,15 @@ def answered(site: Site, ballots: Ballots, headers: Mapping[str, str], body: byt
         body: session, key, and pair and choice, or undo.
 
     Raises:
-        GalleryError: it comes from another page (403), or is no vote.
+        GalleryError: it comes from another page (403), or is no vote (400).
     """
     if not same_origin(headers):
         raise GalleryError("Votes are taken from the gallery's own page only. This came from another. Vote there.", 403)
-    fields = {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace"), max_num_fields=10).items()}
+    try:
+        given = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FIELDS)
+    except ValueError as error:
+        raise GalleryError(f"A vote has at most {FIELDS} fields. Got more. Vote on the gallery's page.", 400) from error
+    fields = {name: values[-1] for name, values in given.items()}
     ballot = ballots.get(fields.get("session", ""))
     if fields.get("key") != ballot.key:
         raise GalleryError("A vote needs the key of its page. Got another. Reload the page.", 403)
@@ -217,9 +228,12 @@ def votes(site: Site, query: Query) -> Answer:
     wanted = chosen(site, query, found.votes)
     page = query.whole("page", 1, low=1)
     matches = [match_view(site, tally, page) for tally in tallies(wanted)]
+    run = next((run for run in site.runs if run.key == query.text("run")), None)
     return Answer(
         site.render(
             "votes.html",
+            layout="run_base.html" if run else "base.html",
+            run=run,
             file=file.name,
             matches=matches,
             unreadable=found.unreadable,

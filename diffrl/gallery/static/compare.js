@@ -104,7 +104,7 @@ const rows = {
       event.preventDefault();
       lightbox.open(event.target.closest(".item"));
     });
-    gallery.keys({ j: () => rows.move(1), k: () => rows.move(-1) });
+    gallery.keys({ j: gallery.walking(() => rows.move(1)), k: gallery.walking(() => rows.move(-1)) });
     const button = document.getElementById("swipe");
     if (!button) return;
     button.hidden = false;

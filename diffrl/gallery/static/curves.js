@@ -109,6 +109,17 @@
     };
   }
 
+  // What the arrow keys have reached, for those who hear the page.
+  function say(u, at) {
+    const x = u.data[0][at], parts = [`${u.series[0].label} ${round(x)}`];
+    u.series.forEach((one, i) => {
+      if (!one.panelLine || !one.show) return;
+      const found = nearest(u, i, at, x);
+      if (found !== null) parts.push(`${one.label} ${round(u.data[i][found])}`);
+    });
+    document.getElementById("said").textContent = parts.join(", ");
+  }
+
   // The legend is made of buttons, for the keyboard too.
   function labelled(u) {
     u.root.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
@@ -133,6 +144,8 @@
     }
     const u = new uPlot(options(panel, lines.map(([line]) => line), box.clientWidth), uPlot.join(lines.map(([, found]) => found)), box);
     charts.set(panel.id, u);
+    u.ctx.canvas.setAttribute("role", "img");
+    u.ctx.canvas.setAttribute("aria-label", panel.title);
     if (state.zoom) u.setScale("x", { min: state.zoom[0], max: state.zoom[1] });
     labelled(u);
     box.onkeydown = (event) => {
@@ -141,6 +154,7 @@
       event.preventDefault();
       const at = Math.max(0, Math.min(u.data[0].length - 1, (u.cursor.idx ?? (step > 0 ? -1 : u.data[0].length)) + step));
       u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: 10 }, true, true);
+      say(u, at);
     };
   }
 

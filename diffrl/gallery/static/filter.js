@@ -6,12 +6,15 @@ const local = {
   page: 1,
   rows: [],
 
-  // As diffrl/gallery/numbers.py writes them.
+  // As diffrl/gallery/numbers.py writes them; of two equally near numbers Python takes the even one, toFixed the larger.
   three(value) {
     if (value === null || value === undefined) return "–";
-    const size = Math.abs(value);
+    const size = Math.abs(value), minus = value < 0 || Object.is(value, -0) ? "-" : "";
     const digits = size >= 1000 ? 0 : size < 100 ? 3 : 1;
-    return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: size >= 1000 });
+    const half = (size * 2 ** (digits + 1)) % 2 === 1; // exactly between two numbers of so many digits
+    let text = size >= 1e21 ? String(BigInt(size)) : size.toFixed(digits);
+    if (half && Number(text.at(-1)) % 2) text = (Number(text) - 10 ** -digits).toFixed(digits);
+    return minus + (digits ? text : text.replace(/\B(?=(\d{3})+$)/g, ","));
   },
   signed(value) {
     if (value === null || value === undefined) return "–";
@@ -19,14 +22,25 @@ const local = {
   },
   sign: (change) => (change === null || Math.abs(change) <= local.same ? "" : change > 0 ? "gain" : "loss"),
   read(row) {
-    return { row, order: Number(row.dataset.id), rewards: JSON.parse(row.dataset.rewards), prompt: row.querySelector(".prompt").textContent };
+    const prompt = row.querySelector(".prompt");
+    const text = prompt.dataset.none === undefined ? prompt.textContent : ""; // not the words that stand for none
+    return { row, order: Number(row.dataset.id), rewards: JSON.parse(row.dataset.rewards), prompt: local.folded(text) };
   },
+  // What Python's casefold() makes equal; of a sigma at the end of a word, and ß, too.
+  folded: (text) => Array.from(text, (one) => (one === "ı" ? one : one.toUpperCase().toLowerCase())).join(""),
+  // As diffrl/gallery/query.py reads them: "1,234" is no number. Throws the sentence that the server would answer with.
   number(name) {
-    const input = local.form.elements[name];
-    const text = input?.value.trim().replace(",", ".") ?? "";
-    const value = Number(text);
-    input?.setCustomValidity(Number.isFinite(value) ? "" : "This must be a number.");
-    return text === "" || !Number.isFinite(value) ? null : value;
+    const text = local.form.elements[name]?.value ?? "";
+    if (!text) return null;
+    const plain = /^\s*([+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+(_\d+)*)(e[+-]?\d+(_\d+)*)?)\s*$/i.exec(text);
+    const value = plain ? Number(plain[1].replaceAll("_", "")) : NaN;
+    if (!Number.isFinite(value)) throw new Error(`${name} must be a number. Got '${text}'.`);
+    return value;
+  },
+  range() {
+    const [low, high] = [local.number("low"), local.number("high")];
+    if (low !== null && high !== null && low > high) throw new Error(`low must not be above high. Got low=${low}, high=${high}. Exchange them.`);
+    return [low, high];
   },
   measure(entry, reward) {
     const values = entry.rewards[reward] ?? [];
@@ -42,10 +56,7 @@ const local = {
     gain: (a, b) => local.down(a.change, b.change) || a.order - b.order,
     loss: (a, b) => local.up(a.change, b.change) || a.order - b.order,
   },
-  words(a, b) {
-    const [one, other] = [a.toLowerCase(), b.toLowerCase()];
-    return one < other ? -1 : one > other ? 1 : 0;
-  },
+  words: (a, b) => (a < b ? -1 : a > b ? 1 : 0),
   down: (a, b) => (a === null || b === null ? (a === null) - (b === null) : b - a),
   up: (a, b) => (a === null || b === null ? (a === null) - (b === null) : a - b),
 
@@ -61,9 +72,27 @@ const local = {
     chip.textContent = local.signed(entry.change);
     entry.row.querySelector(".swipe")?.remove();
   },
-  count(kept) {
+  // Without the rounding of every step (Neumaier's sum), as Python's fsum.
+  sum(values) {
+    let sum = 0, lost = 0;
+    for (const value of values) {
+      const next = sum + value;
+      lost += Math.abs(sum) >= Math.abs(value) ? sum - next + value : value - next + sum;
+      sum = next;
+    }
+    return sum + lost;
+  },
+  count(kept, filtered) {
+    const told = document.querySelectorAll("#summary [data-count], #summary [data-part]");
+    local.told ??= Array.from(told, (place) => [place.textContent, place.className]);
+    if (!filtered) { // the server counted all rows, also those that are not on this page
+      told.forEach((place, number) => { [place.textContent, place.className] = local.told[number]; });
+      return;
+    }
+    const part = document.querySelector("#summary [data-part]");
+    if (part) part.textContent = `of the ${local.rows.length.toLocaleString("en-US")} rows on this page`;
     const changes = kept.map((entry) => entry.change).filter((change) => change !== null);
-    const mean = changes.length ? changes.reduce((sum, change) => sum + change, 0) / changes.length : null;
+    const mean = changes.length ? local.sum(changes) / changes.length : null;
     const improved = changes.filter((change) => change > local.same).length;
     const worse = changes.filter((change) => change < -local.same).length;
     const counts = { rows: kept.length, mean: local.signed(mean), improved, unchanged: changes.length - improved - worse, worse };
@@ -76,19 +105,27 @@ const local = {
   apply() {
     const fields = local.form.elements;
     const reward = fields.reward?.value;
-    const [low, high] = [local.number("low"), local.number("high")];
-    const text = fields.prompt.value.toLowerCase();
+    let low, high;
+    try {
+      [low, high] = local.range();
+      local.problem.hidden = true;
+    } catch (error) { // the rows stay as they are
+      local.problem.textContent = error.message;
+      local.problem.hidden = false;
+      return;
+    }
+    const text = local.folded(fields.prompt.value);
     local.rows.forEach((entry) => local.measure(entry, reward));
     const kept = local.rows.filter((entry) => {
       const value = fields.on?.value === "change" ? entry.change : entry.value;
       const ranged = low === null && high === null;
-      return entry.prompt.toLowerCase().includes(text) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
+      return entry.prompt.includes(text) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
     });
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
     if (reward !== local.reward) local.rows.forEach(local.write);
     local.reward = reward;
-    local.count(kept);
+    local.count(kept, text !== "" || low !== null || high !== null || reward !== local.first);
     local.turn(1);
   },
   turn(page) {
@@ -119,7 +156,10 @@ const local = {
     local.pager.firstChild.after(document.createElement("span"));
     local.empty = Object.assign(document.createElement("p"), { className: "empty", textContent: "Nothing is left: no row has such a prompt and such values." });
     rows.list.after(local.empty, local.pager);
-    local.reward = local.form.elements.reward?.value;
+    local.problem = Object.assign(document.createElement("p"), { className: "alarm", hidden: true });
+    local.problem.setAttribute("role", "status");
+    local.form.after(local.problem);
+    local.first = local.reward = document.querySelector("[name=reward] option[selected]")?.value ?? local.form.elements.reward?.value;
     local.form.addEventListener("submit", (event) => { event.preventDefault(); local.apply(); });
     local.form.addEventListener("input", local.apply);
     local.form.querySelector("[data-reset]").addEventListener("click", (event) => {

@@ -7,11 +7,16 @@ const gallery = {
     try { localStorage.setItem("diffrl-theme", root.dataset.theme); } catch { /* from disk */ }
     document.dispatchEvent(new CustomEvent("theme"));
   },
-  // Keys of a page: {"j": () => ..., "/": ...}; not while the user types.
+  // Keys of a page: {"j": () => ..., "/": ...}; not while the user types. A key that is held down acts once, but for
+  // actions that walk (`repeats`). An action that gives false leaves the key to the browser.
   bound: {},
   keys(map) { Object.assign(gallery.bound, map); },
+  walking: (action) => Object.assign(action, { repeats: true }),
+  // Small pictures are pixels; a thumbnail that fills the size it was asked for (data-size) is of a larger one.
   crisp(image) {
-    if (image.naturalWidth && Math.max(image.naturalWidth, image.naturalHeight) <= 128) image.classList.add("crisp");
+    const longest = Math.max(image.naturalWidth, image.naturalHeight);
+    const whole = !image.dataset.size || image.getAttribute("src") === image.dataset.full;
+    if (longest && longest <= 128 && (whole || longest < Number(image.dataset.size))) image.classList.add("crisp");
   },
 };
 document.getElementById("theme").addEventListener("click", gallery.theme);
@@ -24,9 +29,8 @@ document.addEventListener("keydown", (event) => {
   }
   const action = gallery.bound[event.key];
   if (action && !(document.querySelector("dialog[open]") && !action.inDialog)) {
-    event.preventDefault();
-    action(event);
+    if ((event.repeat && !action.repeats) || action(event) !== false) event.preventDefault();
   }
 });
-document.addEventListener("load", (event) => { if (event.target.matches?.("img.picture")) gallery.crisp(event.target); }, true);
-document.querySelectorAll("img.picture").forEach((image) => { if (image.complete) gallery.crisp(image); });
+document.addEventListener("load", (event) => { if (event.target.matches?.("img.picture, img.shot")) gallery.crisp(event.target); }, true);
+document.querySelectorAll("img.picture, img.shot").forEach((image) => { if (image.complete) gallery.crisp(image); });

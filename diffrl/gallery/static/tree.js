@@ -1,4 +1,5 @@
-// The tree page: walking the tree, the panel of a node, what is shown and how large.
+// The tree page: walking the tree, the panel of a node, what is shown and how large. A tree that was kept never changes:
+// while the run goes on only the links to its neighbours do, and nobody loses their place.
 (() => {
   const figure = document.querySelector(".treefig"), box = document.getElementById("box"), canvas = document.getElementById("canvas");
   const nodes = JSON.parse(document.getElementById("tree-nodes").textContent);
@@ -14,6 +15,19 @@
     figure.classList.toggle("far", value < 0.43);
     figure.classList.toggle("farther", value < 0.34);
     size.value = value;
+    size.defaultValue = size.value; // set, not touched
+    spread();
+  }
+  // Columns move apart where the box is wider than the tree; letters that stay readable may stick out of it.
+  function spread() {
+    figure.style.setProperty("--k", 1);
+    figure.style.setProperty("--out", "0px");
+    const { width, tail, fewerWidth, fewerTail } = canvas.dataset, fewer = figure.classList.contains("drawn-only");
+    const unit = Number(figure.style.getPropertyValue("--u")), rest = Number(fewer ? fewerTail : tail);
+    const columns = Number(fewer ? fewerWidth : width) - rest;
+    const out = Math.max(0, canvas.scrollWidth - canvas.offsetWidth), room = box.clientWidth - 2 - out;
+    figure.style.setProperty("--out", `${out}px`);
+    if (columns > 0) figure.style.setProperty("--k", Math.min(Math.max((room / unit - rest) / columns, 1), 2.4));
   }
   function fit(least) {
     const fewer = figure.classList.contains("drawn-only");
@@ -32,16 +46,26 @@
     if (text !== undefined) made.textContent = text;
     return made;
   }
-  function image(address, alt, css) {
+  function image(address, alt, css, small) {
     const made = element("img", css);
+    if (small) made.dataset.size = 128;
+    made.addEventListener("load", () => gallery.crisp(made));
     made.src = address;
     made.alt = alt;
-    made.addEventListener("load", () => gallery.crisp(made));
     return made;
   }
-  function shot(address, alt, caption, css) {
+  // What moves stands still for those who asked their system for that.
+  function moving(still, made) {
+    const both = element("picture"), first = element("source");
+    first.media = "(prefers-reduced-motion: reduce)";
+    first.srcset = still;
+    both.append(first, made);
+    return both;
+  }
+  function shot(address, still, alt, caption, css) {
     const made = element("figure", css);
-    made.append(address ? image(address, alt, "picture") : element("span", "picture none", "no picture kept"), element("figcaption", "", caption));
+    const picture = address ? image(address, alt, "picture") : element("span", "picture none", "no picture kept");
+    made.append(still ? moving(still, picture) : picture, element("figcaption", "", caption));
     return made;
   }
   function facts(list) {
@@ -56,7 +80,7 @@
       if (place) made.append(element("span", "", "›"));
       const button = element("button", step.id === node.id ? "here" : "");
       button.type = "button";
-      if (nodes[step.id].thumb) button.append(image(nodes[step.id].thumb, "", ""));
+      if (nodes[step.id].thumb) button.append(image(nodes[step.id].thumb, "", "", true));
       button.append(step.name);
       button.addEventListener("click", () => open(step.id));
       made.append(button);
@@ -64,7 +88,7 @@
     return made;
   }
   function open(id) {
-    const node = nodes[id];
+    const node = nodes[id], inside = panel.contains(document.activeElement);
     chosen = id;
     trace(id);
     unmark();
@@ -75,8 +99,8 @@
     close.setAttribute("aria-label", "Close");
     close.addEventListener("click", shut);
     head.append(element("h2", "", node.title), close);
-    if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.title, node.what));
-    if (node.proxy) shots.append(shot(node.proxy, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
+    if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.still, node.title, node.what));
+    if (node.proxy) shots.append(shot(node.proxy, node.proxy_still, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
     panel.replaceChildren(head, shots);
     if (node.path.length > 1) panel.append(strip(node));
     for (const note of node.notes) panel.append(element("p", "", note));
@@ -89,6 +113,7 @@
     if (node.parent !== null || !node.sample.length) panel.append(element("h3", "", node.parent === null ? "The node" : `The step to ${node.name}`), facts(node.step));
     panel.hidden = false;
     panel.scrollTop = 0;
+    if (inside) (panel.querySelector(".here") ?? close).focus({ preventScroll: true });
     if (getComputedStyle(panel).position === "fixed") lift(id);
   }
   function unmark() {
@@ -215,10 +240,24 @@
     proxies.setAttribute("aria-pressed", String(!off));
   });
   size.addEventListener("input", () => scale(Number(size.value)));
+  addEventListener("resize", spread);
   document.getElementById("fit").addEventListener("click", () => fit(0.1));
   const follow = (name) => () => document.querySelector(`[data-go="${name}"]`)?.click();
   gallery.keys({ n: follow("next"), p: follow("previous"), f: () => fit(0.1), Escape: () => { if (!panel.hidden) shut(); } });
   document.getElementById("tools").hidden = false;
+
+  // --- the run went on: there may be a tree after this one now
+  async function neighbours() {
+    const answer = await fetch(location.href, { cache: "no-store" }).catch(() => null);
+    if (!answer?.ok) return;
+    const old = document.getElementById("around");
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("around");
+    if (!fresh || fresh.outerHTML === old.outerHTML) return;
+    const focus = old.contains(document.activeElement) ? document.activeElement.dataset.go : null;
+    old.replaceWith(fresh);
+    if (focus) fresh.querySelector(`[data-go="${focus}"]`)?.focus({ preventScroll: true });
+  }
+  document.addEventListener("run-changed", neighbours);
   fit(readable());
   const wanted = /^#(?:node|details)-(\d+)$/.exec(location.hash);
   if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }

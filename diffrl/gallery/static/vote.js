@@ -111,19 +111,18 @@
     if (event.submitter === document.activeElement && event.submitter.matches(":not(:focus-visible)")) event.submitter.blur();
     answer(event.submitter.value);
   });
+  // No vote lies on a key that scrolls the page, and none is given by who scrolls a long prompt.
+  const give = (choice) => (event) => (event.target.closest("#prompt") ? false : void answer(choice));
   gallery.keys({
-    ArrowLeft: () => answer("left"),
-    ArrowRight: () => answer("right"),
-    ArrowDown: () => answer("equal"),
-    u: () => answer("undo"),
+    ArrowLeft: give("left"),
+    ArrowRight: give("right"),
+    e: give("equal"),
+    s: give("skip"),
+    u: give("undo"),
     p: toggle,
   });
-  // Space and Enter press what has the focus, if anything has; else they skip.
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || ![" ", "Enter"].includes(event.key)) return;
-    if (event.target.closest("button, a, input, select, textarea, summary, dialog") || document.querySelector("dialog[open]")) return;
-    event.preventDefault();
-    answer("skip");
+  form.addEventListener("keydown", (event) => { // a button that is held down by Enter is pressed once
+    if (event.repeat && event.target.closest("button")) event.preventDefault();
   });
   if (data.animated) { // of the first pair each began when it came: once more, together
     for (const name of ["left", "right"]) data.pair[name].src += "?together";

@@ -1,0 +1,88 @@
+"""What the overview of a run, the start page and the report have in common: pairs before and after, and JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diffrl.gallery.columns import Column, default_reward, first_and_last, reward_names
+from diffrl.gallery.compare import likeness, match
+from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.records import Source
+from diffrl.gallery.rows import View, views
+from diffrl.gallery.runs import RunSource
+
+DEEP = 20
+"""Levels of a JSON object that have names of their own."""
+
+
+class Pairs(NamedTuple):
+    """The first samples of the first and of the last evaluation.
+
+    Args:
+        columns: the two; one if there is only one; none without samples.
+        views: the pairs, in the order of the prompts.
+        reward: that they show; None without any.
+        notes: sentences on what is not there.
+        likeness: what the two of a pair share, in words; see `compare.likeness`.
+    """
+
+    columns: Sequence[Column] = ()
+    views: Sequence[View] = ()
+    reward: str | None = None
+    notes: Sequence[str] = ()
+    likeness: str = ""
+
+
+def before_and_after(source: Source, count: int) -> Pairs:
+    """The first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
+
+    Args:
+        source: a run, or a folder, whose pictures stand alone.
+        count: of pairs.
+    """
+    try:
+        choice = first_and_last(source)
+        columns = choice.columns
+        if not columns:
+            return Pairs(notes=choice.notes)
+        names = reward_names(columns)
+        reward = default_reward(columns, names)
+        streams = [column.stream for column in columns]
+        matched = match([column.source.briefs(column.state, reward) for column in columns], streams)
+        notes = list(choice.notes)
+        if columns[-1].state.stage not in ("eval", "folder"):
+            notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
+        if not matched.rows:
+            notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
+        return Pairs(columns, views(columns, matched.rows[:count], names), reward, notes, likeness(matched, streams))
+    except GalleryError as error:
+        return Pairs(notes=[str(error)])
+
+
+def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
+    """A JSON file of a run; {} if it is not there, or cannot be read, which `problems` then tells."""
+    try:
+        return run.read_json(name)
+    except GalleryError as error:
+        problems.append(str(error))
+        return {}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """A JSON object as names and texts, names joined by dots; what is null is left out."""
+    found: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and prefix.count(".") < DEEP:
+            found += flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found.append((f"{prefix}{name}", text(value)))
+    return found
+
+
+def text(value: object) -> str:
+    """A JSON value in short; three dots for what is nested too deep to be written out."""
+    try:
+        return str(value)
+    except (RecursionError, ValueError):  # ValueError: a whole number of more digits than Python writes
+        return "…"

@@ -1,0 +1,59 @@
+"""What is found on the command line, and what comes to it while the gallery is open."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from diffrl.cli import main
+from diffrl.errors import ConfigError
+from diffrl.gallery import sources as module
+from diffrl.gallery.app import make_app
+from diffrl.gallery.command import require_votes
+from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import Watched, find_sources
+from tests.gallery.made import make_run
+
+
+def test_a_run_that_begins_later_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SCAN", 0.0)
+    runs = tmp_path / "runs"
+    make_run(runs / "first")
+    sources = find_sources([runs])
+    site = Site(Watched([runs], sources), ServerLinks("test"))
+    client = TestClient(make_app(site), base_url="http://127.0.0.1")
+    assert list(client.get("/state").json()) == ["first"]
+    make_run(runs / "compared" / "second")
+    make_run(runs / "compared" / "first")  # the same name elsewhere
+    found = {source.key: source.path for source in site.sources}
+    assert found == {
+        "first": runs / "first",
+        "first-2": runs / "compared" / "first",
+        "second": runs / "compared" / "second",
+    }
+    assert site.source("first") is sources[0], "what was there keeps its place in memory"
+    assert set(client.get("/state").json()) == {"first", "second", "first-2"}
+    assert "second" in client.get("/").text
+
+
+def test_given_runs_stay_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SCAN", 0.0)
+    runs = tmp_path / "runs"
+    make_run(runs / "first")
+    watched = Watched([runs / "first"], find_sources([runs / "first"]))
+    make_run(runs / "second")
+    assert [source.key for source in watched()] == ["first"]
+
+
+def test_a_file_is_no_directory(tmp_path, capsys):
+    file = tmp_path / "notes.txt"
+    file.write_text("x", encoding="utf-8")
+    with pytest.raises(SystemExit) as stop:
+        main(["gallery", str(file)])
+    assert stop.value.code == 2
+    assert f"{file} is a file. Give the directory that it is in." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["", "none/votes.jsonl"])
+def test_votes_go_to_a_file(tmp_path, place):
+    with pytest.raises(ConfigError, match="--votes takes a file"):
+        require_votes(tmp_path / place)
