@@ -125,16 +125,18 @@ def tree_part(run: RunSource) -> dict[str, Any]:
 
 
 def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
-    """Of the last iteration that has trees with different rewards, the tree whose rewards differ most.
+    """Of the first iteration that has trees with different rewards, the tree whose rewards differ most.
+
+    The first updates change the most, and there most is left to be learned; the last ones have little to tell.
 
     Returns:
         The tree, None if there is none, and a sentence on those that could not be read, "" if all could.
     """
     kept = list_trees(run_dir)
     torn: list[str] = []
-    last: TreeRecord | None = None
+    first: TreeRecord | None = None
     looked = 0
-    for iteration in sorted({iteration for iteration, _ in kept}, reverse=True):
+    for iteration in sorted({iteration for iteration, _ in kept}):
         found = []
         for group in (group for n, group in kept if n == iteration):
             try:
@@ -143,14 +145,14 @@ def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
                 torn.append(str(error))
         looked += bool(found)
         best = max(found, key=_spread, default=None)
-        last = last or best
+        first = first or best
         if best is not None and _spread(best) > 0:
-            last = best
+            first = best
             break
         if looked == LOOKED:
             break
     more = f" The same goes for {len(torn) - 1} more." if len(torn) > 1 else ""
-    return last, f"Left out: {torn[0]}{more}" if torn else ""
+    return first, f"Left out: {torn[0]}{more}" if torn else ""
 
 
 def _spread(record: TreeRecord) -> float:

@@ -74,14 +74,27 @@ def _moves(given: Sums, measured: Sequence[TreeNode]) -> list[Sentence]:
         told.append(sentence(f"Most went the other way: {text}"))
     if not asked:
         told.append(sentence("No step here asked for a change."))
-    most = max(measured, key=_size)
+    most, others = max(asked or measured, key=_size), [edge for edge in measured if not pushed(edge)]
     told.append(
         sentence(
-            "It changed the likelihood of the step to ", Ref(most.id, given.names[most.id]),
-            f" most: {tiny(most.log_ratio)} per dimension.",
+            "The likelihood of the step to ", Ref(most.id, given.names[most.id]),
+            f" changed most: {tiny(most.log_ratio)} in its logarithm, per dimension.",
         )
     )  # fmt: skip
+    aside = max(others, key=_size, default=None)
+    if asked and aside is not None and _size(aside) > max(_size(most), bound):
+        why = "the weights are shared" + (", and the contrast of pictures moves it too" if _contrasts(given) else "")
+        told.append(
+            sentence(
+                "The step to ", Ref(aside.id, given.names[aside.id]),
+                f", which nobody pushed, moved even more ({tiny(aside.log_ratio)}): {why}.",
+            )
+        )  # fmt: skip
     return told
+
+
+def _contrasts(given: Sums) -> bool:
+    return bool(given.record.rule.get("samples"))
 
 
 def _size(edge: TreeNode) -> float:

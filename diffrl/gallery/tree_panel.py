@@ -91,7 +91,7 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
         facts.append(("Turning point", "yes ◆" if node.turning else "no"))
         facts.append(("Trains", _trains(given, node)))
         moved = f"{_moved(given, node)} per dimension" if known(node.log_ratio) else tiny(None)
-        facts.append(("Likelihood after / before", moved))
+        facts.append(("Change of log-likelihood", moved))
     return facts
 
 

@@ -30,11 +30,13 @@ class Paragraph:
         key: a word for style sheets and tests.
         title: the heading.
         sentences: in order.
+        shown: ids of nodes whose pictures say it at a glance.
     """
 
     key: str
     title: str
     sentences: Sequence[Sentence]
+    shown: Sequence[int] = ()
 
     @property
     def text(self) -> str:

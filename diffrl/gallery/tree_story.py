@@ -17,6 +17,8 @@ from diffrl.tracking.trees import TreeNode, TreeRecord
 
 MOST, TURNS = 3, 2
 """How many steps a sentence names; how many turning points are told."""
+LACK = 0.01
+"""Difference in a part of a reward that is worth a word."""
 CREDIT = {
     "outcome": "A step shares the credit of the pictures that it leads to",
     "fused": "A step is worth the mean reward of the pictures that it leads to",
@@ -105,6 +107,7 @@ def decision(given: Sums) -> Paragraph | None:
             Ref(best.id, given.names[best.id]), f", {ended} {three(best.value)} and {other}, ",
             Ref(worst.id, given.names[worst.id]), f", at {three(worst.value)}.",
         ),
+        *([sentence(lacks)] if (lacks := lacking(given, best, worst)) else []),
         sentence(_consequence(given, best, worst)),
     ]  # fmt: skip
     roots = [root for root in given.record.nodes if root.parent is None and root.drawn and known(root.value)]
@@ -118,7 +121,16 @@ def decision(given: Sums) -> Paragraph | None:
                     f" {three(roots[-1].value)}. They are drawn at random, so no step gets credit for that.",
                 )
             )  # fmt: skip
-    return Paragraph("decision", title, told)
+    return Paragraph("decision", title, told, [best.id, worst.id])
+
+
+def lacking(given: Sums, best: TreeNode, worst: TreeNode) -> str:
+    """What the pictures below one branch lack against the other's, by the parts of their rewards; "" if nothing."""
+    first, second = given.parts_below(best), given.parts_below(worst)
+    gaps = {name: first[name] - second[name] for name in first if name in second}
+    largest = sorted((name for name in gaps if gaps[name] > LACK), key=lambda name: -gaps[name])[:MOST]
+    told = [f"{name} ({three(second[name])} against {three(first[name])})" for name in largest]
+    return f"What the second lacks: {', '.join(told)}." if told else ""
 
 
 def _siblings(given: Sums, node: TreeNode) -> list[TreeNode]:
@@ -214,12 +226,12 @@ def turning(given: Sums) -> list[Sentence]:
         before = given.step_reward(above) if above is not None else None
         way, end = ("up", "higher") if step > 0 else ("down", "lower")
         first = "its first step already goes" if before is None else f"after a step of {signed(before)} it goes"
-        whose = "it" if len(given.leaves_below(edge)) == 1 else "a path through it"
+        whose = "it" if len(given.leaves_below(edge)) == 1 else "at least one path through it"
         then = "." if pushed(edge) else ", but it does not train here."
         told.append(
             sentence(
                 "At ", Ref(edge.id, given.names[edge.id]), f" ◆ the path turns: {first} {way} ({signed(step)}) and "
-                f"{whose} ends {end} than it began, so the step is credited as far as the end{then}",
+                f"{whose} ends {end} than it began, so there the step is credited as far as the end{then}",
             )
         )  # fmt: skip
     if len(turns) > TURNS:

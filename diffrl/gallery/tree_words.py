@@ -18,6 +18,8 @@ ROUNDING = {"bfloat16": 2e-4}
 nothing, the largest was 1.2e-4."""
 EXACT = 1e-6
 """The same in float32, and where the dtype is not known."""
+SUMMED = ("strict", "partial")
+"""Parts of a reward that sum up its other parts."""
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 
 
@@ -96,6 +98,23 @@ class Sums:
         return [
             leaf for leaf in self.leaves_below(node) if leaf.leaf and not leaf.leaf.audit and known(leaf.leaf.total)
         ]
+
+    def parts_below(self, node: TreeNode) -> dict[str, float]:
+        """Means of the parts of rewards over the usable pictures below a node, by the part's own name.
+
+        Rewards that share a part ("shapes/count", "shapes_strict/count") name it once; what sums the others up
+        ("strict", "partial") is no part.
+        """
+        found: dict[str, list[float]] = {}
+        for leaf in self.usable_below(node):
+            own: dict[str, float] = {}
+            for name, raw in (leaf.leaf.rewards if leaf.leaf else {}).items():
+                part = name.partition("/")[2]
+                if part and part not in SUMMED and raw is not None:
+                    own.setdefault(part, raw)
+            for part, raw in own.items():
+                found.setdefault(part, []).append(raw)
+        return {part: sum(values) / len(values) for part, values in found.items()}
 
     def reason(self, node: TreeNode) -> str | None:
         """Why a leaf was drawn again, with nodes called as the figure calls them; None if it was not."""

@@ -179,13 +179,13 @@ def test_hostile_texts_stay_texts(tmp_path):
 
 def test_a_tree_is_shown_with_its_story(made):
     write_tree(made, forest(iteration=2, group=0))
-    flat_tree = forest(iteration=3, group=1)
+    flat_tree = forest(iteration=1, group=1)
     same = [replace(node, leaf=replace(node.leaf, total=0.5)) if node.leaf else node for node in flat_tree.nodes]
     write_tree(made, replace(flat_tree, nodes=same))
-    write_tree(made, pool(iteration=1, group=5))
+    write_tree(made, pool(iteration=3, group=5))
     found, torn = telling_tree(made)
     assert torn == ""
-    assert (found.iteration, found.group) == (2, 0)  # the last with a spread, not the last of all
+    assert (found.iteration, found.group) == (2, 0)  # the first with a spread, not the first of all
     parsed = report_of(made)
     assert_alone(parsed)
     words = parsed.words("r-tree")
@@ -193,7 +193,7 @@ def test_a_tree_is_shown_with_its_story(made):
     assert len(parsed.images) > 12
 
 
-def test_of_the_last_trees_the_one_whose_rewards_differ_most_is_told(made):
+def test_of_the_first_trees_the_one_whose_rewards_differ_most_is_told(made):
     wide = forest(iteration=2, group=4)
     nodes = list(wide.nodes)
     last = max(node.id for node in nodes if node.leaf)
@@ -207,9 +207,9 @@ def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
     folder = write_tree(made, forest(iteration=2, group=0))
     (folder / "tree.json").write_text("{")
     assert "000002-0/tree.json cannot be read" in report_of(made).words("r-tree")
-    write_tree(made, forest(iteration=1, group=0))
+    write_tree(made, forest(iteration=3, group=0))
     write_tree(made, forest(iteration=2, group=7))
-    torn = write_tree(made, forest(iteration=3, group=0))
+    torn = write_tree(made, forest(iteration=1, group=0))
     (torn / "tree.json").write_text("[]")
     assert (telling_tree(made)[0].iteration, telling_tree(made)[0].group) == (2, 7)
     words = report_of(made).words("r-tree")

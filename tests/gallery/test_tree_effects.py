@@ -109,13 +109,14 @@ def test_audits_that_are_not_trained_say_so():
         (
             (0.002, -0.001),
             "Of 1 step with positive advantage 1 became more likely. Of 1 step with negative advantage 1 became less "
-            "likely. It changed the likelihood of the step to 1a most: +0.0020 per dimension.",
+            "likely. The likelihood of the step to 1a changed most: +0.0020 in its logarithm, per dimension.",
         ),
         (
             (-0.002, 0.00001),
             "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
             "likely. Most went the other way: one network serves all steps and prompts of the iteration, and may not "
-            "follow each of them. It changed the likelihood of the step to 1a most: −0.0020 per dimension.",
+            "follow each of them. The likelihood of the step to 1a changed most: −0.0020 in its logarithm, per "
+            "dimension.",
         ),
     ],
 )
@@ -146,14 +147,15 @@ def test_what_the_update_did(ratios, expected):
             {"dtype": "bfloat16"},
             (0.0004, 0.0001),
             "Of 1 step with positive advantage 1 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. The change of 1 step is too small to tell in bfloat16. It changed the likelihood of the step to "
-            "1a most: +0.00040 per dimension.",
+            "likely. The change of 1 step is too small to tell in bfloat16. The likelihood of the step to "
+            "1a changed most: +0.00040 in its logarithm, per dimension.",
         ),
         (
             {"dtype": "bfloat16"},
             (0.0, 0.0004),
             "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. The change of 1 step is too small to tell in bfloat16. It changed",
+            "likely. The change of 1 step is too small to tell in bfloat16. The likelihood of the step to 1b changed "
+            "most",
         ),
     ],
 )
@@ -174,7 +176,7 @@ def test_a_nodes_own_words_know_the_rounding_too():
     tree = split({"log_ratio": 0.00012}, {"log_ratio": 0.0003}, rule={**OUTCOME, "dtype": "bfloat16"})
     given = sums(tree)
     said = [
-        (notes(given, node)[0], dict(step_facts(given, node))["Likelihood after / before"]) for node in tree.nodes[1:]
+        (notes(given, node)[0], dict(step_facts(given, node))["Change of log-likelihood"]) for node in tree.nodes[1:]
     ]
     assert said == [
         ("What the update did to this step is too small to tell in bfloat16.", "≈ 0 per dimension"),
@@ -202,3 +204,24 @@ def test_audits_and_failures_are_no_branch_to_compare_with():
     for end in (leaf(0.25, audit=True), leaf(None)):
         assert "At 1 split only one branch leads" in told(split({}, {"leaf": end}))["idle"]
     assert "branch" not in told(split({}, {}))["idle"]
+
+
+def test_a_step_that_nobody_pushed_and_that_moved_most_is_told_as_a_side_effect():
+    """Shared weights move it; that it moved is not why the policy changed."""
+    aside = {"advantage": 0.0, "trained": False, "log_ratio": -0.003}
+    text = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": False}))["update"]
+    assert "The likelihood of the step to 1a changed most: +0.0020 in its logarithm, per dimension." in text
+    assert text.endswith("The step to 1b, which nobody pushed, moved even more (−0.0030): the weights are shared.")
+    both = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": True}))["update"]
+    assert both.endswith("the weights are shared, and the contrast of pictures moves it too.")
+    assert "nobody" not in told(split({"log_ratio": 0.004}, aside))["update"]
+
+
+def test_what_the_losing_pictures_lack():
+    """Means over the pictures below; parts that two rewards share are named once, sums of parts not at all."""
+    whole = {"r": 1.0, "r/strict": 1.0, "r/shape": 1.0, "r/count": 1.0, "r/colour": 0.5, "q/count": 1.0}
+    broken = {"r": 0.25, "r/strict": 0.0, "r/shape": 0.25, "r/count": 0.5, "r/colour": 0.5, "q/count": 0.5}
+    tree = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards=broken)})
+    assert "What the second lacks: shape (0.250 against 1.000), count (0.500 against 1.000)." in told(tree)["decision"]
+    same = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards={"r": 0.25})})
+    assert "lacks" not in told(same)["decision"]

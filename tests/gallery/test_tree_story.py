@@ -44,14 +44,14 @@ def test_the_forest_sentence_by_sentence():
         "credit for that.",
         "credit": "Pushed up most: the steps to 2a (+1.12), 1aa (+0.94) and 4aa (+0.62). "
         "Pushed down most: the steps to 2b (−1.12), 1ab (−0.94) and 4ab (−0.62). "
-        "At 2a ◆ the path turns: its first step already goes up (+0.375) and a path through it ends higher than it "
-        "began, so the step is credited as far as the end. "
-        "At 2b ◆ the path turns: its first step already goes down (−0.375) and a path through it ends lower than it "
-        "began, so the step is credited as far as the end.",
+        "At 2a ◆ the path turns: its first step already goes up (+0.375) and at least one path through it ends "
+        "higher than it began, so there the step is credited as far as the end. "
+        "At 2b ◆ the path turns: its first step already goes down (−0.375) and at least one path through it ends "
+        "lower than it began, so there the step is credited as far as the end.",
         "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
         "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
         "update": "Of 7 steps with positive advantage 7 became more likely. Of 7 steps with negative advantage 6 "
-        "became less likely. It changed the likelihood of the step to 1ab most: −0.00095 per dimension.",
+        "became less likely. The likelihood of the step to 1ab changed most: −0.00095 in its logarithm, per dimension.",
         "idle": "1 step leads to no picture that counts. At 1 split only one branch leads to a picture that counts, "
         "which leaves nothing to compare it with. 9 steps have advantage 0.",
         "reckoning": "A node is worth the mean reward of the pictures that grow from it. A step earns what it adds to "

@@ -43,6 +43,8 @@ def home(site: Site, query: Query) -> Answer:
     if len(site.sources) == 1:
         source = site.sources[0]
         return overview(site, source) if isinstance(source, RunSource) else compare(site, Query())
+    if not site.runs:  # folders were given to be compared
+        return compare(site, query)
     cards = sorted((card(source) for source in site.sources), key=lambda card: -card.written)
     return Answer(site.render("home.html", cards=cards))
 

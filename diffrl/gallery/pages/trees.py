@@ -110,6 +110,7 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         record=record,
         figure=tree_figure(record, small, interactive=True, scale=1),
         story=story(record),
+        shots=lambda id: small(record.nodes[id].picture) if record.nodes[id].picture else None,
         words=glossary(given),
         names=given.names,
         steps=step_rows(given),

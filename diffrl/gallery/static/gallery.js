@@ -34,3 +34,5 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("load", (event) => { if (event.target.matches?.("img.picture, img.shot")) gallery.crisp(event.target); }, true);
 document.querySelectorAll("img.picture, img.shot").forEach((image) => { if (image.complete) gallery.crisp(image); });
+// On a phone the tabs scroll: the one that is open is in sight.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
