@@ -97,11 +97,26 @@ def chromium():
 
 @pytest.fixture
 def page(chromium):
-    """A fresh page; an error in its scripts fails the test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    """A fresh page; an error in its scripts fails the test.
+
+    The content security policy is off: Playwright waits for conditions by `eval`, which the policy rightly refuses.
+    That no page needs more than the policy allows is tested on `strict_page`.
+    """
+    yield from _page(chromium, bypass_csp=True)
+
+
+@pytest.fixture
+def strict_page(chromium):
+    """The same under the content security policy."""
+    yield from _page(chromium)
+
+
+def _page(chromium, **options):
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
     page = context.new_page()
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
     yield page
     context.close()
     assert not errors, errors

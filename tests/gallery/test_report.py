@@ -214,7 +214,7 @@ def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
     assert (telling_tree(made)[0].iteration, telling_tree(made)[0].group) == (2, 7)
     words = report_of(made).words("r-tree")
     assert "Iteration 2, “a red circle above a blue square”" in words
-    assert "000003-0/tree.json cannot be read" in words and "The same goes for 1 more." in words
+    assert "000001-0/tree.json cannot be read" in words and "The same goes for 1 more." in words
 
 
 @pytest.mark.parametrize(

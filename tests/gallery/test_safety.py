@@ -97,7 +97,8 @@ def addresses(key: str) -> list[str]:
 
 
 @pytest.mark.browser
-def test_hostile_texts_stay_texts_on_every_page(served, page, tmp_path):
+def test_hostile_texts_stay_texts_on_every_page(served, strict_page, tmp_path):
+    page = strict_page
     run = hostile_run(tmp_path / "runs" / NAME.replace("/", ""))
     make_run(tmp_path / "runs" / "other")
     address = served(tmp_path / "runs")
