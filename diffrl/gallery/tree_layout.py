@@ -207,9 +207,12 @@ def _heading(record: TreeRecord, nodes: Sequence[TreeNode], depth: Sequence[int]
     here = [node for node in nodes if depth[node.id] == column]
     steps = len(record.sigmas) - 1
     sigma, step = here[0].sigma, here[0].step
-    when = "starting noise" if step is None else f"after step {step + 1} of {steps}"
+    when = "starting noise"
+    if step is not None:
+        what = "split" if record.branching.get(step, 1) > 1 else "noise"
+        when = f"{what} at {level(record.sigmas[step])}, step {step + 1} of {steps}"
     if all(node.leaf is not None for node in here):
-        return "finished pictures", f"from noise level {level(sigma)}, {when}"
+        return "finished pictures", when
     return f"noise level {level(sigma)}", when
 
 

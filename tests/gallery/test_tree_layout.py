@@ -108,7 +108,12 @@ def test_columns_go_from_noise_to_picture():
         "noise level 0.75",
         "finished pictures",
     ]
-    assert layout.captions[2].note == "from noise level 0.25, after step 3 of 4"
+    # The levels at which the story says that paths split.
+    assert [caption.note for caption in layout.captions[1:]] == [
+        "split at 1.00, step 1 of 4",
+        "split at 0.50, step 3 of 4",
+    ]
+    assert lay_out(made_trees.chains()).captions[1].note.startswith("noise at 1.00, step 1 of ")
 
 
 def test_leaves_are_stacked_in_the_order_of_the_branches():
