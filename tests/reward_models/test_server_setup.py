@@ -48,7 +48,7 @@ def test_set_up_mistakes_are_told(monkeypatch):
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    with pytest.raises(RewardError, match=r"pip install 'diffrl\[serve\]'"):
+    with pytest.raises(RewardError, match=r"pip install fastapi uvicorn"):
         serve({"mean": Mean()})
 
 
