@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from diffrl.gallery.query import Query
-
 
 @dataclass(frozen=True)
 class State:
@@ -149,6 +147,3 @@ class Answer:
 def state_key(source: Source, state: State) -> str:
     """A state of a source as it stands in an address: "demo@eval-80"."""
     return f"{source.key}@{state.key}"
-
-
-__all__ = ["Answer", "Brief", "Key", "Query", "Sample", "Source", "State", "state_key"]
