@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,9 @@ from reward_models.cli import score_command
 
 if TYPE_CHECKING:
     from reward_models.scoring.drawing import Drawing
+
+PATIENCE = 30.0
+"""Seconds that a rank other than the first waits with an error before it exits."""
 
 app = typer.Typer(
     name="diffrl",
@@ -353,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments))
     except (DiffrlError, RewardError) as error:
-        _fail(str(error), error.exit_code, rank, silent=rank > 0 and isinstance(error, ConfigError))
+        _fail(str(error), error.exit_code, rank, shared=isinstance(error, ConfigError))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -371,10 +375,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _fail(message: str, code: int, rank: int, silent: bool = False) -> None:
-    """Print one message and exit. All ranks meet the same problems in a configuration, so the first speaks for all."""
-    if not silent:
-        typer.echo(f"error: {message}" if rank == 0 else f"error on rank {rank}: {message}", err=True)
+def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
+    """Print one message and exit.
+
+    As soon as one rank exits, the launcher ends the others. So that the first can say what it has to say and write the
+    run's report, the others exit later; what all of them meet (`shared`) they tell only if it has not ended by then.
+    """
+    if rank == 0:
+        typer.echo(f"error: {message}", err=True)
+    else:
+        told = f"error on rank {rank}: {message}"
+        if not shared:
+            typer.echo(told, err=True)
+        time.sleep(PATIENCE)
+        if shared:
+            typer.echo(told, err=True)
     raise SystemExit(code) from None
 
 
