@@ -203,6 +203,8 @@ class Credit:
         outcome: (S,) float32 advantage of each sample as a whole.
         used: (S,) bool, False for samples left out: unscored, audited, or of a dropped group.
         values: (N,) float32 worth of each node, NaN where nothing below it could be scored.
+        step_reward: (N,) float32 reward of the edge that ends in each node, before it was compared with others; NaN at
+            roots, where nothing below could be scored, and with reward `outcome`.
         turning: (N,) bool, True where the edge's reward was replaced by the long-term one.
         zero_spread_groups: groups whose rewards are all equal; they train nothing.
         dropped_groups: groups left out because too few of their samples could be scored.
@@ -212,6 +214,7 @@ class Credit:
     outcome: Tensor
     used: Tensor
     values: Tensor
+    step_reward: Tensor
     turning: Tensor
     zero_spread_groups: int
     dropped_groups: int

@@ -123,6 +123,7 @@ def assign_credit(
         values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
     worth = fused if values is None else values
     turning = torch.zeros_like(forest.parent, dtype=torch.bool)
+    step_reward = torch.full_like(worth, torch.nan)
     if rule.reward == "outcome":
         advantage = fuse(forest.parent, _at_leaves(forest, outcome.advantage, usable), weight)
     else:
@@ -143,6 +144,7 @@ def assign_credit(
         outcome=outcome.advantage,
         used=trained,
         values=worth,
+        step_reward=step_reward,
         turning=turning & trains,
         zero_spread_groups=outcome.zero_spread,
         dropped_groups=outcome.dropped,

@@ -87,6 +87,8 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
     if above is not None:
         facts.append((f"Worth of {given.names[above.id]} before it", three(above.value)))
         facts.append(("Step reward", signed(given.step_reward(node))))
+        if node.turning and known(node.credited):
+            facts.append(("Credited", f"{signed(node.credited)}, the way to the end"))
         facts.append(("Advantage", share(node.advantage)))
         facts.append(("Turning point", "yes ◆" if node.turning else "no"))
         facts.append(("Trains", _trains(given, node)))
@@ -160,6 +162,7 @@ def step_rows(given: Sums) -> list[dict[str, Any]]:
             "before": three(above.value if (above := given.parent(edge)) else None),
             "value": three(edge.value),
             "step": signed(given.step_reward(edge)),
+            "credited": signed(edge.credited if edge.turning else None),
             "advantage": share(edge.advantage),
             "turning": edge.turning,
             "trained": _trains(given, edge),

@@ -227,11 +227,12 @@ def turning(given: Sums) -> list[Sentence]:
         way, end = ("up", "higher") if step > 0 else ("down", "lower")
         first = "its first step already goes" if before is None else f"after a step of {signed(before)} it goes"
         whose = "it" if len(given.leaves_below(edge)) == 1 else "at least one path through it"
-        then = "." if pushed(edge) else ", but it does not train here."
+        amount = f", {signed(edge.credited)}" if known(edge.credited) else ""
+        then = f"{amount}." if pushed(edge) else f"{amount}, but it does not train here."
         told.append(
             sentence(
                 "At ", Ref(edge.id, given.names[edge.id]), f" ◆ the path turns: {first} {way} ({signed(step)}) and "
-                f"{whose} ends {end} than it began, so there the step is credited as far as the end{then}",
+                f"{whose} ends {end} than it began, so there the step is credited with the whole way there{then}",
             )
         )  # fmt: skip
     if len(turns) > TURNS:

@@ -72,9 +72,11 @@ class TreeNode:
         trained: the edge was in the loss with a weight: recorded, not pruned, and of an advantage other than 0 or
             pulled to the reference. The clip, or a guard that left the update out, may still have stopped it.
         log_ratio: log(density of the edge after the iteration's updates / before), per latent dimension; above 0, the
-            update made the step more likely. None where it was not measured, as with several processes.
+            update made the step more likely. None where it was not measured.
         picture: file of the picture predicted here, of a leaf the finished one; None if it was not kept.
         leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
+        credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
+            point the way to the end; None where edges are credited with the advantages of their samples.
     """
 
     id: int
@@ -91,6 +93,7 @@ class TreeNode:
     log_ratio: float | None = None
     picture: str | None = None
     leaf: TreeLeaf | None = None
+    credited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,7 @@ _NODE: dict[str, tuple[type, ...]] = {
     "sigma": (int, float),
     "drawn": (bool,),
     "value": _NUMBER,
+    "credited": _NUMBER,
     "advantage": _NUMBER,
     "turning": (bool,),
     "trained": (bool,),

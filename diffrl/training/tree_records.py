@@ -73,12 +73,13 @@ def sketch(
     rows = torch.nonzero(forest.prompt == row).flatten()
     number = {node: i for i, node in enumerate(rows.tolist())}
     leaves = _leaves(config.objective, drawn, credit, forest, sample_of, number)
-    values, advantages, ratios = (_numbers(column) for column in (credit.values, credit.advantage, ratio))
+    columns = credit.values, credit.step_reward, credit.advantage, ratio
+    values, credited, advantages, ratios = (_numbers(column) for column in columns)
     trains = trained_edges(config.objective, drawn.rollout, credit, kept).tolist()
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in drawn.rollout.sigmas.tolist()]
-    columns = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
+    shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes, places = [], redrawn[rows].tolist()
-    for i, ((parent, step, child, root), own, node) in enumerate(zip(columns, places, number, strict=True)):
+    for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
         is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
             TreeNode(
@@ -90,6 +91,7 @@ def sketch(
                 sigma=sigmas[step + 1],
                 drawn=is_drawn,
                 value=values[own] if is_drawn else None,
+                credited=credited[own] if is_edge else None,
                 advantage=advantages[own] if is_edge else None,
                 turning=is_edge and turning[own],
                 trained=is_edge and trains[own],

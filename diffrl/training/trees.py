@@ -35,12 +35,12 @@ class TreeKeeper:
     clock: PhaseClock
 
     def densities(self, drawn: Drawn, conditioning: Conditioning) -> Tensor | None:
-        """(E,) density of the traced steps under the weights as they are now; None where it is not measured.
+        """(E,) density of the traced steps under the weights as they are now; None without a trace or stochastic steps.
 
         Before and after the updates the same batches are asked, so that what differs is the weights alone.
         """
         s = self.session
-        if drawn.trace is None or s.transition is None or s.accelerator.num_processes > 1:
+        if drawn.trace is None or s.transition is None:
             return None
         predict = velocity_of(s.adapter, conditioning, s.config.rollout.guidance_scale)
         with self.clock("trees"), s.meter.paused():
@@ -63,7 +63,7 @@ class TreeKeeper:
             drawn: what it drew.
             credit: what it deserved.
             kept: (N,) bool, False where pruning took the edge out of the gradient.
-            before: (E,) densities of the traced steps before the updates; None where they are not measured.
+            before: (E,) densities of the traced steps before the updates; None where there are none.
             conditioning: the batch's encoded prompts.
             skipped: updates that a guard left out.
         """

@@ -74,7 +74,8 @@ def forest(**more: Any) -> TreeRecord:
             worth = sum(pair) / len(pair)
             middle = TreeNode(
                 len(nodes), top, root, a, 0, 0.75, value=worth, advantage=round(3 * (worth - value), 3), trained=True,
-                turning=(root, a) in ((1, 0), (1, 1)), log_ratio=round(0.001 * (worth - value) + 0.0001, 6),
+                turning=(root, a) in ((1, 0), (1, 1)), credited=2 * (worth - value),
+                log_ratio=round(0.001 * (worth - value) + 0.0001, 6),
                 picture=f"node-{len(nodes)}.webp",
             )  # fmt: skip
             nodes.append(middle)

@@ -45,9 +45,9 @@ def test_the_forest_sentence_by_sentence():
         "credit": "Pushed up most: the steps to 2a (+1.12), 1aa (+0.94) and 4aa (+0.62). "
         "Pushed down most: the steps to 2b (−1.12), 1ab (−0.94) and 4ab (−0.62). "
         "At 2a ◆ the path turns: its first step already goes up (+0.375) and at least one path through it ends "
-        "higher than it began, so there the step is credited as far as the end. "
+        "higher than it began, so there the step is credited with the whole way there, +0.750. "
         "At 2b ◆ the path turns: its first step already goes down (−0.375) and at least one path through it ends "
-        "lower than it began, so there the step is credited as far as the end.",
+        "lower than it began, so there the step is credited with the whole way there, −0.750.",
         "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
         "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
         "update": "Of 7 steps with positive advantage 7 became more likely. Of 7 steps with negative advantage 6 "

@@ -64,7 +64,9 @@ def credit():
     advantage[torch.nonzero(FOREST.step == 0).flatten()[1]] = 0.0
     samples = len(FOREST)
     none = torch.zeros_like(advantage, dtype=torch.bool)
-    return Credit(advantage, torch.zeros(samples), torch.ones(samples, dtype=torch.bool), advantage, none, 0, 0)
+    return Credit(
+        advantage, torch.zeros(samples), torch.ones(samples, dtype=torch.bool), advantage, advantage, none, 0, 0
+    )
 
 
 KEPT = FOREST.parent >= 0

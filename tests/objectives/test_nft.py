@@ -28,7 +28,7 @@ def rollout():
 def credit_of(rollout, outcome=OUTCOME, used=True):
     nodes = len(rollout.forest.parent)
     none = torch.zeros(nodes)
-    return Credit(none, outcome, torch.full((len(outcome),), used), none, none.bool(), 0, 0)
+    return Credit(none, outcome, torch.full((len(outcome),), used), none, none, none.bool(), 0, 0)
 
 
 class Policy:

@@ -181,18 +181,23 @@ def test_they_report_the_same_once(one, two):
 
 
 def test_the_first_process_keeps_its_trees(one, two):
-    """The same as one process would, but for the densities after the update, which nobody computes."""
+    """The same as one process would."""
     assert list_trees(two) == list_trees(one) == [(i, group) for i in (0, 2) for group in (0, 1)]
+    sizes = []
     for name in list_trees(one):
         alone, shared = read_tree(one, *name), read_tree(two, *name)
         assert (shared.prompt, shared.branching, len(shared.nodes)) == (alone.prompt, alone.branching, len(alone.nodes))
         for node, other in zip(shared.nodes, alone.nodes, strict=True):
-            assert node.log_ratio is None and (other.log_ratio is None) == (other.parent is None)
+            assert (node.log_ratio is None) == (other.log_ratio is None) == (other.parent is None)
+            if node.parent is not None:
+                assert node.log_ratio == pytest.approx(other.log_ratio, rel=1e-2, abs=1e-6)
+                sizes.append(abs(node.log_ratio))
             assert node.value == pytest.approx(other.value, rel=1e-3)
             if node.parent is not None:
                 assert node.advantage == pytest.approx(other.advantage, rel=1e-2, abs=1e-3)
             assert (node.trained, node.picture, node.parent) == (other.trained, other.picture, other.parent)
         assert len(list((two / "trees" / shared.name).iterdir())) == len(shared.nodes) + 1
+    assert max(sizes) > 1e-4
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -211,7 +212,31 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
             if node.parent is not None:
                 assert node.advantage == pytest.approx(float(given.advantage[row]), rel=1e-6)
                 assert node.step == int(forest.step[row])
+                gained = None if node.value is None else node.value - tree.nodes[node.parent].value
+                if gained is not None and not node.turning:
+                    assert node.credited == pytest.approx(gained, abs=1e-6) or (not gained and node.credited is None)
+        if rollout is CHAINS:  # one end below every step
+            for end in leaves(tree):
+                for node in (tree.nodes[i] for i in above(tree, end)):
+                    if node.turning:
+                        assert node.credited == pytest.approx(end.leaf.total - tree.nodes[node.parent].value, abs=1e-6)
     assert seen == set(range(len(forest.parent))) and turned > 0
+
+
+@pytest.mark.parametrize("reward", ["incremental", "turning_point", "outcome"])
+def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
+    """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
+    credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
+    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, CHAINS, credit))):
+        edges = [node for node in tree.nodes if node.parent is not None]
+        credited = [node.credited for node in edges]
+        if reward == "outcome":
+            assert credited == [None] * len(edges)
+            continue
+        deviation = statistics.pstdev(credited) + 1e-4
+        for node in edges:
+            wanted = (node.credited - statistics.fmean(credited)) / deviation
+            assert node.advantage == pytest.approx(max(-5.0, min(5.0, wanted)), rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("rollout", [FOREST, WIDE], ids=["forest", "explored"])
