@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
 from diffrl.config.load import dump_config, make_config
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
+from diffrl.tracking.trees import list_trees, read_tree
 from diffrl.training.checkpoint import load_checkpoint
 from diffrl.training.journal import Journal
 from diffrl.training.loop import Trainer
@@ -146,3 +148,25 @@ def assert_same_run(one, other):
     assert samples_of(one) == samples_of(other)
     assert summary_of(one) == summary_of(other)
     assert (one / "before_after.png").read_bytes() == (other / "before_after.png").read_bytes()
+
+
+def assert_same_trees(run, expected):
+    """The trees of a run are those of another up to rounding, the change of every step's density among them."""
+    names = set(list_trees(run)) & set(list_trees(expected))  # of several processes, the prompts of the first
+    assert {iteration for iteration, _ in names} == {iteration for iteration, _ in list_trees(run)}
+    sizes = []
+    for name in names:
+        tree, wanted = read_tree(run, *name), read_tree(expected, *name)
+        assert (tree.prompt, tree.branching, len(tree.nodes)) == (wanted.prompt, wanted.branching, len(wanted.nodes))
+        for node, other in zip(tree.nodes, wanted.nodes, strict=True):
+            for field in ("value", "credited", "advantage", "log_ratio"):
+                ours, theirs = getattr(node, field), getattr(other, field)
+                assert (ours is None) == (theirs is None), field
+                assert ours is None or ours == pytest.approx(
+                    theirs, rel=1e-2, abs=1e-5 if field == "log_ratio" else 1e-3
+                )
+            assert (node.trained, node.picture, node.parent) == (other.trained, other.picture, other.parent)
+            sizes.append(abs(node.log_ratio or 0.0))
+        kept, others = ({path.name for path in (path / "trees" / tree.name).iterdir()} for path in (run, expected))
+        assert kept == others
+    assert max(sizes) > 1e-4
