@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,34 +35,22 @@ def bench_models(bench_gpu):
     return sys.modules["bench_models"]
 
 
-def test_tiny_prints_a_table_and_writes_json(bench_gpu, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("model", ["flux", pytest.param("sana", marks=pytest.mark.slow)])
+def test_tiny_prints_a_table_and_writes_json(bench_gpu, monkeypatch, tmp_path, capsys, model):
     out = tmp_path / "bench.json"
-    arguments = [
-        "bench_gpu.py",
-        "--tiny",
-        "--models",
-        "flux",
-        "sana",
-        "--precisions",
-        "int8",
-        "nvfp4",
-        "--out",
-        str(out),
-    ]
-    monkeypatch.setattr(sys, "argv", arguments)
+    arguments = ["--tiny", "--models", model, "--precisions", "int8", "nvfp4", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *arguments])
     bench_gpu.main()
     result = json.loads(out.read_text())
     assert result["tiny"] and result["machine"]["torch"] == torch.__version__
-    rows = {(row["model"], row["what"], row["precision"]): row for row in result["rows"]}
-    assert len(rows) == 2 * 6 and not any("note" in row for row in rows.values())
-    for model in ("flux", "sana"):
-        for key in (("explore", "float32"), ("regenerate", "float32"), ("explore", "int8"), ("explore", "nvfp4")):
-            row = rows[(model, *key)]
-            assert row["samples_per_second"] > 0 and row["tflops"] > 0 and row["decode_seconds"] > 0
-        assert rows[model, "explore", "nvfp4"]["engine"] == "emulated" != rows[model, "explore", "int8"]["engine"]
-        assert rows[model, "explore", "int8"]["push_seconds"] > 0
-        assert rows[model, "update", "float32"]["seconds_per_edge"] > 0
-        assert rows[model, "tree against chains", "float32"]["leaves"] == 16
+    rows = {(row["what"], row["precision"]): row for row in result["rows"]}
+    assert len(rows) == 6 and not any("note" in row for row in rows.values())
+    for key in (("explore", "float32"), ("regenerate", "float32"), ("explore", "int8"), ("explore", "nvfp4")):
+        assert rows[key]["samples_per_second"] > 0 and rows[key]["tflops"] > 0 and rows[key]["decode_seconds"] > 0
+    assert rows["explore", "nvfp4"]["engine"] == "emulated" != rows["explore", "int8"]["engine"]
+    assert rows["explore", "int8"]["push_seconds"] > 0
+    assert rows["update", "float32"]["seconds_per_edge"] > 0
+    assert rows["tree against chains", "float32"]["leaves"] == 16
     shown = capsys.readouterr().out
     assert "tree against chains" in shown and "nvfp4" in shown
 
@@ -77,9 +64,9 @@ def test_nothing_is_started_without_time(bench_gpu, bench_models):
         bench_models.random_encodings(adapter, "flux", adapter.placement.device),
         torch.device("cpu"),
     )
-    start = time.monotonic()
+    adapter.transformer.register_forward_pre_hook(lambda *_: pytest.fail("something was started"))
     rows = bench_gpu.measure(bench, ["int8"], True, sys.modules["bench_machine"].Budget(0.0))
-    assert [row["note"] for row in rows] == ["no time left"] * 6 and time.monotonic() - start < 1
+    assert [row["note"] for row in rows] == ["no time left"] * 6
 
 
 def test_operations_are_counted_as_by_hand(bench_gpu, bench_models):

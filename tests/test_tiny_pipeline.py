@@ -133,6 +133,7 @@ def test_one_biased_zero_token_stands_for_many(builder, pipeline, count):
     torch.testing.assert_close(fast, stock, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_build_is_loadable_and_the_same_for_the_same_seed(builder, tmp_path):
     def build(name, seed):
         builder.main(["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)])

@@ -182,6 +182,7 @@ def test_steps_of_muon_are_nearly_orthogonal(script, shape):
     assert ((u.T @ step @ v.T) - torch.diag(torch.diag(u.T @ step @ v.T))).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_the_build_is_loadable_the_same_for_the_same_seed_and_takes_up_its_autoencoder(script, tmp_path):
     builder = script("build_tiny_video_pipeline")
 

@@ -83,7 +83,7 @@ def test_a_backend_whose_package_is_missing(random_sd3, name):
         load(random_sd3, attention=name)
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux"])
+@pytest.mark.parametrize("family", ["sd3", pytest.param("flux", marks=pytest.mark.slow)])
 def test_a_compiled_transformer_trains_on_policy(random_pipelines, tmp_path, family, monkeypatch):
     graphs = []
 

@@ -49,6 +49,12 @@ BOUNDED = {
         "credit": STEPWISE | {"value": "ode"},
     },
 }
+ALIKE = {"forest", "ode values of chains", "explore chains", "explore a forest"}
+"""Cases of which another one asks for more."""
+
+
+def some(cases):
+    return [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in cases]
 
 
 def run_of(pipeline, directory, case):
@@ -63,7 +69,7 @@ def run_of(pipeline, directory, case):
     return make_plan(make_config(data)), summary_of(run_dir), read_metrics(run_dir / "metrics.jsonl"), run_dir
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES))
 def test_a_run_costs_what_was_planned(random_sd3, tmp_path, case):
     plan, summary, rows, run_dir = run_of(random_sd3, tmp_path, CASES[case])
     counts, found = summary["counts"], summary["network_evaluations"]
@@ -108,7 +114,7 @@ def check_columns(rows, summary):
     assert [after - before for before, after in zip(spent, spent[1:], strict=False)] == each
 
 
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("case", some(BOUNDED))
 def test_where_samples_are_chosen_the_plan_is_a_bound(random_sd3, tmp_path, case):
     plan, summary, rows, run_dir = run_of(random_sd3, tmp_path, BOUNDED[case])
     counts, found = summary["counts"], summary["network_evaluations"]
