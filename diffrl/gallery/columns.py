@@ -9,7 +9,7 @@ from diffrl.gallery.compare import FOLDER
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.progress import first_rewards
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Source, State, state_key
+from diffrl.gallery.records import Source, State, falls, state_key
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 
@@ -178,6 +178,12 @@ def reward_names(columns: Sequence[Column]) -> list[str]:
     """Rewards that any column has: "total" first, then whole rewards, then parts."""
     names = list(dict.fromkeys(name for c in columns for name in c.source.reward_names(c.state)))
     return sorted(names, key=lambda name: (name != "total", "/" in name))
+
+
+def lower_rewards(columns: Sequence[Column], names: Sequence[str]) -> frozenset[str]:
+    """Those of the names, parts too, of which less is better as far as any column knows."""
+    known = frozenset().union(*(column.source.lower_is_better(column.state) for column in columns))
+    return frozenset(name for name in names if falls(name, known))
 
 
 def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | None:

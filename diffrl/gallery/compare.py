@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from diffrl.gallery.numbers import SAME, finite
+from diffrl.gallery.numbers import SAME, finite, improvement
 from diffrl.gallery.paths import PICTURES, VIDEOS
 from diffrl.gallery.records import Brief
 
 SORTS = {
     "order": "as drawn",
-    "gain": "largest gain first",
-    "loss": "largest loss first",
+    "gain": "most improved first",
+    "loss": "most worsened first",
     "value": "highest value first",
     "prompt": "prompt",
 }
@@ -68,9 +68,9 @@ class Summary(NamedTuple):
         rows: all of them.
         compared: those with a value in the first and in the last column.
         mean: mean change of the compared; None if there are none.
-        improved: changes above `SAME`.
+        improved: changes for the better by more than `SAME`.
         unchanged: changes of rounding.
-        worse: changes below -`SAME`.
+        worse: changes for the worse by more than `SAME`.
     """
 
     rows: int
@@ -188,24 +188,31 @@ def within(rows: Iterable[Row], low: float | None, high: float | None, change: b
     return [row for row, value in measured if value is not None and low <= value <= high]
 
 
-def arrange(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Rows in one of the orders of `SORTS`; equal ones stay as they were drawn, those without the number come last."""
+def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
+    """Rows in one of the orders of `SORTS`; equal ones stay as they were drawn, those without the number come last.
+
+    Args:
+        rows: in any order.
+        sort: which.
+        lower: whether less is better of the reward, so that a fall is a gain; the highest value stays the highest.
+    """
     if sort == "prompt":
         return sorted(rows, key=lambda row: (row.prompt.casefold(), row.order))
     if sort in ("gain", "loss", "value"):
-        sign = 1 if sort == "loss" else -1
+        ascending = improvement(1 if sort == "loss" else -1, lower and sort != "value")
 
         def place(row: Row) -> tuple[bool, float, int]:
             number = row.value if sort == "value" else row.change
-            return number is None, 0.0 if number is None else sign * number, row.order
+            return number is None, 0.0 if number is None else ascending * number, row.order
 
         return sorted(rows, key=place)
     return sorted(rows, key=lambda row: row.order)
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
-    """Counts of what became better and worse from the first column to the last."""
+def summarise(rows: Sequence[Row], lower: bool = False) -> Summary:
+    """Counts of what became better and worse from the first column to the last; the mean keeps its sign."""
     changes = [change for row in rows if (change := row.change) is not None]
-    improved, worse = sum(change > SAME for change in changes), sum(change < -SAME for change in changes)
+    worth = [improvement(change, lower) for change in changes]
+    improved, worse = sum(change > SAME for change in worth), sum(change < -SAME for change in worth)
     mean = math.fsum(changes) / len(changes) if changes else None
     return Summary(len(rows), len(changes), mean, improved, len(changes) - improved - worse, worse)

@@ -101,6 +101,10 @@ class FolderSource:
         """See `Source.reward_names`: those named on the command line, and their parts once they are known."""
         return self.scores.names() if self.scores is not None else []
 
+    def lower_is_better(self, state: State) -> frozenset[str]:
+        """See `Source.lower_is_better`: a reward tells it once it is loaded, before its first score."""
+        return self.scores.lower if self.scores is not None else frozenset()
+
     def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
         """See `Source.briefs`. The first that are asked for start the scoring."""
         entries, wanted = self._shown(), prompt.lower()

@@ -34,6 +34,13 @@ def signed(value: float | None) -> str:
     return ("+" if value > 0 else "−" if value < 0 else "±") + three(abs(value))
 
 
-def sign(change: float | None) -> str:
+def improvement(change: float, lower: bool = False) -> float:
+    """What a change is worth: itself, or its opposite where lower is better. Whatever judges a change asks this."""
+    return -change if lower else change
+
+
+def sign(change: float | None, lower: bool = False) -> str:
     """The CSS class of a change: "gain", "loss", or none for what is rounding or unknown."""
-    return "" if change is None or not abs(change) > SAME else "gain" if change > 0 else "loss"
+    if change is None or not abs(change) > SAME:
+        return ""
+    return "gain" if improvement(change, lower) > 0 else "loss"

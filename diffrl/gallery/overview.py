@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffrl.gallery.columns import Column, default_reward, first_and_last, reward_names
+from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
 from diffrl.gallery.compare import likeness, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.records import Source
@@ -55,7 +55,8 @@ def before_and_after(source: Source, count: int) -> Pairs:
             notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
-        return Pairs(columns, views(columns, matched.rows[:count], names), reward, notes, likeness(matched, streams))
+        shown = views(columns, matched.rows[:count], names, lower_rewards(columns, names))
+        return Pairs(columns, shown, reward, notes, likeness(matched, streams))
     except GalleryError as error:
         return Pairs(notes=[str(error)])
 

@@ -6,13 +6,14 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
+from diffrl.gallery.records import State, falls
 from diffrl.gallery.runs import MARKS, RunSource, changed
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import parse_row
@@ -32,11 +33,12 @@ ENDED = {STOPPED: "stopped by a guard", FAILED: "ended by an error"}
 
 @dataclass(frozen=True)
 class Change:
-    """A held-out reward in the first and in the last evaluation; None where it failed."""
+    """A held-out reward in the first and in the last evaluation; None where it failed. `lower`: less is better."""
 
     name: str
     before: float | None
     after: float | None
+    lower: bool = False
 
     @property
     def change(self) -> float | None:
@@ -57,6 +59,7 @@ class Progress:
         training: iteration and mean training reward, thinned to `POINTS`.
         broken: lines of metrics.jsonl that are no rows, apart from a last one that is being written.
         ended: how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise.
+        lower: labels of held-out rewards of which less is better.
     """
 
     state: str
@@ -67,6 +70,7 @@ class Progress:
     training: Sequence[tuple[int, float]]
     broken: int
     ended: str = ""
+    lower: Collection[str] = ()
 
     @property
     def changes(self) -> list[Change]:
@@ -74,7 +78,8 @@ class Progress:
         if not self.evaluations:
             return []
         first, last = self.evaluations[0][1], self.evaluations[-1][1]
-        return [Change(name, first.get(name), last.get(name)) for name in dict.fromkeys([*first, *last])]
+        names = dict.fromkeys([*first, *last])
+        return [Change(name, first.get(name), last.get(name), falls(name, self.lower)) for name in names]
 
     @property
     def headline(self) -> list[Change]:
@@ -95,7 +100,8 @@ def progress(run: RunSource) -> Progress:
     done_with = summary.is_file() and not is_locked(run.path / ".lock")
     ended = "" if done_with else _ended(run)
     state = "finished" if done_with else "running" if running and not ended else "stopped"
-    return Progress(state, done, asked(run), written, evaluations, training, broken, ended)
+    lower = run.lower_is_better(State("eval", done))
+    return Progress(state, done, asked(run), written, evaluations, training, broken, ended, lower)
 
 
 def read_rows(

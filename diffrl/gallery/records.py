@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -100,6 +100,10 @@ class Source(Protocol):
         """Names of the rewards that the samples have; "total" first, where there is one."""
         ...
 
+    def lower_is_better(self, state: State) -> frozenset[str]:
+        """Labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
+        ...
+
     def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
         """All samples of a state in their order.
 
@@ -125,6 +129,21 @@ class Source(Protocol):
     def version(self) -> str:
         """A text that changes whenever anything of the source does."""
         ...
+
+
+def falls(name: str, lower: Collection[str]) -> bool:
+    """Whether less is better of a reward; a part goes the way of its reward, and of the total more is better.
+
+    Args:
+        name: "shapes", "shapes/colour" or "total".
+        lower: labels of rewards of which less is better.
+    """
+    return name != "total" and name.partition("/")[0] in lower
+
+
+def told(name: str, lower: bool) -> str:
+    """A reward's name where it is chosen or heads something."""
+    return f"{name} (lower is better)" if lower else name
 
 
 @dataclass(frozen=True)

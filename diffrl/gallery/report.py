@@ -18,6 +18,7 @@ from diffrl.gallery.numbers import finite, sign, three
 from diffrl.gallery.overview import flat, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
 from diffrl.gallery.progress import Change, Progress, progress, said
+from diffrl.gallery.records import told
 from diffrl.gallery.report_parts import figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
@@ -119,7 +120,8 @@ def lead(changes: Sequence[Change], course: Progress | None) -> str:
     word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
     between = f"from {before} to {after}" if word else f"at {after}"
     word = word or "stayed"
-    return f"Held-out {first.name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
+    name = told(first.name, first.lower)
+    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
 
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:

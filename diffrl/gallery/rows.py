@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
@@ -33,11 +33,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A reward in all columns; `change` is the last less the first."""
+    """A reward in all columns; `change` is the last less the first, `lower` whether less is better."""
 
     name: str
     values: Sequence[float | None]
     change: float | None
+    lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class View:
         cells: one a column.
         change: of the chosen reward.
         rewards: every reward that any of the cells has.
+        lower: names of rewards of which less is better.
     """
 
     order: int
@@ -57,6 +59,7 @@ class View:
     cells: Sequence[Cell]
     change: float | None
     rewards: Sequence[Line]
+    lower: Collection[str] = ()
 
     @property
     def data(self) -> dict[str, Sequence[float | None]]:
@@ -64,22 +67,31 @@ class View:
         return {line.name: [finite(value) for value in line.values] for line in self.rewards}
 
 
-def views(columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str]) -> list[View]:
+def views(
+    columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str], lower: Collection[str] = ()
+) -> list[View]:
     """Rows with their samples: one question a column, whatever the number of rows.
 
     Args:
         columns: of every row.
         rows: those that are shown.
         names: of rewards, in the order in which they are listed.
+        lower: those of which less is better.
     """
     found: list[dict[int, Sample]] = []
     for place, column in enumerate(columns):
         ids = [number for row in rows if (number := row.ids[place]) is not None]
         found.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
-    return [_view(columns, row, names, found) for row in rows]
+    return [_view(columns, row, names, lower, found) for row in rows]
 
 
-def _view(columns: Sequence[Column], row: Row, names: Sequence[str], found: Sequence[dict[int, Sample]]) -> View:
+def _view(
+    columns: Sequence[Column],
+    row: Row,
+    names: Sequence[str],
+    lower: Collection[str],
+    found: Sequence[dict[int, Sample]],
+) -> View:
     samples = [None if number is None else found[place].get(number) for place, number in enumerate(row.ids)]
     cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
     lines = []
@@ -88,5 +100,5 @@ def _view(columns: Sequence[Column], row: Row, names: Sequence[str], found: Sequ
         if any(value is not None for value in values):
             first, last = values[0], values[-1]
             change = None if len(values) < 2 or first is None or last is None else last - first
-            lines.append(Line(name, values, change))
-    return View(row.order, row.prompt, cells, row.change, lines)
+            lines.append(Line(name, values, change, name in lower))
+    return View(row.order, row.prompt, cells, row.change, lines, lower)

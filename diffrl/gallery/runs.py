@@ -16,6 +16,7 @@ from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.rewards import REWARDS, lower_is_better
 from diffrl.tracking.trees import TREES
 
 MARKS = ("metrics.jsonl", INDEX, f"{INDEX}-wal", "summary.json", "log.txt", TREES)
@@ -47,6 +48,13 @@ class RunSource:
         )
         with self.database() as database:
             return ["total", *(name for (name,) in database.execute(query, (state.stage, state.iteration)))]
+
+    def lower_is_better(self, state: State) -> frozenset[str]:
+        """See `Source.lower_is_better`: as rewards.json tells, if it can be read."""
+        try:
+            return lower_is_better(self.read_json(REWARDS), state.stage)
+        except GalleryError:
+            return frozenset()
 
     def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
         """See `Source.briefs`."""

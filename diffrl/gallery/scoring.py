@@ -42,6 +42,7 @@ class FolderScores:
         self._worker, self._lock = worker, threading.Lock()
         self._known: dict[Mark, dict[str, Score]] = {}
         self._problems: dict[str, str] = {}
+        self.lower: frozenset[str] = frozenset()  # labels of which less is better, once they are loaded
         self._asked: str | None = None
         self._told: str | None = None
         self._bumped = 0.0
@@ -200,6 +201,8 @@ class Worker:
         if choice.label not in self._loaded:
             [self._loaded[choice.label]] = load([choice])
         reward = self._loaded[choice.label]
+        if not reward.scorer.spec.higher_is_better:
+            scores.lower |= {reward.label}
         able: list[tuple[Entry, Peek]] = []
         for entry in entries:
             seen = peek(entry.item.path)

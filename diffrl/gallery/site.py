@@ -17,7 +17,7 @@ from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, State
+from diffrl.gallery.records import Answer, Source, State, told
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails
 from diffrl.tracking.trees import list_trees
@@ -70,7 +70,7 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.tests["video"] = is_video
-        self.templates.filters |= {"three": three, "signed": signed, "sign": sign}
+        self.templates.filters |= {"three": three, "signed": signed, "sign": sign, "told": told}
         self.templates.globals |= {"site": self, "links": links, "version": __version__}
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from diffrl.gallery.numbers import improvement
+from diffrl.gallery.records import falls
 from diffrl.gallery.votes import Side, Vote
 
 
@@ -30,6 +32,7 @@ class Opinion:
 
     Args:
         reward: its name.
+        lower: whether less of it is better.
         prefers_b: of the distinct pairs that it tells apart, how many it finds better in B.
         alike: distinct pairs that it cannot tell apart.
         unknown: distinct pairs of which it has not scored both.
@@ -38,6 +41,7 @@ class Opinion:
     """
 
     reward: str
+    lower: bool
     prefers_b: Rate
     alike: int
     unknown: int
@@ -134,6 +138,7 @@ def _opinion(reward: str, votes: Sequence[Vote], pairs: Iterable[Vote]) -> Opini
     ]
     return Opinion(
         reward,
+        any(is_lower(vote, reward) for vote in votes),
         wilson(own.count("b"), own.count("a") + own.count("b")),
         own.count("tie"),
         own.count(None),
@@ -147,4 +152,9 @@ def preferred(vote: Vote, reward: str) -> str | None:
     a, b = vote.a.rewards.get(reward), vote.b.rewards.get(reward)
     if a is None or b is None:
         return None
-    return "tie" if a == b else "b" if b > a else "a"
+    return "tie" if a == b else "b" if improvement(b - a, is_lower(vote, reward)) > 0 else "a"
+
+
+def is_lower(vote: Vote, reward: str) -> bool:
+    """Whether less of a reward is better, as either side knew when the vote was given."""
+    return falls(reward, {*vote.a.lower, *vote.b.lower})

@@ -3,9 +3,10 @@
     {"id", "time", "voter", "session", "prompt", "a": side, "b": side, "left": "a"|"b", "choice": "a"|"b"|"tie"}
     {"id", "time", "voids": id of a vote}                              what undoing it writes
 
-A side is {"source", "path", "state", "sample", "picture", "rewards"}: the title and the absolute path of the run or
-folder, the state ("eval-80"), the sample's key (prompt, seed, group, root, path), the picture relative to `path`, and
-every reward that was known when the vote was given.
+A side is {"source", "path", "state", "sample", "picture", "rewards", "lower"}: the title and the absolute path of the
+run or folder, the state ("eval-80"), the sample's key (prompt, seed, group, root, path), the picture relative to
+`path`, every reward that was known when the vote was given, and the labels of those of which less is better (none in
+files of an older gallery, which has no "lower").
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Side:
     sample: Key
     picture: str
     rewards: Mapping[str, float | None] = field(default_factory=dict)
+    lower: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -94,7 +96,8 @@ class Read:
 def side_of(source: Source, state: State, sample: Sample) -> Side:
     """A sample as a side of a vote."""
     rewards = dict(sample.rewards) if sample.total is None else {"total": sample.total, **sample.rewards}
-    return Side(source.title, home(source), state.key, sample.key, sample.file or "", rewards)
+    lower = tuple(sorted(source.lower_is_better(state)))
+    return Side(source.title, home(source), state.key, sample.key, sample.file or "", rewards, lower)
 
 
 def source_of(sources: Sequence[Source], side: Side) -> Source | None:
@@ -218,4 +221,6 @@ def _side(record: Any) -> Side | None:
         return None
     source, path, state, picture = (str(text) for text in texts)
     numbers = {str(name): finite(value) for name, value in rewards.items()}
-    return Side(source, path, state, tuple(sample), picture, numbers)
+    lower = record.get("lower")
+    labels = tuple(str(label) for label in lower) if isinstance(lower, list) else ()
+    return Side(source, path, state, tuple(sample), picture, numbers, labels)

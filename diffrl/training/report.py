@@ -64,14 +64,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def write_before_after(run_dir: Path, reward: str, last_iteration: int, destination: Path) -> bool:
+def write_before_after(
+    run_dir: Path, reward: str, last_iteration: int, destination: Path, higher_is_better: bool = True
+) -> bool:
     """Draw the first held-out samples before and after training: same prompts, same noise, no selection.
 
     Args:
         run_dir: the run.
-        reward: whose value marks a picture; 1 is a pass.
+        reward: whose value marks a picture where it is 0 or 1.
         last_iteration: of the evaluation after training.
         destination: PNG file.
+        higher_is_better: of the reward: 1 is a pass; else 0 is.
 
     Returns:
         Whether both evaluations were in the store.
@@ -83,9 +86,12 @@ def write_before_after(run_dir: Path, reward: str, last_iteration: int, destinat
         if not pairs:
             return False
         moving = store.picture(pairs[0][0]).ndim > 3
+        good = float(higher_is_better)
         cells = [
             Cell(
-                pair[0].prompt, [still(store.picture(s)) for s in pair], [_passed(s.rewards.get(reward)) for s in pair]
+                pair[0].prompt,
+                [still(store.picture(s)) for s in pair],
+                [_passed(s.rewards.get(reward), good) for s in pair],
             )
             for pair in pairs
         ]
@@ -93,9 +99,9 @@ def write_before_after(run_dir: Path, reward: str, last_iteration: int, destinat
     return True
 
 
-def _passed(value: float | None) -> bool | None:
+def _passed(value: float | None, good: float) -> bool | None:
     """A mark for rewards that pass or fail; none for others."""
-    return None if value not in (0.0, 1.0) else value == 1.0
+    return None if value not in (0.0, 1.0) else value == good
 
 
 def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> None:

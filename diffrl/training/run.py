@@ -34,7 +34,9 @@ from diffrl.training.run_dir import (
     locked,
     new_run_dir,
     note_resumption,
+    note_rewards,
     open_run_dir,
+    rewards_record,
     versions,
 )
 from diffrl.training.session import Session, open_session
@@ -58,7 +60,7 @@ def train(config: Config, console: Console) -> Path:
     with _one_trainer(session, run_dir):
         if session.accelerator.is_main_process:
             new_run_dir(config)  # again, now that nobody else can take it
-            create_run_dir(run_dir, config, _environment(session))
+            create_run_dir(run_dir, config, _environment(session), _rewards(session))
         session.accelerator.wait_for_everyone()
         _see_through(session, run_dir, None, console)
     return run_dir
@@ -82,6 +84,7 @@ def resume(path: str | Path, console: Console) -> Path:
         if session.accelerator.is_main_process:
             for message in messages + note_resumption(run_dir, _environment(session)):
                 console.print(message, highlight=False, markup=False)
+            note_rewards(run_dir, _rewards(session))
         session.accelerator.wait_for_everyone()
         _see_through(session, run_dir, checkpoint, console)
     return run_dir
@@ -94,6 +97,10 @@ def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None
 
 def _environment(session: Session) -> dict[str, Any]:
     return environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+
+
+def _rewards(session: Session) -> dict[str, Any]:
+    return rewards_record(session.scorers, session.eval_scorers)
 
 
 def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console) -> None:
@@ -205,7 +212,8 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     }
     write_json(run_dir / "summary.json", summary)
     write_curve(run_dir, rewards, run_dir / "curve.png")
-    write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png")
+    higher = session.eval_scorers[0].scorer.spec.higher_is_better
+    write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")

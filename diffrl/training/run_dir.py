@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,10 +19,13 @@ import torch
 from diffrl import __version__
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
+from diffrl.rewards.score import WeightedScorer
+from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.report import write_json
 
 LOCK = ".lock"
-UNFINISHED = {LOCK, ".config.yaml.tmp", ".environment.json.tmp", "environment.json"}
+BEFORE_CONFIG = ("environment.json", REWARDS)
+UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for name in BEFORE_CONFIG)}
 """All that a run leaves which was killed before it could be resumed; a new run may take its place."""
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "safetensors")
@@ -42,9 +46,10 @@ def new_run_dir(config: Config) -> Path:
     return path
 
 
-def create_run_dir(path: Path, config: Config, environment: dict[str, Any]) -> None:
-    """Make the directory with the resolved configuration and what the run runs on."""
+def create_run_dir(path: Path, config: Config, environment: dict[str, Any], rewards: Mapping[str, Any]) -> None:
+    """Make the directory with the resolved configuration, what the run runs on, and what its rewards are."""
     write_json(path / "environment.json", environment)
+    write_json(path / REWARDS, rewards)
     temporary = path / ".config.yaml.tmp"
     temporary.write_text(dump_config(config), encoding="utf-8")
     os.replace(temporary, path / "config.yaml")  # from here on the run can be resumed
@@ -78,6 +83,12 @@ def note_resumption(path: Path, now: dict[str, Any]) -> list[str]:
         f"This run began with {name} {before.get(name)} and goes on with {after[name]}: results may differ by rounding."
         for name in names
     ]
+
+
+def note_rewards(path: Path, rewards: Mapping[str, Any]) -> None:
+    """Write rewards.json in a run that has none: an older diffrl began it."""
+    if not (path / REWARDS).exists():
+        write_json(path / REWARDS, rewards)
 
 
 def open_run_dir(path: str | Path) -> tuple[Path, Config]:
@@ -118,3 +129,30 @@ def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, 
         "dtype": dtype,
         "processes": world_size,
     }
+
+
+def rewards_record(training: Sequence[WeightedScorer], held_out: Sequence[WeightedScorer]) -> dict[str, Any]:
+    """What is known of the rewards, as rewards.json keeps it; see `diffrl.tracking.rewards`."""
+    return {
+        TRAINING: {scorer.name: _facts(scorer) for scorer in training},
+        HELD_OUT: {scorer.name: _facts(scorer) for scorer in held_out},
+    }
+
+
+def _facts(scorer: WeightedScorer) -> dict[str, Any]:
+    """A reward as plain JSON values, whatever types a stranger's scorer describes itself in."""
+    spec = scorer.scorer.spec
+    return {
+        "name": str(spec.name),
+        "description": str(spec.description),
+        "range": [_number(bound) for bound in spec.range],
+        "higher_is_better": bool(spec.higher_is_better),
+        "version": str(spec.version),
+        "weight": _number(scorer.weight),
+        "shift": _number(scorer.shift),
+        "scale": _number(scorer.scale),
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -20,6 +20,7 @@ from diffrl.gallery.progress import progress
 from diffrl.gallery.query import Query
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.models.images import GREEN, RED
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
@@ -61,6 +62,15 @@ def test_before_and_after_are_paired_by_prompt_and_noise(tmp_path):
     assert write_before_after(tmp_path, "r", 9, tmp_path / "grid.png")
     colors = {color for _, color in Image.open(tmp_path / "grid.png").convert("RGB").getcolors(100_000)}
     assert {(shade, 0, 0) for shade in (10, 60, 110, 160)} <= colors and (250, 0, 0) not in colors
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_a_mark_goes_the_way_of_the_reward(tmp_path, higher_is_better):
+    with SampleStore(tmp_path) as store:
+        store.write([sample(0, 5, False, 10), sample(9, 5, False, 110)])
+    write_before_after(tmp_path, "r", 9, tmp_path / "grid.png", higher_is_better)
+    colors = {color for _, color in Image.open(tmp_path / "grid.png").convert("RGB").getcolors(100_000)}
+    assert (GREEN in colors, RED in colors) == (not higher_is_better, higher_is_better)
 
 
 def test_without_both_evaluations_there_is_no_grid(tmp_path):

@@ -17,6 +17,7 @@ import diffrl.training.run as run_module
 from diffrl.cli import main
 from diffrl.errors import GuardStop
 from diffrl.training.loop import Trainer
+from tests.patience import LONG, until
 from tests.training.harness import (
     assert_same_run,
     go_on,
@@ -31,18 +32,35 @@ from tests.training.harness import (
 ROOT = Path(__file__).parents[2]
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
 RUNNER = """
-import os, sys
+import os, sys, time
 import accelerate, matplotlib.figure, peft  # imports are paid once
 from diffusers import StableDiffusion3Pipeline
 from diffrl.cli import main
 import diffrl.training.run
-for line in sys.stdin:  # the arguments of one more run
+from diffrl.training.loop import Trainer
+
+def hold(place):
+    # A run goes no further than to the iteration, or to the end, at which a signal is to reach it.
+    iterate, finish, most = Trainer.iterate, diffrl.training.run.finish, time.monotonic() + 600
+    def held(trainer):
+        while str(trainer.iteration) == place and not trainer.stop.received and time.monotonic() < most:
+            time.sleep(0.01)
+        return iterate(trainer)
+    def ended(*arguments):
+        while place == "end" and time.monotonic() < most:
+            time.sleep(0.01)
+        return finish(*arguments)
+    Trainer.iterate, diffrl.training.run.finish = held, ended
+
+for line in sys.stdin:  # where it is held and the arguments of one more run
     child = os.fork()
     if child == 0:
         output = os.open(os.devnull, os.O_WRONLY)
         os.dup2(output, 1)
         try:
-            main(line.split())
+            place, *arguments = line.split()
+            hold(place)
+            main(arguments)
         except SystemExit as stop:
             os._exit(stop.code or 0)
         os._exit(1)
@@ -185,7 +203,7 @@ def runner():
     )
     yield process
     process.stdin.close()
-    process.wait(timeout=60)
+    process.wait(timeout=LONG)
 
 
 def ask(runner, answer, *words):
@@ -195,9 +213,9 @@ def ask(runner, answer, *words):
     return int(number)
 
 
-def run_until(runner, moment, signal_number, *arguments):
+def run_until(runner, moment, signal_number, *arguments, held="nowhere"):
     """Start a run, send it a signal when `moment` returns (None = never), and wait for its exit code."""
-    child = ask(runner, "child", *arguments)
+    child = ask(runner, "child", held, *arguments)
     try:
         if signal_number is not None:
             moment()
@@ -214,13 +232,6 @@ def run_through(runner, *arguments):
     return run_until(runner, None, None, *arguments)
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.002)
-
-
 def lines(run_dir):
     metrics = run_dir / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -230,15 +241,15 @@ def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runne
     run_dir = tmp_path / "run"
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
     checkpoints = run_dir / "checkpoints"
-    moments = [
-        lambda: lines(run_dir) >= 2,  # before the first checkpoint
-        lambda: checkpoints.exists() and any(checkpoints.iterdir()),  # while the first is written, or just after
-        lambda: lines(run_dir) >= 4,
-        lambda: (checkpoints / "step-000005").exists(),  # between the last one and the end
-    ]
+    moments = {  # by where the run waits for its end if that comes late
+        "1": lambda: lines(run_dir) >= 2,  # before the first checkpoint
+        "2": lambda: checkpoints.exists() and any(checkpoints.iterdir()),  # while the first is written, or just after
+        "3": lambda: lines(run_dir) >= 4,
+        "end": lambda: (checkpoints / "step-000005").exists(),  # between the last one and the end
+    }
     arguments = ["train", config]
-    for moment in moments:
-        code = run_until(runner, lambda moment=moment: wait_for(moment), signal.SIGKILL, *arguments)
+    for held, moment in moments.items():
+        code = run_until(runner, lambda moment=moment: until(moment), signal.SIGKILL, *arguments, held=held)
         assert code == -signal.SIGKILL
         arguments = ["train", "--resume", run_dir]
     assert not (run_dir / "summary.json").exists()
@@ -263,7 +274,11 @@ def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner
 def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, uninterrupted, runner):
     config = write_config(long_run(random_sd3, tmp_path, run={"checkpoint_every": 5}), tmp_path / "config.yaml")
     run_dir = tmp_path / "run"
-    assert run_until(runner, lambda: wait_for(lambda: lines(run_dir) >= 2), signal.SIGTERM, "train", config) == 143
+
+    def begun():
+        until(lambda: lines(run_dir) >= 2)
+
+    assert run_until(runner, begun, signal.SIGTERM, "train", config, held="3") == 143
     step, _, _ = last_checkpoint(run_dir)
     assert step == rows_of(run_dir)[-1]["iteration"] and 0 < step < 5
     assert f"SIGTERM: checkpoint written after iteration {step}" in (run_dir / "log.txt").read_text()
@@ -321,6 +336,16 @@ def test_resuming_a_finished_run_rewrites_its_summary_and_nothing_else(stopped, 
     assert_same_run(stopped, uninterrupted)
 
 
+def test_what_the_rewards_were_is_written_where_it_is_missing_and_never_again(stopped, uninterrupted):
+    began = (uninterrupted / "rewards.json").read_text()
+    (stopped / "rewards.json").unlink()
+    go_on(stopped)
+    assert (stopped / "rewards.json").read_text() == began
+    (stopped / "rewards.json").write_text("{}")
+    go_on(stopped)
+    assert (stopped / "rewards.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file"])
 def test_what_is_no_run_cannot_be_resumed(tmp_path, capsys, kind):
     place = tmp_path / "place"
@@ -348,7 +373,9 @@ def test_a_run_killed_before_it_had_a_configuration_leaves_its_name_free(random_
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.config.yaml.tmp").write_text("run: {na")
     (tmp_path / "run/environment.json").write_text("{}")
+    (tmp_path / "run/rewards.json").write_text("{}")
+    (tmp_path / "run/.rewards.json.tmp").write_text("{")
     data = settings(random_sd3, tmp_path)
     data["run"]["iterations"] = 1
     run_dir, _ = start(data)
-    assert (run_dir / "summary.json").exists()
+    assert (run_dir / "summary.json").exists() and (run_dir / "rewards.json").read_text() != "{}"

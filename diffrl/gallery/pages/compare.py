@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl.gallery.columns import MOST, Choice, Column, choose, default_reward, main_states, options, reward_names
+from diffrl.gallery.columns import (
+    MOST,
+    Choice,
+    Column,
+    choose,
+    default_reward,
+    lower_rewards,
+    main_states,
+    options,
+    reward_names,
+)
 from diffrl.gallery.columns import label as state_label
 from diffrl.gallery.compare import NOISE, SORTS, Matched, Row, arrange, containing, likeness, match, summarise, within
 from diffrl.gallery.errors import GalleryError
@@ -33,6 +43,7 @@ class Wanted:
         low: of the range, None without.
         high: of the range, None without.
         sort: one of the page's orders.
+        lower: names of which less is better.
     """
 
     names: Sequence[str]
@@ -43,6 +54,12 @@ class Wanted:
     low: float | None
     high: float | None
     sort: str
+    lower: Collection[str] = ()
+
+    @property
+    def falling(self) -> bool:
+        """Whether less is better of the chosen reward."""
+        return self.reward in self.lower
 
     @property
     def parameters(self) -> dict[str, str | float | None]:
@@ -75,7 +92,8 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
     if low is not None and high is not None and low > high:
         raise GalleryError(f"low must not be above high. Got low={low:g}, high={high:g}. Exchange them.")
     on, sort = query.choice("on", list(RANGES), "value"), query.choice("sort", sorts, "order")
-    return Wanted(names, reward, note, query.text("prompt"), on, low, high, sort)
+    lower = lower_rewards(columns, names)
+    return Wanted(names, reward, note, query.text("prompt"), on, low, high, sort, lower)
 
 
 def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:
@@ -104,7 +122,7 @@ def compare(site: Site, query: Query) -> Answer:
         asked = wanted(query, choice.columns, list(SORTS))
         matched = joined(choice.columns, asked.reward)
     rows = within(containing(matched.rows, asked.prompt), asked.low, asked.high, asked.on == "change")
-    rows = arrange(rows, asked.sort)
+    rows = arrange(rows, asked.sort, asked.falling)
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     keys = [column.key for column in choice.columns]
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
@@ -118,8 +136,8 @@ def compare(site: Site, query: Query) -> Answer:
         "ranges": RANGES if len(keys) > 1 else {"value": "value"},
         "matched": matched,
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
-        "summary": summarise(rows),
-        "views": views(choice.columns, shown, asked.names),
+        "summary": summarise(rows, asked.falling),
+        "views": views(choice.columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
         "turn": lambda n: site.links.page("compare", columns=keys, **asked.parameters, page=n if n > 1 else None),

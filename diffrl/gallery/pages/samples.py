@@ -43,7 +43,7 @@ def samples(site: Site, query: Query) -> Answer:
         "asked": asked,
         "sorts": orders(False, asked.reward),
         "found": len(rows),
-        "views": views(columns, shown, asked.names),
+        "views": views(columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
         "turn": lambda n: site.links.page(

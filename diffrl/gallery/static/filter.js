@@ -20,7 +20,9 @@ const local = {
     if (value === null || value === undefined) return "–";
     return (value > 0 ? "+" : value < 0 ? "−" : "±") + local.three(Math.abs(value));
   },
-  sign: (change) => (change === null || Math.abs(change) <= local.same ? "" : change > 0 ? "gain" : "loss"),
+  // As diffrl/gallery/numbers.py judges a change: of some rewards less is better.
+  improvement: (change) => (local.lower ? -change : change),
+  sign: (change) => (change === null || Math.abs(change) <= local.same ? "" : local.improvement(change) > 0 ? "gain" : "loss"),
   read(row) {
     const prompt = row.querySelector(".prompt");
     const text = prompt.dataset.none === undefined ? prompt.textContent : ""; // not the words that stand for none
@@ -53,8 +55,8 @@ const local = {
     order: (a, b) => a.order - b.order,
     prompt: (a, b) => local.words(a.prompt, b.prompt) || a.order - b.order,
     value: (a, b) => local.down(a.value, b.value) || a.order - b.order,
-    gain: (a, b) => local.down(a.change, b.change) || a.order - b.order,
-    loss: (a, b) => local.up(a.change, b.change) || a.order - b.order,
+    gain: (a, b) => (local.lower ? local.up : local.down)(a.change, b.change) || a.order - b.order,
+    loss: (a, b) => (local.lower ? local.down : local.up)(a.change, b.change) || a.order - b.order,
   },
   words: (a, b) => (a < b ? -1 : a > b ? 1 : 0),
   down: (a, b) => (a === null || b === null ? (a === null) - (b === null) : b - a),
@@ -70,6 +72,7 @@ const local = {
     chip.className = `chip ${local.sign(entry.change)}`;
     chip.hidden = entry.change === null;
     chip.textContent = local.signed(entry.change);
+    chip.title = `change of ${local.name} from the first column to the last`;
     entry.row.querySelector(".swipe")?.remove();
   },
   // Without the rounding of every step (Neumaier's sum), as Python's fsum.
@@ -93,9 +96,9 @@ const local = {
     if (part) part.textContent = `of the ${local.rows.length.toLocaleString("en-US")} rows on this page`;
     const changes = kept.map((entry) => entry.change).filter((change) => change !== null);
     const mean = changes.length ? local.sum(changes) / changes.length : null;
-    const improved = changes.filter((change) => change > local.same).length;
-    const worse = changes.filter((change) => change < -local.same).length;
-    const counts = { rows: kept.length, mean: local.signed(mean), improved, unchanged: changes.length - improved - worse, worse };
+    const judged = changes.map(local.sign);
+    const [improved, worse] = ["gain", "loss"].map((word) => judged.filter((one) => one === word).length);
+    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), improved, unchanged: changes.length - improved - worse, worse };
     for (const place of document.querySelectorAll("#summary [data-count]")) {
       const value = counts[place.dataset.count];
       place.textContent = typeof value === "number" ? value.toLocaleString("en-US") : value;
@@ -104,7 +107,8 @@ const local = {
   },
   apply() {
     const fields = local.form.elements;
-    const reward = fields.reward?.value;
+    const chosen = fields.reward?.selectedOptions[0];
+    const reward = chosen?.value;
     let low, high;
     try {
       [low, high] = local.range();
@@ -114,6 +118,7 @@ const local = {
       local.problem.hidden = false;
       return;
     }
+    [local.name, local.lower] = [chosen?.textContent, chosen?.dataset.lower !== undefined];
     const text = local.folded(fields.prompt.value);
     local.rows.forEach((entry) => local.measure(entry, reward));
     const kept = local.rows.filter((entry) => {
