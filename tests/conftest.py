@@ -13,6 +13,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes, and tests beside others stay fast
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that stands still for a while is no reason to fail; a hang is seen without a deadline too.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 ROOT = Path(__file__).parent.parent
 WORDS = (

@@ -139,6 +139,8 @@ class Lane:
     def _connected(self, opened: socket.socket) -> None:
         self._sockets[:] = [old for old in self._sockets if old.fileno() >= 0] + [opened]
         opened.settimeout(max(self.expires - time.monotonic(), 1e-3))  # or sending had the time of connecting
+        if self._was_cut:  # while there was no socket to shut
+            self.cut()
 
 
 class _Adapter(HTTPAdapter):

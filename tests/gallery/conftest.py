@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from tests.gallery.made import make_run
+from tests.patience import LONG, until
 
 FLAGS = [
     "--no-sandbox",
@@ -64,21 +64,21 @@ def served(site_of):
     servers = []
 
     def start(*paths: Path, **options) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(make_app(site_of(*paths, **options)), port=port, log_level="warning"))
-        thread = threading.Thread(target=server.run, daemon=True)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # no Nagle's delay
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        server = uvicorn.Server(uvicorn.Config(make_app(site_of(*paths, **options)), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        servers.append((server, thread))
-        while not server.started:
-            time.sleep(0.01)
-        return f"http://127.0.0.1:{port}"
+        servers.append((server, thread, listener))
+        until(lambda: server.started or not thread.is_alive())
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     yield start
-    for server, thread in servers:
+    for server, thread, listener in servers:
         server.should_exit = True
-        thread.join(10)
+        thread.join(LONG)
+        listener.close()
 
 
 @pytest.fixture(scope="session")
@@ -87,32 +87,48 @@ def chromium():
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("browser tests need Chromium: apt install chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=1000 * LONG)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=1000 * LONG)
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def page(chromium):
+def context_of(chromium):
+    """Makes browser contexts that wait for a slow machine, and closes them in the end."""
+    made = []
+
+    def context(**options):
+        made.append(chromium.new_context(**options))
+        made[-1].set_default_timeout(1000 * LONG)  # of navigation too
+        return made[-1]
+
+    yield context
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def page(context_of):
     """A fresh page; an error in its scripts fails the test.
 
     The content security policy is off: Playwright waits for conditions by `eval`, which the policy rightly refuses.
     That no page needs more than the policy allows is tested on `strict_page`.
     """
-    yield from _page(chromium, bypass_csp=True)
+    yield from _page(context_of, bypass_csp=True)
 
 
 @pytest.fixture
-def strict_page(chromium):
+def strict_page(context_of):
     """The same under the content security policy."""
-    yield from _page(chromium)
+    yield from _page(context_of)
 
 
-def _page(chromium, **options):
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
+def _page(context_of, **options):
+    context = context_of(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
     page = context.new_page()
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))

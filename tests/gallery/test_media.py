@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import threading
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,11 +18,13 @@ from diffrl.gallery.blind import blind_picture
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.thumbnails import Thumbnails
 from tests.gallery.made import make_run
+from tests.patience import LONG
 
 PICTURE = "samples/eval-000000/0-0.webp"
 SECRET = b"a secret of this machine"
 FORBIDDEN = [
     *("config.yaml", "environment.json", "metrics.jsonl", "samples.sqlite", "summary.json", "log.txt"),
+    *("before_after.png", "curve.png"),
     *(
         "checkpoints/step-000004/policy.safetensors",
         "checkpoints/hidden.png",
@@ -67,7 +68,8 @@ def run(made, tmp_path):
     """A run with secrets around it, beside it, in it, and links to them from where pictures lie."""
     (tmp_path / "secret.png").write_bytes(SECRET)
     (made.parent / "secret.png").write_bytes(SECRET)
-    for file in ("hidden.png", "checkpoints/hidden.png", "checkpoints/step-000004/policy.safetensors"):
+    hidden = ("hidden.png", "before_after.png", "curve.png", "checkpoints/hidden.png")
+    for file in (*hidden, "checkpoints/step-000004/policy.safetensors"):
         (made / file).parent.mkdir(parents=True, exist_ok=True)
         (made / file).write_bytes(SECRET)
     for file in ("notes.txt", "picture.svg", "page.html", "picture.webp.html"):
@@ -81,7 +83,7 @@ def run(made, tmp_path):
 def raw(address: str, path: str) -> bytes:
     """The answer to a request line that no client tidied up."""
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
+    with socket.create_connection((host, int(port)), LONG) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         received = b""
         while part := connection.recv(65536):
@@ -181,7 +183,7 @@ def test_each_picture_is_made_once_and_two_at_a_time(tmp_path, monkeypatch):
                 full.set()
             if inside[0] >= 3:
                 third.set()
-        assert full.wait(20)
+        assert full.wait(LONG)
         third.wait(0.2)  # nobody comes; a third one would come at once
         turned(image)
         with lock:
@@ -263,10 +265,7 @@ def test_the_browser_shows_the_new_picture_and_turns_as_the_thumbnails_do(served
 def show(page, address: str) -> str:
     """Go to a page and wait until all its pictures are there."""
     page.goto(address)
-    until = time.monotonic() + 20
-    while not page.evaluate("document.images.length && [...document.images].every(i => i.complete && i.naturalWidth)"):
-        assert time.monotonic() < until
-        page.wait_for_timeout(20)
+    page.wait_for_function("document.images.length && [...document.images].every(i => i.complete && i.naturalWidth)")
     return page.url
 
 

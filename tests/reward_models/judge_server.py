@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.patience import LONG
+
 
 def pictures_of(body: dict[str, Any]) -> list[np.ndarray]:
     """The pictures in a request, as the server decodes them: (H, W, 3) uint8 each."""
@@ -139,10 +141,10 @@ def said(text: Any = "fine", **more: Any) -> dict[str, Any]:
 
 
 def client(judge, **options):
-    """A chat client of a judge, with little patience."""
+    """A chat client of a judge, which hurries to ask again but waits for answers."""
     from reward_models.chat import ChatClient
 
-    return ChatClient(**{"url": judge.url, "model": "judge", "timeout": 0.4, "backoff": 0.01, "retries": 2, **options})
+    return ChatClient(**{"url": judge.url, "model": "judge", "timeout": LONG, "backoff": 0.01, "retries": 2, **options})
 
 
 def ask(asker, count=1, **fields):

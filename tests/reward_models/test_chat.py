@@ -1,6 +1,7 @@
 """The chat client against a real server on this machine that hangs, breaks, refuses and talks nonsense."""
 
 import email.utils
+import re
 import socket
 import threading
 import time
@@ -26,14 +27,19 @@ def number_asked(body):
 
 
 def test_order_is_kept_and_concurrency_is_bounded(start):
+    four = threading.Event()
+
     def slower_first(handler, number, body):
+        if judge.most_running >= 4:
+            four.set()
+        four.wait(30)  # all go on once four are there
         time.sleep(0.05 if number_asked(body) % 3 == 0 else 0.005)
         return said(f"answer {number_asked(body)}")
 
     judge = start(slower_first)
     replies = ask(client(judge, concurrency=4), 24)
     assert [reply.text for reply in replies] == [f"answer {i}" for i in range(24)]
-    assert 2 <= judge.most_running <= 4
+    assert judge.most_running == 4
 
 
 def test_what_is_sent(start):
@@ -91,7 +97,7 @@ def test_retry_after_is_kept_to(start, form):
         return handler.reply(429, b"", Retry_After=wait)
 
     assert ask(client(start(busy)))[0].text == "fine"
-    assert 0.9 < times[1] - times[0] < 3
+    assert 0.9 < times[1] - times[0] < 30
 
 
 def test_waiting_is_bounded_and_doubles(start, monkeypatch):
@@ -104,22 +110,28 @@ def test_waiting_is_bounded_and_doubles(start, monkeypatch):
     assert waits == [0.5, 1.0, chat.LONGEST_WAIT]
 
 
+def never(handler, number, body):
+    """Nothing is said, and the connection stays open."""
+
+
+def attempts(error):
+    return int(re.search(r", (\d+) attempts?$", str(error))[1])
+
+
 def test_a_hanging_server_is_left(start):
-    judge = start(lambda handler, number, body: time.sleep(1.5))
     began = time.monotonic()
-    (error,) = ask(client(judge, timeout=0.2, retries=1))
-    assert "did not answer: no whole answer within 0.2 s, 2 attempts" in str(error)
-    assert time.monotonic() - began < 1.2
+    (error,) = ask(client(start(never), timeout=0.2, retries=1, check=False))
+    assert re.search(r"did not answer: no whole answer within [\d.]+ s, 2 attempts$", str(error))
+    assert 0.4 <= time.monotonic() - began < 30
 
 
 def test_a_dead_server_does_not_hold_up_a_batch(start):
-    judge = start(lambda handler, number, body: time.sleep(1.5))
-    asker = client(judge, timeout=0.2, retries=3, concurrency=2)
+    asker = client(start(never), timeout=0.2, retries=3, concurrency=2, check=False)
     errors = ask(asker, 8)
     assert all("did not answer" in str(error) for error in errors)
-    assert len(judge.asked) == 2 * 4 + 6  # not 8 * 4
-    judge.handle_chat = lambda handler, number, body: handler.reply(500, b"") if number < 16 else said()
-    assert ask(asker)[0].text == "fine"  # the next batch tries again in full
+    first, others = sorted(map(attempts, errors[:2])), errors[2:]
+    assert first in ([1, 4], [4, 4]) and set(map(attempts, others)) == {1}  # one may begin when the other has failed
+    assert attempts(ask(asker)[0]) == 4  # the next batch tries again in full
 
 
 def test_an_answer_brings_the_attempts_back(start):
@@ -130,27 +142,27 @@ def test_an_answer_brings_the_attempts_back(start):
 
 
 def test_a_trickling_server_is_left(start):
-    def trickle(handler, number, body):
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
-        handler.end_headers()
-        for _ in range(40):
-            handler.wfile.write(b" ")
+    def drip(handler, byte):
+        for _ in range(1200):  # a minute
+            handler.wfile.write(byte)
             handler.wfile.flush()
             time.sleep(0.05)
+
+    def trickle(handler, number, body):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "10000")
+        handler.end_headers()
+        drip(handler, b" ")
 
     def trickle_headers(handler, number, body):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Wait: ")
-        for _ in range(40):
-            handler.wfile.write(b"w")
-            handler.wfile.flush()
-            time.sleep(0.05)
+        drip(handler, b"w")
 
     for way in (trickle, trickle_headers):
         began = time.monotonic()
-        (error,) = ask(client(start(way), timeout=0.3, retries=0))
-        assert "no whole answer within 0.3 s" in str(error)
-        assert time.monotonic() - began < 1.0
+        (error,) = ask(client(start(way), timeout=0.3, retries=0, check=False))
+        assert "no whole answer within" in str(error)
+        assert time.monotonic() - began < 30
 
 
 def hang_up(handler):

@@ -11,10 +11,13 @@ import pytest
 
 from reward_models.answers import AnswerError
 from reward_models.chat import ChatClient, Reply
+from tests.patience import until
 from tests.reward_models.judge_server import judges, said
 
-LONG = 40.0
+LONG = 120.0
 """Seconds of time-outs and pauses that a test would notice."""
+SOON = 50.0
+"""Seconds in which everything else is done, also where the machine stands still for a while."""
 PROGRAM = """
 import os, signal, sys
 from reward_models.chat import ChatClient
@@ -25,7 +28,7 @@ def content():
     os.write(1, b"asked\\n")  # in one piece: threads print beside each other
     return [{"type": "text", "text": "?"}]
 
-client = ChatClient(url=sys.argv[1], model="judge", check=False, timeout=40.0, backoff=40.0, concurrency=3)
+client = ChatClient(url=sys.argv[1], model="judge", check=False, timeout=120.0, backoff=120.0, concurrency=3)
 client.ask_all([content] * 8)
 """
 
@@ -87,7 +90,7 @@ def test_ctrl_c_ends_the_program_at_once(server, request):
         time.sleep(0.3)  # until the requests are sent, or refused
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=SOON)
     finally:
         process.kill()
         process.wait()
@@ -103,34 +106,43 @@ def test_what_is_missing_at_the_deadline_has_failed(start):
         return said(f"answer {number_asked(body)}")
 
     judge = start(some_hang)
-    answers, seconds = timed(lambda: client(judge.url, deadline=1.0, concurrency=8).ask_all(questions(6)))
+    for deadline in (1.0, 20.0):  # more, where the machine stood still
+        asker = client(judge.url, deadline=deadline, concurrency=8)
+        answers, seconds = timed(lambda asker=asker: asker.ask_all(questions(6)))
+        if all(isinstance(answers[i], Reply) for i in (0, 2, 4)):
+            break
     hung.set()
-    assert 0.9 < seconds < 5
+    assert 0.9 * deadline < seconds < SOON
     assert [answers[i].text for i in (0, 2, 4)] == ["answer 0", "answer 2", "answer 4"]
-    assert [str(answers[i]) for i in (1, 3, 5)] == ["no answer by the batch's deadline of 1 s"] * 3
+    assert [str(answers[i]) for i in (1, 3, 5)] == [f"no answer by the batch's deadline of {deadline:g} s"] * 3
     assert all(isinstance(answers[i], AnswerError) for i in (1, 3, 5))
 
 
 def test_no_request_begins_after_the_deadline(deaf):
-    asker = client(deaf, deadline=1.0, timeout=0.6, retries=5, backoff=0.01, concurrency=2)
-    answers, seconds = timed(lambda: asker.ask_all(questions(9)))
-    assert seconds < 5 and len(answers) == 9
-    assert all(str(answer).startswith("no answer by the batch's deadline of 1 s") for answer in answers)
-    before = f"; before, {deaf} did not answer: no whole answer within 0."
-    assert [before in str(answer) for answer in answers] == [True] * 2 + [False] * 7
-    time.sleep(0.3)
-    assert not [thread for thread in threading.enumerate() if thread.name == "chat"]
+    before = f"; before, {deaf} did not answer: no whole answer within "
+    for deadline in (1.0, 20.0):  # more, where the machine stood still
+        asker = client(deaf, deadline=deadline, timeout=0.6, retries=99, backoff=0.0, concurrency=2)
+        answers, seconds = timed(lambda asker=asker: asker.ask_all(questions(9)))
+        told = [before in str(answer) for answer in answers]
+        if all(told[:2]):
+            break
+    assert seconds < SOON and told == [True] * 2 + [False] * 7
+    assert all(str(answer).startswith(f"no answer by the batch's deadline of {deadline:g} s") for answer in answers)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "chat"])
 
 
 def test_a_pause_beyond_the_deadline_is_not_begun(closed):
-    (answer,), seconds = timed(lambda: client(closed, deadline=30.0).ask_all(questions(1)))
-    assert seconds < 5 and "deadline of 30 s; before, " in str(answer) and "Connection refused" in str(answer)
+    (answer,), seconds = timed(lambda: client(closed, deadline=SOON).ask_all(questions(1)))
+    assert seconds < SOON - 10 and "deadline of 50 s; before, " in str(answer) and "Connection refused" in str(answer)
 
 
 def test_the_next_batch_has_a_deadline_of_its_own(start):
-    judge = start(lambda handler, number, body: time.sleep(1.6) if number < 2 else said())
-    asker = client(judge.url, deadline=1.0, concurrency=2)
+    hung = threading.Event()
+    judge = start(lambda handler, number, body: said() if hung.wait(LONG) else None)
+    asker = client(judge.url, deadline=0.5, concurrency=2)
     assert all(isinstance(answer, AnswerError) for answer in asker.ask_all(questions(2)))
+    hung.set()
+    asker.deadline = LONG
     assert all(isinstance(answer, Reply) for answer in asker.ask_all(questions(5)))
 
 
@@ -141,7 +153,7 @@ def test_an_error_in_the_making_of_a_question_is_raised_at_once(deaf):
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="no such picture"):
         client(deaf).ask_all([*questions(2), broken])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
 
 
 def test_connections_are_used_again(start):

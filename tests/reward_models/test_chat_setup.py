@@ -7,6 +7,7 @@ import pytest
 
 from reward_models import RewardError
 from reward_models.chat import ChatClient
+from tests.patience import held_port
 from tests.reward_models.judge_server import ask, client, judges, said
 
 KEY = "sk-very-secret-1234567890"
@@ -66,17 +67,12 @@ def test_cookies_are_not_kept(start):
     assert all("Cookie" not in headers for headers in judge.headers_seen)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_server_that_is_not_there():
-    url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(RewardError, match=r"must answer /v1/models .* give check=False"):
-        ChatClient(url=url, model="judge")
-    (error,) = ask(ChatClient(url=url, model="judge", check=False, retries=1, backoff=0.01))
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(RewardError, match=r"must answer /v1/models .* give check=False"):
+            ChatClient(url=url, model="judge")
+        (error,) = ask(ChatClient(url=url, model="judge", check=False, retries=1, backoff=0.01))
     assert "Connection refused, 2 attempts" in str(error)
 
 

@@ -9,6 +9,7 @@ import torch
 from reward_models import RewardBatch, RewardError
 from reward_models.base import ScorerSpec, output_of_rows
 from reward_models.serving.microbatch import ClosedError, MicroBatcher, ScorerError
+from tests.patience import LONG, until
 
 
 class Mean:
@@ -22,7 +23,7 @@ class Mean:
     def __call__(self, batch):
         self.calls.append((len(batch), list(batch.groups)))
         self.threads.add(threading.get_ident())
-        self.gate.wait(20)
+        self.gate.wait(LONG)
         if "crash" in batch.prompts:
             raise ZeroDivisionError("crashed on purpose")
         if "refuse" in batch.prompts:
@@ -51,15 +52,14 @@ def held():
     batcher = MicroBatcher(scorer, max_batch=8, max_wait_ms=0)
     scorer.gate.clear()
     batcher.submit(request(0))
-    while not scorer.calls:
-        time.sleep(0.001)
+    until(lambda: scorer.calls)
     yield scorer, batcher
     scorer.gate.set()
     batcher.close()
 
 
 def results(jobs):
-    return [job.future.result(10).raw.tolist() for job in jobs]
+    return [job.future.result(LONG).raw.tolist() for job in jobs]
 
 
 def test_waiting_requests_of_one_size_are_joined_and_split(held):
@@ -86,9 +86,9 @@ def test_only_the_request_that_fails_fails(held, prompt, error):
     scorer, batcher = held
     good, bad, last = (batcher.submit(request(n, prompt=p)) for n, p in ((1, "p"), (2, prompt), (3, "unknown")))
     scorer.gate.set()
-    assert results([good]) == [[1]] and last.future.result(10).errors == ["unknown prompt"]
+    assert results([good]) == [[1]] and last.future.result(LONG).errors == ["unknown prompt"]
     with pytest.raises(error):
-        bad.future.result(10)
+        bad.future.result(LONG)
     assert results([batcher.submit(request(7))]) == [[7]]  # it goes on
 
 
@@ -106,16 +106,22 @@ def test_requests_of_groups_are_not_joined_and_groups_stay_whole():
 
 def test_a_lone_request_waits_for_others_but_not_for_long():
     scorer = Mean()
-    batcher = MicroBatcher(scorer, max_batch=4, max_wait_ms=1000)
+    batcher = MicroBatcher(scorer, max_batch=4, max_wait_ms=300)
     start = time.monotonic()
-    first = batcher.submit(request(1))
-    time.sleep(0.05)
-    second = batcher.submit(request(2))
-    assert results([first, second]) == [[1], [2]] and scorer.calls[0][0] == 2
-    assert 0.9 < time.monotonic() - start < 10
+    assert results([batcher.submit(request(1))]) == [[1]]
+    assert 0.3 <= time.monotonic() - start < 60
+    batcher.close()
+
+
+def test_a_full_batch_waits_no_longer():
+    scorer = Mean()
+    batcher = MicroBatcher(scorer, max_batch=4, max_wait_ms=1000 * LONG)
     start = time.monotonic()
-    assert results([batcher.submit(request(n)) for n in range(4)]) == [[0], [1], [2], [3]]
-    assert time.monotonic() - start < 0.9  # full: no wait
+    jobs = [batcher.submit(request(0))]
+    time.sleep(0.05)  # the batcher has seen the first, and waits
+    jobs += [batcher.submit(request(n)) for n in (1, 2, 3)]
+    assert results(jobs) == [[0], [1], [2], [3]] and [count for count, _ in scorer.calls] == [4]
+    assert time.monotonic() - start < LONG / 2
     batcher.close()
 
 
@@ -133,7 +139,7 @@ def test_closing_fails_what_waits(held):
     job = batcher.submit(request(1))
     batcher.close(timeout=0.1)  # the scorer is still busy with the first request
     with pytest.raises(ClosedError):
-        job.future.result(1)
+        job.future.result(LONG)
     with pytest.raises(ClosedError):
         batcher.submit(request(2))
     scorer.gate.set()

@@ -1,7 +1,7 @@
 """The client of the reward server: right scores from sick services, NaN from dead ones, never a hang or a zero."""
 
 import contextlib
-import os
+import math
 import subprocess
 import sys
 import threading
@@ -13,13 +13,15 @@ import torch
 from reward_models import RewardBatch, RewardError, check_scorer, load_reward
 from reward_models.base import ScorerSpec
 from reward_models.server import background
-from tests.reward_models.rogue import ROGUES, rogue, says, whole, zeros
+from reward_models.serving.transport import Lane, UnreachableError
+from tests.patience import LONG, held_port, until
+from tests.reward_models.rogue import ROGUES, STOP, rogue, says, whole, zeros
 from tests.reward_models.test_microbatch import Mean, request
-from tests.reward_models.test_server import TOKEN, health, until
+from tests.reward_models.test_server import TOKEN, health
 from tests.reward_models.tiny_remote import TINY
 
 PATIENT = {"timeout": (30, 30), "retries": 1, "backoff": 0.02, "deadline": 60.0, "wait": 0.0}  # for those that are well
-QUICK = {**PATIENT, "timeout": (0.5, 0.5), "deadline": 20.0, "wait": 10.0}
+QUICK = {**PATIENT, "timeout": (0.5, 0.5), "wait": 60.0}
 
 
 def remote(*urls, **options):
@@ -35,7 +37,7 @@ def server():
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "reward client"], 5)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "reward client"])
 
 
 def dead(output, count, words):
@@ -107,61 +109,83 @@ def test_a_sick_server_means_nan_in_time(how):
         scorer = remote(sick.url, **QUICK, chunk=2)
         start = time.monotonic()
         dead(scorer(request(1, 2, 3, side=side)), 3, "no score after attempt 2 of 2: " + sick.url)
-        assert time.monotonic() - start < QUICK["deadline"] + 2
-        assert sick.heads
+        assert time.monotonic() - start < QUICK["deadline"] - 10  # by its time-outs, not by the deadline
+        until(lambda: sick.heads)
 
 
 @pytest.mark.parametrize("how", ROGUES)
 def test_a_healthy_replica_takes_over(how, server):
     side = 2000 if how == "never reads" else 5
     with rogue(how) as sick:
-        scorer = remote(sick.url, server, chunk=1, timeout=(1, 1), retries=6)
+        scorer = remote(sick.url, server, chunk=1, timeout=(1, 1), retries=6, wait=60.0, deadline=LONG)
         for _ in range(2):
             assert scorer(request(1, 2, 3, side=side)).raw.tolist() == [1, 2, 3]
-        assert sick.heads
+        until(lambda: sick.heads)
 
 
 def test_sending_has_the_time_of_the_answer_not_that_of_connecting():
     with rogue(says(whole("200 OK", zeros(1))), late=0.8) as slow:
-        assert remote(slow.url, timeout=(0.3, 10), retries=0)(request(1, side=2000)).raw.tolist() == [0]
+        assert remote(slow.url, timeout=(0.3, 60), retries=0)(request(1, side=2000)).raw.tolist() == [0]
 
 
 def test_the_deadline_ends_a_batch_whatever_happens():
     with rogue("drips its body") as sick:
         start = time.monotonic()
-        output = remote(sick.url, timeout=(30, 30), deadline=0.6, chunk=1, concurrency=2)(request(1, 2, 3))
-        assert 0.5 < time.monotonic() - start < 15
+        output = remote(sick.url, deadline=0.6, chunk=1, concurrency=2)(request(1, 2, 3))
+        assert 0.5 < time.monotonic() - start < 30
         dead(output, 3, "no score")
         assert "deadline of 0.6 s" in output.errors[2]
 
 
+def test_what_is_cut_off_while_it_connects_is_over():
+    class CutWhileConnecting(Lane):
+        def _connected(self, opened):
+            self.cut()  # as another thread may, before the socket is known
+            super()._connected(opened)
+
+    with rogue("drips its body") as sick:
+        end = threading.Timer(30, STOP.set)  # or it would drip for ever
+        end.start()
+        with pytest.raises(UnreachableError, match="no whole answer"):
+            CutWhileConnecting(sick.url, None).ask("POST", f"{sick.url}/v1/score/mean", (60, 60), math.inf, b"")
+        assert not STOP.is_set()
+        end.cancel()
+
+
 def test_what_was_scored_before_the_deadline_is_kept():
     def slowly(connection, number):
-        time.sleep(0.0 if number == 1 else 5.0)
+        if number > 1:
+            STOP.wait(LONG)
         connection.sendall(whole("200 OK", zeros(1).replace(b"0.0", b"42.0")))
 
-    with rogue(slowly) as sick:
-        output = remote(sick.url, deadline=0.6, chunk=1, concurrency=1, timeout=(1, 5))(request(1, 2))
+    for deadline in (0.6, 20):  # more, where the machine stood still
+        with rogue(slowly) as sick:
+            output = remote(sick.url, deadline=deadline, chunk=1, concurrency=1)(request(1, 2))
+        if output.ok.any():
+            break
     assert output.ok.tolist() == [True, False] and output.raw[0] == 42 and output.raw[1].isnan()
 
 
 PROGRAM = """
-import time
+import sys, time
 from reward_models.server import serve
 from tests.reward_models.test_microbatch import Mean
-class Slow(Mean):
+class Stuck(Mean):
     def __call__(self, batch):
-        time.sleep(0.1)
+        if len(self.calls) == 3:  # until it is killed
+            time.sleep(3600)
         return super().__call__(batch)
-serve({"mean": Slow()}, port=0, ready=lambda url: print(url, flush=True))
+serve({"mean": Stuck()}, port=int(sys.argv[1]), ready=lambda url: print(url, flush=True))
 """
 
 
 def test_a_server_killed_in_the_middle_of_a_batch_and_one_that_comes_back():
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    try:
+    with held_port() as port, contextlib.ExitStack() as end:
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port)], stdout=subprocess.PIPE, text=True)
+        end.callback(process.communicate)
+        end.callback(process.kill)
         url = process.stdout.readline().strip()
-        scorer = remote(url, chunk=1, concurrency=2, deadline=20, timeout=(1, 10))
+        scorer = remote(url, chunk=1, concurrency=2)
 
         def kill():
             until(lambda: health(url)["samples"] >= 3)
@@ -170,18 +194,15 @@ def test_a_server_killed_in_the_middle_of_a_batch_and_one_that_comes_back():
         threading.Thread(target=kill).start()
         start = time.monotonic()
         output = scorer(request(*range(100)))
-        assert time.monotonic() - start < 19
-    finally:
-        process.kill()
-        process.communicate()
-    scored = int(output.ok.sum())
-    assert 0 < scored < 100 and output.raw[output.ok].tolist() == [float(n) for n in output.ok.nonzero()]
-    assert output.raw[~output.ok].isnan().all() and all("no score" in e for e in output.errors if e)
-    start = time.monotonic()
-    dead(scorer(request(*range(100))), 100, "refused")
-    assert time.monotonic() - start < 15  # not the attempts of each of 100 pieces
-    with background({"mean": Mean()}, port=int(url.rsplit(":", 1)[1])):
-        assert scorer(request(*range(9))).raw.tolist() == list(range(9))
+        assert time.monotonic() - start < PATIENT["deadline"] - 10
+        scored = int(output.ok.sum())
+        assert 0 < scored < 100 and output.raw[output.ok].tolist() == [float(n) for n in output.ok.nonzero()]
+        assert output.raw[~output.ok].isnan().all() and all("no score" in e for e in output.errors if e)
+        start = time.monotonic()
+        dead(scorer(request(*range(100))), 100, "refused")
+        assert time.monotonic() - start < 30  # not the attempts of each of 100 pieces
+        with background({"mean": Mean()}, port=port):
+            assert scorer(request(*range(9))).raw.tolist() == list(range(9))
 
 
 def test_a_server_says_when_to_come_again():
@@ -190,12 +211,12 @@ def test_a_server_says_when_to_come_again():
     with rogue(lambda connection, number: connection.sendall(busy if number == 1 else good)) as sick:
         start = time.monotonic()
         assert remote(sick.url)(request(1)).raw.tolist() == [42]
-        assert 1.0 <= time.monotonic() - start < 15
+        assert 1.0 <= time.monotonic() - start < 30
     late = whole("503 Service Unavailable", b"{}", "Retry-After: 9999")
     with rogue(says(late)) as sick:
         start = time.monotonic()
         dead(remote(sick.url)(request(1)), 1, "answered 503")
-        assert time.monotonic() - start < 15  # it would come too late: no need to wait
+        assert time.monotonic() - start < 30  # it would come too late: no need to wait
 
 
 @pytest.mark.parametrize(
@@ -248,13 +269,10 @@ def test_a_start_without_a_server_says_what_to_do(server):
 
 
 def test_a_server_that_comes_up_later_is_waited_for():
-    with background({"mean": Mean()}) as url:
-        port = int(url.rsplit(":", 1)[1])
-    stack = contextlib.ExitStack()
-    starter = threading.Timer(0.5, lambda: stack.enter_context(background({"mean": Mean()}, port=port)))
-    starter.start()
-    with stack:
-        assert remote(url, wait=10.0)(request(3)).raw.tolist() == [3]
+    with held_port() as port, contextlib.ExitStack() as stack:
+        starter = threading.Timer(0.5, lambda: stack.enter_context(background({"mean": Mean()}, port=port)))
+        starter.start()
+        assert remote(f"http://127.0.0.1:{port}", wait=60.0)(request(3)).raw.tolist() == [3]
         starter.join()
 
 

@@ -28,9 +28,7 @@ def start():
 
 
 def load(judge, **options):
-    return load_reward(
-        "vlm_judge", **{"url": judge.url, "model": "judge", "backoff": 0.01, "retries": 1, "timeout": 1.0, **options}
-    )
+    return load_reward("vlm_judge", **{"url": judge.url, "model": "judge", "backoff": 0.01, "retries": 1, **options})
 
 
 def saying(*texts):

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from reward_models.scoring.cache import Score, ScoreCache, failure
 from reward_models.scoring.source import sources_of
 from reward_models.self_test import noise
 from reward_models.shapes import ShapesScorer
+from tests.patience import LONG, until
 
 
 @pytest.fixture
@@ -233,8 +233,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
         picture = pictures / f"{number:02d}.png"
         picture.write_bytes((pictures / "0.png").read_bytes() + bytes([number]))  # PNG readers stop before it
         picture.with_suffix(".txt").write_text(f"prompt {number}")
-    name = counting("slow", before="import time; time.sleep(0.15)")
-    log, out = tmp_path / "log.txt", tmp_path / "s.jsonl"
+    log, out, wait = tmp_path / "log.txt", tmp_path / "s.jsonl", tmp_path / "wait"
+    wait.touch()
+    full = "self.log.exists() and len(self.log.read_text().splitlines()) >= 12"
+    hold = f"import time\n        while {full} and Path({str(wait)!r}).exists(): time.sleep(0.01)"
+    name = counting("slow", before=hold)  # it comes no further before it is interrupted
     command = [
         sys.executable,
         "-m",
@@ -248,15 +251,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
     command += ["--batch-size", "2", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}{os.pathsep}{tmp_path}"}
     first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < 12):
-        time.sleep(0.02)
+    until(lambda: first.poll() is not None or log.exists() and len(log.read_text().splitlines()) >= 12)
     first.send_signal(signal.SIGINT)
-    told = first.communicate(timeout=60)[1]
+    told = first.communicate(timeout=LONG)[1]
     assert first.returncode == 130 and "run the same command again" in told and "Traceback" not in told
     seen = len(log.read_text().splitlines())
     assert 12 <= seen < 30 and not out.exists()
-    second = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=60)
+    wait.unlink()
+    second = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=LONG)
     assert second.returncode == 0, second.stderr
     again = len(log.read_text().splitlines())
     assert 30 <= again <= 32  # at most the batch under way was scored twice

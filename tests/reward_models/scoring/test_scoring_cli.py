@@ -32,7 +32,7 @@ def test_it_imports_neither_diffrl_nor_accelerate(pictures, tmp_path):
         text=True,
         cwd=tmp_path,
         env={"PYTHONPATH": str(Path.cwd()), "XDG_CACHE_HOME": str(tmp_path), "PATH": ""},
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]" and "10 scores made" in done.stdout
@@ -187,7 +187,7 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
         assert server.stdout is not None
         words = server.stdout.readline().replace(";", " ").split()
         assert words[:3] == ["Serving", "easy", "at"], server.communicate()
-        options = ["--option", f"remote.url={words[3]}", "--option", "remote.reward=easy"]
+        options = ["--option", f"remote.url={words[3]}", "--option", "remote.reward=easy", "--option", "remote.wait=60"]
         rewards = ["--reward", "remote", "--reward", "shapes", "--option", "shapes.overlap=0.5"]
         made = [score(pictures, *rewards, *options, "--json").summary["rewards"] for _ in range(2)]
         assert made[0]["remote"]["mean"] == made[0]["shapes"]["mean"] > 0.5
@@ -195,7 +195,7 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
         assert "cannot be seen from here" in score(pictures, *rewards, *options).out
     finally:
         server.send_signal(signal.SIGINT)
-        told = server.communicate(timeout=60)[1]
+        told = server.communicate(timeout=120)[1]
     assert server.returncode == 0 and "Traceback" not in told
 
 

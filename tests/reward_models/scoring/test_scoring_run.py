@@ -292,7 +292,7 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     def peak(count: int) -> int:
         command = [sys.executable, "-c", program, str(folder), "--reward", "flat:Flat", "--limit", str(count), "--json"]
         command += ["--batch-size", "16"]
-        done = subprocess.run([*command, "--no-cache"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        done = subprocess.run([*command, "--no-cache"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
         assert done.returncode == 0, done.stderr
         assert f'"n": {count}' in done.stdout
         return int(done.stdout.rsplit("peak", 1)[1]) * 1024
