@@ -1,4 +1,4 @@
-"""The server: pages, pictures, the gallery's own files. It reads; only votes are written, by their own page."""
+"""The server: pages, pictures, the gallery's own files. It reads; votes are written, by their own page."""
 
 from __future__ import annotations
 

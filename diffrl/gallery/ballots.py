@@ -67,7 +67,7 @@ class Ballot:
         pairs: in the order in which they are shown.
         voter: a name, or "".
         by: what made two samples a pair, in words.
-        left_out: pairs without pictures.
+        left_out: pairs of which a picture was not kept, or is gone.
         drawn_of: of how many pairs these were drawn.
     """
 
@@ -197,13 +197,13 @@ class Ballots:
         pairs = []
         for row, left in zip(chosen, lefts, strict=True):
             first, second = found["a"].get(row.ids[0] or 0), found["b"].get(row.ids[1] or 0)
-            if first is not None and second is not None and first.file and second.file:
+            if first is not None and second is not None and _is_there(a, first) and _is_there(b, second):
                 names = (secrets.token_urlsafe(12), secrets.token_urlsafe(12))
                 pairs.append(Pair(secrets.token_urlsafe(9), row.prompt, {"a": first, "b": second}, left, names))
         if not pairs:
             raise GalleryError(
-                f"A vote needs pictures. None was kept of the {len(rows)} pairs of {a.label} and {b.label}. Choose "
-                "others."
+                f"A vote needs pictures. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
+                "Choose others."
             )
         ballot = Ballot(columns, pairs, voter, matched.by, len(chosen) - len(pairs), len(rows))
         self._keep(ballot)
@@ -255,6 +255,14 @@ class Ballots:
             return here, Path(ballot.columns[other].source.media(pair.samples[other].file or ""))
         except GalleryError:
             return here, here
+
+
+def _is_there(column: Column, sample: Sample) -> bool:
+    """Whether the picture of a sample was kept and still lies there."""
+    try:
+        return bool(sample.file) and bool(column.source.media(sample.file or ""))
+    except GalleryError:
+        return False
 
 
 def voter_name(text: str) -> str:

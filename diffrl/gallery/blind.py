@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import is_video
-from diffrl.gallery.thumbnails import DECODING, require_small, turn
+from diffrl.gallery.thumbnails import DECODING, require_small, turn, unreadable
 
 LARGEST = 2048
 """Longest edge, in pixels."""
@@ -32,7 +32,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
             return here.read_bytes(), "video/mp4"
         except OSError as error:
             raise GalleryError("The video cannot be read.", 404) from error
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with DECODING, Image.open(here) as image:
@@ -51,30 +51,19 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
         out = io.BytesIO()
         clean.save(out, format="PNG", compress_level=1)
         return out.getvalue(), "image/png"
-    except (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except unreadable() as error:
         raise GalleryError("The picture cannot be read.", 404) from error
 
 
 def _longest(path: Path) -> int:
     """Longest edge of a picture; 0 of what cannot be read or is a video."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
             return max(image.size)
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+    except unreadable():
         return 0
-
-
-def is_animated(path: Path) -> bool:
-    """Whether a file that is shown as an image moves."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return getattr(image, "n_frames", 1) > 1
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
-        return False
 
 
 def part(data: bytes, asked: str | None) -> tuple[bytes, int, dict[str, str]]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from diffrl.gallery.compare import FOLDER
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.progress import first_rewards
+from diffrl.gallery.progress import first_rewards, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Source, State, falls, state_key
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 
-FEWEST, MOST = 2, 6
+FEWEST, MOST = 1, 6
 OFFERED = 60
 """States of one stage that a list offers; of more, evenly many are left out."""
 WORDS = {"eval": "evaluation", "train": "training", "generate": "generated", "folder": "pictures"}
@@ -76,18 +78,33 @@ def stream(source: Source, state: State) -> str:
     """What the noise of a state's samples was drawn for: with an equal key, an equal stream means the same noise.
 
     Evaluations draw the same noise at every iteration, training draws its own (`rollout.address`); of other stages
-    nothing is known, so that each of their iterations counts as a stream of its own.
+    nothing is known, so that each of their iterations counts as a stream of its own. Latents of another model or
+    size are other noise, whatever the key.
     """
     if source.kind == "folder":
         return FOLDER
-    return state.stage if state.stage == "eval" else state.key
+    drawn_for = state.stage if state.stage == "eval" else state.key
+    return f"{drawn_for} {latents(source)}" if isinstance(source, RunSource) else drawn_for
+
+
+def latents(run: RunSource) -> str:
+    """What the shape of a run's latents depends on, and so their noise: the model's family and the pictures' size.
+
+    Where config.yaml leaves height or width to the model, the model's name stands for them: the last part of its path,
+    because a copy of it in another place has the same size.
+    """
+    family, height, width, frames, path = (
+        setting(run, name, "model") for name in ("family", "height", "width", "frames", "path")
+    )
+    name = "" if height and width else PurePath(str(path)).name
+    return f"{family} {height} {width} {frames} {name}"
 
 
 def choose(site: Site, query: Query) -> Choice:
     """The columns that were asked for: by `columns`, by `run` (first against last), or of all sources the last.
 
     Raises:
-        GalleryError: an unknown column, or not 2 to 6 of them.
+        GalleryError: an unknown column, or more than six.
     """
     keys = query.all("columns")
     if keys:
@@ -165,13 +182,34 @@ def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
     states = source.states()
     stages = dict.fromkeys([stage for stage in ORDER if any(s.stage == stage for s in states)])
     stages |= dict.fromkeys(state.stage for state in states)
-    offered: list[State] = []
-    for stage in stages:
-        own = [state for state in states if state.stage == stage]
-        every = -(-len(own) // OFFERED)
-        keys = {state.key for state in kept}
-        offered += [s for place, s in enumerate(own) if place % every == 0 or place == len(own) - 1 or s.key in keys]
-    return offered
+    return [one for stage in stages for one in thinned([s for s in states if s.stage == stage], kept)]
+
+
+def thinned(states: Sequence[State], kept: Sequence[State] = (), most: int = OFFERED) -> list[State]:
+    """Of many states about `most`: the first, the last, evenly many between, and those of `kept`."""
+    every = max(1, -(-len(states) // most))
+    keys = {state.key for state in kept}
+    return [s for place, s in enumerate(states) if place % every == 0 or place == len(states) - 1 or s.key in keys]
+
+
+def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
+    """The evaluations of a source that an exported site has pages of (about option `evaluations`), and of how many.
+
+    Raises:
+        GalleryError: its store cannot be read.
+    """
+    states = main_states(source.states())
+    return thinned(states, most=site.options.get("evaluations", OFFERED)), len(states)
+
+
+def left_out(site: Site, sources: Sequence[Source]) -> int:
+    """Evaluations that an exported site has no pages of."""
+    count = 0
+    for source in sources:
+        with contextlib.suppress(GalleryError):  # its own pages say why it cannot be read
+            shown, of = exported_states(site, source)
+            count += of - len(shown)
+    return count
 
 
 def reward_names(columns: Sequence[Column]) -> list[str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
@@ -17,7 +20,12 @@ from diffrl.gallery.hosts import LOOPBACK
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.scoring import score_everything, score_on_demand
 from diffrl.gallery.site import Site
-from diffrl.gallery.sources import Watched, find_sources
+from diffrl.gallery.sources import Watched, find_sources, left_out
+
+EVERY = 2.0
+"""Seconds between two words on how far an export is."""
+CLEAR = "\x1b[K"
+"""What a terminal takes as: nothing more on this line."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     """
     require_votes(request.votes)
     sources = find_sources(request.paths)
+    for line in left_out(request.paths):
+        say(line)
     worker = score_on_demand(sources, request.rewards)
     options = {"votes": request.votes, "rewards": tuple(request.rewards)}
     if request.export is not None:
@@ -60,7 +70,9 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
         if worker is not None:
             say(f"Scoring with {', '.join(request.rewards)} first.")
             score_everything(sources, worker)
-        for line in export_site(sources, request.export, options):
+        with told_far(sys.stderr) as far:
+            lines = export_site(sources, request.export, options, far)
+        for line in lines:
             say(line)
         return
     host, port = request.host, free_port(request.host, request.port)
@@ -75,6 +87,28 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
     serve(site, host, port, ready)
+
+
+@contextmanager
+def told_far(out: TextIO) -> Iterator[Callable[[int, int], None]]:
+    """Says on a terminal how far an export is, in one line that is written anew every `EVERY` seconds and goes at last.
+
+    Args:
+        out: where to; nothing is said to a file or a pipe.
+    """
+    last = time.monotonic()
+
+    def far(done: int, left: int) -> None:
+        nonlocal last
+        if out.isatty() and time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            print(f"\r{done:,} pages written, {left:,} more are known…{CLEAR}", end="", file=out, flush=True)
+
+    try:
+        yield far
+    finally:
+        if out.isatty():
+            print(f"\r{CLEAR}", end="", file=out, flush=True)
 
 
 def require_votes(path: Path) -> None:

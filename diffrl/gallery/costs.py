@@ -8,9 +8,7 @@ from typing import Any
 
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.series import Track
-
-OUTSIDE = ("evaluation", "checkpoint")
-"""Phases that lie outside of iterations."""
+from diffrl.tracking.metrics import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,12 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
     if {"planned", "counted", "skipped"} <= made.keys():
         most = "" if summary["network_evaluations"].get("exact", True) else "at most "
         words = f"{made['counted']:,.0f} counted, {made['skipped']:,.0f} skipped for want of credit"
-        lines.append(("network evaluations", f"{words}, {most}{made['planned']:,.0f} planned"))
+        words = f"{words}, {most}{made['planned']:,.0f} planned; held-out evaluations included"
+        lines.append(("network evaluations", words))
     cost = _numbers(summary.get("cost"))
     if {"planned", "evaluations"} <= cost.keys():
-        words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned; those with gradient count twice"
-        lines.append(("cost of training", words))
+        words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned"
+        lines.append(("cost of training", f"{words}; those with gradient count twice, held-out evaluations not"))
     lines += [
         (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
     ]

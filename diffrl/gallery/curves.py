@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.panels import AXIS_COLUMNS, Panel, is_evaluated
@@ -21,6 +21,8 @@ AXES = {
 """What curves can be drawn against: the column, and its words."""
 LIMIT, BUDGET = 2000, 150_000
 """Points of a line, and of a page, above which lines are thinned."""
+HUGE = 1e300
+"""Size above which a number is not drawn: an axis that is a little longer than it would leave all floats."""
 
 Point = tuple[int, float]
 """A row and the value there, NaN for a gap."""
@@ -164,8 +166,13 @@ def page_data(
     return {"x": x, "words": words, "axes": axes, "panels": drawn, "thinned": limit if thinned else None}
 
 
+def is_drawn(value: float | None) -> TypeGuard[float]:
+    """Whether a value has a place in a drawing; else there is a gap."""
+    return value is not None and abs(value) <= HUGE  # no NaN is
+
+
 def _short(value: float | None, scale: float = 1.0) -> float | int | None:
-    if value is None or value != value:
+    if not is_drawn(value):
         return None
     short = value * scale
     if short.is_integer() and abs(short) < 2**53:

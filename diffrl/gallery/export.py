@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,13 +15,17 @@ from markupsafe import escape
 
 from diffrl.errors import ConfigError
 from diffrl.gallery.answers import answered, as_bytes
+from diffrl.gallery.columns import OFFERED, exported_states
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.progress import setting
+from diffrl.gallery.query import Query
 from diffrl.gallery.records import Source
+from diffrl.gallery.results import chosen
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.static_links import Places, StaticLinks
 from diffrl.gallery.thumbnails import MISSING, shrink
+from diffrl.gallery.votes import read_votes
 from diffrl.tracking.trees import list_trees
 
 STATIC = Path(__file__).parent / "static"
@@ -29,9 +34,16 @@ ONLINE = ("live.js",)
 MOST_PAGES = 5000
 MOST_TREES = MOST_PAGES // 2
 """Pages that all runs' trees have together; of more trees the newest are shown."""
+MOST_EVALUATIONS = 600
+"""Evaluations of all runs together, each with up to four pages; of more, evenly many of each run are left out."""
 
 
-def export_site(sources: Sequence[Source], destination: Path, options: Mapping[str, Any]) -> list[str]:
+def export_site(
+    sources: Sequence[Source],
+    destination: Path,
+    options: Mapping[str, Any],
+    far: Callable[[int, int], None] = lambda done, left: None,
+) -> list[str]:
     """Write every page that can be reached from the start, and the pictures on them.
 
     The site is written beside its destination and moved there at the end: what was interrupted leaves nothing behind.
@@ -41,6 +53,7 @@ def export_site(sources: Sequence[Source], destination: Path, options: Mapping[s
         sources: runs and folders; they are only read.
         destination: a directory that is new or empty.
         options: see `Site`.
+        far: called before each page with how many are written, and how many more are known by then.
 
     Returns:
         What was written and how to open it, in lines for the user.
@@ -56,8 +69,10 @@ def export_site(sources: Sequence[Source], destination: Path, options: Mapping[s
     try:
         shelf = Shelf(sources, draft)
         trees = max(1, MOST_TREES // max(1, len(sources)))
-        site = Site(sources, StaticLinks(shelf.keep), {**options, "trees": trees})
-        pages, failed = _write_pages(site, draft)
+        evaluations = min(OFFERED, max(2, MOST_EVALUATIONS // max(1, len(sources))))
+        most = {"trees": trees, "evaluations": evaluations}
+        site = Site(sources, StaticLinks(shelf.keep), {**options, **most})
+        pages, failed = _write_pages(site, draft, far)
         shutil.copytree(STATIC, draft / "static", ignore=shutil.ignore_patterns(*ONLINE))
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         if destination.exists():
@@ -73,11 +88,35 @@ def export_site(sources: Sequence[Source], destination: Path, options: Mapping[s
         for run in site.runs
         if (kept := len(list_trees(run.path))) > trees
     ]
+    lines += left_out(site)
     told = [file for file in failed if file.endswith(".html")]
     absent = [file for file in failed if not file.endswith(".html")]
     lines += [f"{_counted(len(told), 'page')} could only say why: {_some(told)}."] if told else []
     lines += [f"{_counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
     lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
+    return lines
+
+
+def left_out(site: Site) -> list[str]:
+    """Sentences on what the running gallery shows and this site does not."""
+    lines = []
+    stages: set[str] = set()
+    for run in site.runs:
+        try:
+            shown, of = exported_states(site, run)
+            stages |= {state.stage for state in run.states()} - {state.stage for state in shown}
+        except GalleryError:
+            continue  # its own pages say why it cannot be read
+        if len(shown) < of:
+            lines.append(
+                f"Of {run.title} {len(shown)} of {of:,} evaluations are shown: the first, the last, some between."
+            )
+    if "train" in stages:
+        lines.append("Samples of training are not in it: the Samples page of the running gallery has them.")
+    with contextlib.suppress(GalleryError):  # the page of the votes says so
+        votes = read_votes(Path(site.options["votes"])).votes
+        if strangers := len(votes) - len(chosen(site, Query(), votes)):
+            lines.append(f"Left out: {_counted(strangers, 'vote')} on what is not in this site.")
     return lines
 
 
@@ -95,7 +134,7 @@ def _require_free(destination: Path, sources: Sequence[Source]) -> None:
             )
 
 
-def _write_pages(site: Site, draft: Path) -> tuple[int, list[str]]:
+def _write_pages(site: Site, draft: Path, far: Callable[[int, int], None]) -> tuple[int, list[str]]:
     """Render pages until no link leads to another; their number, and the files that only say what is wrong, or cannot.
 
     A sentence is a page: where a drawing or a table was wanted it is not put in its place.
@@ -105,6 +144,7 @@ def _write_pages(site: Site, draft: Path) -> tuple[int, list[str]]:
     links.page("home")
     count, failed = 0, []
     while links.pending:
+        far(count, len(links.pending))
         file, name, query = links.pending.popleft()
         if count == MOST_PAGES:
             raise ConfigError(

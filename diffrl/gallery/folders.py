@@ -105,16 +105,13 @@ class FolderSource:
         """See `Source.lower_is_better`: a reward tells it once it is loaded, before its first score."""
         return self.scores.lower if self.scores is not None else frozenset()
 
-    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+    def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """See `Source.briefs`. The first that are asked for start the scoring."""
-        entries, wanted = self._shown(), prompt.lower()
+        entries = self._shown()
         marks = [entry.mark for entry in entries.values()]
         values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
-        return [
-            Brief(number, entry.key, value)
-            for (number, entry), value in zip(entries.items(), values, strict=True)
-            if not wanted or wanted in entry.key[0].lower()
-        ]
+        shown = zip(entries.items(), values, strict=True)
+        return [Brief(number, entry.key, value) for (number, entry), value in shown]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`: what was removed, or has another prompt by now, is not among them."""

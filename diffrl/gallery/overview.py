@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
 from diffrl.gallery.compare import likeness, match
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.progress import Progress
 from diffrl.gallery.records import Source
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
@@ -59,6 +60,25 @@ def before_and_after(source: Source, count: int) -> Pairs:
         return Pairs(columns, shown, reward, notes, likeness(matched, streams))
     except GalleryError as error:
         return Pairs(notes=[str(error)])
+
+
+def missing(course: Progress | None, pairs: Pairs) -> list[str]:
+    """Sentences on files of a run that were lost, or did not come along with a copy of it.
+
+    Args:
+        course: what its files tell; None if they cannot be read.
+        pairs: of its samples.
+    """
+    if course is None:
+        return []
+    notes = []
+    last = pairs.columns[-1].state if pairs.columns else None
+    if last is not None and last.stage == "eval" and last.iteration > course.done and course.state != "running":
+        rows = f"ends at iteration {course.done:,}" if course.evaluations or course.training else "has no rows"
+        notes.append(f"metrics.jsonl {rows}, but pictures go to evaluation {last.iteration:,}: rows are missing.")
+    if course.state == "unknown":
+        notes.append("config.yaml and summary.json are not there: nothing tells whether this run has ended.")
+    return notes
 
 
 def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:

@@ -131,6 +131,9 @@ KNOWN: Sequence[Panel] = (
     Panel("precision", COSTS, "Network evaluations by precision", ("precision/*",), "samples", "of each iteration"),
     Panel("memory", COSTS, "Peak memory", ("peak_memory_bytes",), "GiB", "the most so far", scale=2.0**-30),
 )
+OWN_POLICY = ("ratio", "ratio_error", "clipped", "approx_kl", "velocity_gap")
+BEFORE = "with one update an iteration, measured before it"
+"""Panels that compare the policy with the one that drew, and why they may tell of no difference."""
 AXIS_COLUMNS = ("iteration", "cost/evaluations", "cost/seconds")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from diffrl.gallery.errors import GalleryError
@@ -17,14 +17,13 @@ def is_video(file: str | PurePath) -> bool:
     return PurePath(file).suffix.lower() in VIDEOS
 
 
-def inside(root: Path, file: str, folders: Sequence[Path], files: Collection[str] = ()) -> Path:
+def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
     """A picture or video below one of some folders.
 
     Args:
         root: what `file` is relative to.
         file: as it stands in an address.
         folders: where it may lie, after every link was followed.
-        files: names directly in `root` that are allowed too.
 
     Raises:
         GalleryError: 404: it lies elsewhere, is no picture, or is missing; the sentence does not tell which is there.
@@ -34,9 +33,7 @@ def inside(root: Path, file: str, folders: Sequence[Path], files: Collection[str
         raise unknown
     try:
         path = (root / file).resolve()
-        allowed = any(path.is_relative_to(folder.resolve()) for folder in folders)
-        allowed |= file in files and path.parent == root.resolve()
-        if allowed and path.is_file():
+        if any(path.is_relative_to(folder.resolve()) for folder in folders) and path.is_file():
             return path
     except (OSError, ValueError, RuntimeError):  # a name too long for the disk, a loop of links
         pass

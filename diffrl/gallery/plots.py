@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from diffrl.gallery.curves import AXES, Line, lines_of, plain, thin
+from diffrl.gallery.curves import AXES, Line, is_drawn, lines_of, plain, thin
 from diffrl.gallery.panels import Panel
 from diffrl.gallery.series import Track
 
@@ -49,7 +50,7 @@ def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns
         columns = min(columns, len(panels))
         rows = -(-len(panels) // columns)
         figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained", facecolor=PAPER)
-        FigureCanvasSVG(figure)
+        canvas = FigureCanvasSVG(figure)
         grid = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, panel in zip(grid, panels, strict=False):
             draw(axes, panel, lines_of(panel, tracks), tracks, x)
@@ -58,7 +59,8 @@ def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns
         if title:
             figure.suptitle(plain(title), fontsize=11, color=INK)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        # The same bytes as savefig, which draws everything twice.
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return out.getvalue()
 
 
@@ -69,14 +71,15 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
     for line in lines:
         track, colour = tracks[line.track], PALETTE[line.colour % len(PALETTE)]
         places = track.along(column)
-        placed = [(places[row], value, row) for row, value in thin(line.points) if places[row] is not None]
-        xs, ys = [place for place, _, _ in placed], [value * panel.scale for _, value, _ in placed]
+        placed = [(places[row], value, row) for row, value in thin(line.points) if is_drawn(places[row])]
+        xs = [place for place, _, _ in placed]
+        ys = [value * panel.scale if is_drawn(value) else math.nan for _, value, _ in placed]
         style = {"color": colour, "linestyle": DASHES[line.dash % len(DASHES)], "linewidth": 1.5}
         marker = "o" if panel.evaluated else "." if len(xs) <= MANY else None
         handles += axes.plot(xs, ys, marker=marker, markersize=4 if panel.evaluated else 3, **style)
         if panel.band:
             band = track.along(panel.band)
-            spread = [(band[row] or 0.0) * panel.scale for _, _, row in placed]
+            spread = [half * panel.scale if is_drawn(half := band[row]) else 0.0 for _, _, row in placed]
             low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_title(plain(panel.title), fontsize=10, loc="left", color=INK)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.paths import VIDEOS
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.records import Source
+from diffrl.gallery.site import Site
+from diffrl.gallery.thumbnails import unreadable
 from diffrl.gallery.votes import Side, Vote, source_of
 
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
@@ -43,21 +45,28 @@ class Pairs:
     moving: int = 0
 
 
-def jsonl(votes: Sequence[Vote]) -> str:
-    """A line for each vote that prefers one picture."""
+def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = None) -> str:
+    """A line for each vote that prefers one picture.
+
+    Args:
+        votes: any.
+        address: what a line calls a side's picture, its absolute path by default; a vote with a None is left out.
+    """
     lines = []
     for vote in votes:
         if vote.choice == "tie":
             continue
-        chosen, rejected = (vote.a, vote.b) if vote.choice == "a" else (vote.b, vote.a)
         left, right, label = _sides(vote)
+        pictures = [(address or absolute)(side) for side in (left, right)]
+        if None in pictures:
+            continue
         row = {
             "prompt": vote.prompt,
-            "chosen": absolute(chosen),
-            "rejected": absolute(rejected),
+            "chosen": pictures[1 - label],
+            "rejected": pictures[label],
             "caption": vote.prompt,
-            "jpg_0": absolute(left),
-            "jpg_1": absolute(right),
+            "jpg_0": pictures[0],
+            "jpg_1": pictures[1],
             "label_0": label,
             "label_1": 1 - label,
             "voter": vote.voter,
@@ -70,6 +79,19 @@ def jsonl(votes: Sequence[Vote]) -> str:
 def absolute(side: Side) -> str:
     """The path of a side's picture."""
     return str(Path(side.path) / side.picture)
+
+
+def exported_address(site: Site) -> Callable[[Side], str | None]:
+    """Where an exported site has the picture of a side, relative to the site; None if it is missing."""
+
+    def address(side: Side) -> str | None:
+        source = source_of(site.sources, side)
+        try:
+            return site.links.media(source.key, side.picture) if source and source.media(side.picture) else None
+        except GalleryError:
+            return None
+
+    return address
 
 
 def _sides(vote: Vote) -> tuple[Side, Side, int]:
@@ -96,21 +118,31 @@ def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
     return Pairs(rows, missing, moving)
 
 
+def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
+    """Whether the Parquet file has a row; the first one ends the search."""
+    return any(pairs([vote], sources).rows for vote in votes)
+
+
 def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
     """The bytes of a picture; "moving" of a video, None of what cannot be read."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     source = source_of(sources, side)
     if source is None:
         return None
     try:
-        data = Path(source.media(side.picture)).read_bytes()
-        if Path(side.picture).suffix.lower() in VIDEOS:
+        path = Path(source.media(side.picture))
+        if is_video(path):
             return "moving"
+        data = path.read_bytes()
         with Image.open(io.BytesIO(data)) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                return "moving"
             image.load()
-            return "moving" if getattr(image, "n_frames", 1) > 1 else data
-    except (GalleryError, OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+        return data
+    except GalleryError:
+        return None
+    except unreadable():
         return None
 
 

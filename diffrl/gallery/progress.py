@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Progress:
     """A run's course.
 
     Args:
-        state: "finished", "running" or "stopped".
+        state: "finished", "running" or "stopped"; "unknown" where config.yaml, which a run begins with, is missing, and
+            so may all else be that tells.
         done: iterations.
         total: iterations that were asked for; None if config.yaml does not tell.
         written: seconds since 1970 of the last change.
@@ -94,14 +96,29 @@ def progress(run: RunSource) -> Progress:
         GalleryError: a file of it cannot be read (503).
     """
     evaluations, training, done, broken = read_rows(run.path / "metrics.jsonl")
-    summary = run.path / "summary.json"
     written = max(changed(run.path / name) for name in MARKS) / 1e9
-    running = is_locked(run.path / ".lock") or 0 <= time.time() - written < FRESH
-    done_with = summary.is_file() and not is_locked(run.path / ".lock")
-    ended = "" if done_with else _ended(run)
-    state = "finished" if done_with else "running" if running and not ended else "stopped"
+    ended = _ended(run)
+    state = state_now(run, written, ended)
+    ended = "" if state == "finished" else ended
     lower = run.lower_is_better(State("eval", done))
     return Progress(state, done, asked(run), written, evaluations, training, broken, ended, lower)
+
+
+def state_now(run: RunSource, written: float, ended: str) -> str:
+    """A `Progress.state`: what becomes of a killed run by the time that passes alone.
+
+    Args:
+        run: which.
+        written: seconds since 1970 of its last change.
+        ended: how it was stopped; see `Progress`.
+    """
+    locked = is_locked(run.path / ".lock")
+    if not locked and (run.path / "summary.json").is_file():
+        return "finished"
+    if not locked and not ended and not (run.path / "config.yaml").is_file():
+        return "unknown"
+    fresh = 0 <= time.time() - written < FRESH
+    return "running" if (locked or fresh) and not ended else "stopped"
 
 
 def read_rows(
@@ -169,17 +186,28 @@ def _ended(run: RunSource) -> str:
     return ""
 
 
-def setting(run: RunSource, name: str) -> object:
-    """An entry of `run` in the configuration; None where there is none, or config.yaml cannot be read."""
+def updates_once(run: RunSource) -> bool:
+    """Whether an update is all of an iteration, so that what it measures compares the policy that drew with itself."""
+    return setting(run, "updates_per_iteration", "train") == 1 and not setting(run, "old_limit", "objective")
+
+
+def setting(run: RunSource, name: str, section: str = "run") -> object:
+    """An entry of a section of the configuration; None where there is none, or config.yaml cannot be read."""
+    import yaml
+
+    try:
+        return _config(run.read_text("config.yaml"))[section][name]
+    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=16)
+def _config(text: str) -> Any:
     import yaml
 
     from reward_models.yaml12 import Loader
 
-    try:
-        config = yaml.load(run.read_text("config.yaml"), Loader)  # noqa: S506 - a SafeLoader
-        return config["run"][name]
-    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
-        return None
+    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
 
 
 def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:

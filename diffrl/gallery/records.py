@@ -104,13 +104,12 @@ class Source(Protocol):
         """Labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
         ...
 
-    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+    def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """All samples of a state in their order.
 
         Args:
             state: which.
             reward: whose values are wanted; "total" is the weighted sum, None none.
-            prompt: only prompts that contain this text, whatever the case.
         """
         ...
 

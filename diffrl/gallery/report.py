@@ -15,11 +15,11 @@ from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import finite, sign, three
-from diffrl.gallery.overview import flat, read_json, text
+from diffrl.gallery.overview import before_and_after, flat, missing, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
-from diffrl.gallery.progress import Change, Progress, progress, said
+from diffrl.gallery.progress import Change, Progress, progress, said, updates_once
 from diffrl.gallery.records import told
-from diffrl.gallery.report_parts import figures, pairs, tree_part
+from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
@@ -50,9 +50,15 @@ def write_report(run_dir: Path, destination: Path | None = None) -> Path:
     return path
 
 
-def report_document(site: Site, run: RunSource) -> str:
-    """The report as a whole HTML document without any reference to something outside of it."""
-    values = report_values(run)
+def report_document(site: Site, run: RunSource, values: Mapping[str, Any] | None = None) -> str:
+    """The report as a whole HTML document without any reference to something outside of it.
+
+    Args:
+        site: renders it.
+        run: whose it is.
+        values: of `report_values`; None makes them.
+    """
+    values = report_values(run) if values is None else values
     styles = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
     css = Markup(styles + (values["tree"].get("css") or ""))  # the gallery's own files
     return site.render("report.html", css=css, **values)
@@ -69,8 +75,10 @@ def report_values(run: RunSource) -> dict[str, Any]:
     course = _course(run, problems)
     changes = course.headline if course else []
     alarms, notes = said(run)
-    drawn, constant = figures(track)
-    shown, words = pairs(run, [change.name for change in changes])
+    drawn, constant = figures(track, updates_once(run))
+    found = before_and_after(run, PAIRS)
+    problems += missing(course, found)
+    shown, words = pairs(run, found, [change.name for change in changes])
     return {
         "run": run,
         "status": status(course, summary),

@@ -13,12 +13,12 @@ from markupsafe import Markup
 from diffrl.errors import DiffrlError
 from diffrl.gallery.curves import brief, columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.overview import before_and_after
-from diffrl.gallery.panels import HELD_OUT, TRAINING, Panel, panels_of
+from diffrl.gallery.overview import Pairs
+from diffrl.gallery.panels import HELD_OUT, OWN_POLICY, TRAINING, Panel, panels_of
 from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
-from diffrl.gallery.thumbnails import shrink
+from diffrl.gallery.thumbnails import shrink, unreadable
 from diffrl.tracking.trees import TREES, TreeRecord, list_trees, read_tree
 
 PAIRS = 12
@@ -52,20 +52,20 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
         whole = moves and longest <= size and path.stat().st_size <= MOVING
         small = None if whole else shrink(path, size, still=True)
         content = path.read_bytes() if small is None else small
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except unreadable() as error:
         raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
     kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
 
 
-def pairs(run: RunSource, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
     """The first samples of the first and the last evaluation beside each other, and a sentence.
 
     Args:
         run: whose they are.
+        found: the first `PAIRS` of them.
         rewards: that stand below the pictures; "total" if there are none.
     """
-    found = before_and_after(run, PAIRS)
     shown = [
         {"prompt": view.prompt, "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells]}
         for view in found.views
@@ -89,23 +89,39 @@ def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict
     return {"uri": uri, "crisp": crisp, "why": why, "values": values}
 
 
-def figures(track: Track) -> tuple[list[tuple[Panel, Markup]], list[str]]:
-    """The curves that tell most of a run, and words on those that stayed at one value.
+def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]], str]:
+    """The curves that tell most of a run, and sentences on those that stayed at one value, "" without any.
 
     A curve is an SVG element whose colours follow the page's theme.
+
+    Args:
+        track: metrics of the run.
+        once: whether its iterations have one update; see `progress.updates_once`.
     """
     from diffrl.gallery.plots import inline, panels_svg
 
-    found, constant = [], []
+    found: list[tuple[Panel, Markup]] = []
+    constant: list[tuple[Panel, float | None]] = []
     for n, panel in enumerate(panels_of(columns_of([track]))):
         if panel.fold or (panel.section not in ALWAYS and panel.id not in DRAWN):
             continue
         values = {value if value == value else None for line in lines_of(panel, [track]) for _, value in line.points}
         if len(values) == 1 and panel.section not in ALWAYS:
-            constant.append(f"{panel.title} {brief(values.pop())}")
+            constant.append((panel, values.pop()))
         else:  # matplotlib escapes the texts of an SVG
             found.append((panel, Markup(inline(panels_svg([panel], [track], "iteration"), f"f{n}"))))
-    return found, constant
+    return found, unmoved(constant, once)
+
+
+def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
+    """Sentences on panels that have one value throughout, and on why that does not mean that nothing moved."""
+    if not constant:
+        return ""
+    words = "; ".join(f"{panel.title} {brief(value)}" for panel, value in constant)
+    own = [panel.title for panel, _ in constant if panel.id in OWN_POLICY]
+    which = "these" if len(own) == len(constant) else ", ".join(own)
+    why = f" With one update an iteration, {which} are measured before it." if own and once else ""
+    return f"Not drawn, because they stayed at one value: {words}.{why}"
 
 
 def tree_part(run: RunSource) -> dict[str, Any]:

@@ -18,7 +18,12 @@ SHOWN = 50
 
 
 def chosen(site: Site, query: Query, every: Sequence[Vote]) -> list[Vote]:
-    """The votes that an address asks for: on a and b, on a run, or all."""
+    """The votes that an address asks for: on a and b, on a run, or all.
+
+    An exported site has those alone whose two sides are in it: others would tell of runs that nobody chose to share.
+    """
+    if site.links.exported:
+        every = [vote for vote in every if source_of(site.sources, vote.a) and source_of(site.sources, vote.b)]
     if query.text("a") and query.text("b"):
         sides = [site.state(query.text(name)) for name in ("a", "b")]
         places = {(home(source), state.key) for source, state in sides}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row
 from diffrl.gallery.numbers import finite
+from diffrl.gallery.parts import folded
 from diffrl.gallery.records import Sample
 
 PAGE = 24
@@ -60,6 +61,11 @@ class View:
     change: float | None
     rewards: Sequence[Line]
     lower: Collection[str] = ()
+
+    @property
+    def listed(self) -> list[tuple[str, Line]]:
+        """The rewards as a table lists them; see `folded`."""
+        return folded((line.name, (tuple(line.values), line.lower), line) for line in self.rewards)
 
     @property
     def data(self) -> dict[str, Sequence[float | None]]:

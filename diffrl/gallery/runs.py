@@ -38,7 +38,7 @@ class RunSource:
             rows = database.execute(
                 "SELECT stage, iteration, count(*) FROM samples GROUP BY stage, iteration ORDER BY stage, iteration"
             )
-            return [State(*row) for row in rows]
+            return [State(str(stage), *row) for stage, *row in rows]
 
     def reward_names(self, state: State) -> list[str]:
         """See `Source.reward_names`."""
@@ -47,7 +47,7 @@ class RunSource:
             "(SELECT id FROM samples WHERE stage = ? AND iteration = ? LIMIT 50) ORDER BY name"
         )
         with self.database() as database:
-            return ["total", *(name for (name,) in database.execute(query, (state.stage, state.iteration)))]
+            return ["total", *(str(name) for (name,) in database.execute(query, (state.stage, state.iteration)))]
 
     def lower_is_better(self, state: State) -> frozenset[str]:
         """See `Source.lower_is_better`: as rewards.json tells, if it can be read."""
@@ -56,7 +56,7 @@ class RunSource:
         except GalleryError:
             return frozenset()
 
-    def briefs(self, state: State, reward: str | None, prompt: str = "") -> list[Brief]:
+    def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """See `Source.briefs`."""
         value, join, values = "NULL", "", []
         if reward == "total":
@@ -65,11 +65,10 @@ class RunSource:
             value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
         query = (
             f"SELECT id, prompt, seed, group_id, root, path, {value} FROM samples {join} "
-            "WHERE stage = ? AND iteration = ? AND (? = '' OR instr(lower(prompt), lower(?))) "
-            "ORDER BY group_id, root, path"
+            "WHERE stage = ? AND iteration = ? ORDER BY group_id, root, path"
         )
         with self.database() as database:
-            rows = database.execute(query, (*values, state.stage, state.iteration, prompt, prompt))
+            rows = database.execute(query, (*values, state.stage, state.iteration))
             return [Brief(row[0], _key(row[1:6]), finite(row[6])) for row in rows]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
@@ -81,9 +80,8 @@ class RunSource:
         return [found[number] for number in ids if number in found]
 
     def media(self, file: str) -> str:
-        """See `Source.media`: pictures of samples and of trees, and the two that the run leaves at its end."""
-        folders = [self.path / PICTURES, self.path / TREES]
-        return str(inside(self.path, file, folders, files=("before_after.png", "curve.png")))
+        """See `Source.media`: pictures of samples and of trees."""
+        return str(inside(self.path, file, [self.path / PICTURES, self.path / TREES]))
 
     def version(self) -> str:
         """See `Source.version`."""

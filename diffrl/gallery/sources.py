@@ -103,6 +103,34 @@ def runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
     return [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder, depth - 1))]
 
 
+def left_out(paths: Sequence[Path]) -> list[str]:
+    """A sentence for each folder below the given ones that has a run's configuration and nothing else of a run.
+
+    Args:
+        paths: as `find_sources` takes them.
+    """
+    given = [path for path in map(Path, paths or [Path("runs")]) if path.is_dir() and not is_run(path)]
+    found = dict.fromkeys(folder.resolve() for path in given for folder in _begun(path))
+    return [
+        f"Left out: {folder} has a config.yaml, but neither {INDEX} nor environment.json: no run began there, or it "
+        "was not copied whole."
+        for folder in found
+    ]
+
+
+def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
+    """Folders below, down to some levels, with a configuration alone: no runs, not in runs and without runs in them."""
+    found = []
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        if is_run(folder):
+            continue
+        if (folder / "config.yaml").is_file() and not runs_below(folder):
+            found.append(folder)
+        elif depth > 1:
+            found += _begun(folder, depth - 1)
+    return found
+
+
 def holds_pictures(path: Path) -> bool:
     """Whether there is a picture or a video in a folder or below it."""
     return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())

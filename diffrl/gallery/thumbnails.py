@@ -92,9 +92,16 @@ class Thumbnails:
         return made
 
 
+def unreadable() -> tuple[type[Exception], ...]:
+    """What Pillow raises of files that are no pictures, or torn, or too large."""
+    from PIL import Image
+
+    return (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+
+
 def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
     """See `Thumbnails.get`."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with DECODING, Image.open(path) as image:
@@ -114,7 +121,7 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
             return out.getvalue()
     except Image.DecompressionBombError as error:
         raise GalleryError(f"The picture {path.name} is too large: {error}.", 413) from error
-    except (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError) as error:
+    except unreadable() as error:
         raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
 
 

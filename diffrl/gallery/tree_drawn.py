@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from diffrl.gallery.tree_numbers import counted, known, level, push
 from diffrl.gallery.tree_sentences import Paragraph, Sentence, joined, plain, sentence
-from diffrl.gallery.tree_words import Sums, counted, known, level
+from diffrl.gallery.tree_words import Sums, skipped
 from diffrl.tracking.trees import TreeNode
 
 KINDS = (
@@ -26,7 +27,30 @@ TELLING = ("best", "worst", "split", "fill")
 def drawn(given: Sums) -> Paragraph:
     """How many pictures, from how many noises, where paths split; with exploring, the pool and the choice."""
     told = pool(given) if given.record.explored else []
-    return Paragraph("drawn", "What was drawn", [*told, pictures(given), *agreement(given)])
+    told += [pictures(given), *between(given), *everything(given), *agreement(given)]
+    return Paragraph("drawn", "What was drawn", told)
+
+
+def between(given: Sums) -> list[Sentence]:
+    """That steps which add no noise choose nothing, where there are some beside those that do."""
+    rest = len(given.record.sigmas) - 1 - len(given.record.branching)
+    if not given.edges or rest < 1:
+        return []
+    steps = "other step adds" if rest == 1 else f"other {rest} steps add"
+    return [sentence(f"The {steps} no noise, so there is nothing to choose there.")]
+
+
+def everything(given: Sums) -> list[Sentence]:
+    """That nothing was selected, where that is so: every picture trains, by itself or by its steps."""
+    leaves, (out, updates) = given.drawn_leaves, skipped(given.record)
+    rule = given.record.rule
+    if given.record.explored or rule.get("prune") or (out and out >= updates) or len(leaves) < 2:
+        return []
+    if rule.get("samples"):
+        train = [bool(node.leaf and node.leaf.trained and push(node.leaf.advantage)) for node in leaves]
+    else:
+        train = [any(edge.trained and push(edge.advantage) for edge in given.path(node)) for node in leaves]
+    return [sentence(f"Nothing was selected: all {len(leaves)} pictures train.")] if all(train) else []
 
 
 def pictures(given: Sums) -> Sentence:

@@ -1,104 +1,11 @@
-"""The last paragraphs of a tree's story: what the update made of the steps, and what trained nothing."""
+"""The last paragraph of a tree's story: what trained nothing, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
-from diffrl.gallery.tree_words import (
-    NOTHING,
-    Sums,
-    counted,
-    known,
-    push,
-    pushed,
-    rounding,
-    skipped,
-    tiny,
-    total,
-    unclear,
-)
+from diffrl.gallery.tree_numbers import NOTHING, counted, known, push
+from diffrl.gallery.tree_sentences import Paragraph, sentence
+from diffrl.gallery.tree_words import Sums, pushed, total
 from diffrl.tracking.trees import TreeNode
-
-
-def update(given: Sums) -> Paragraph | None:
-    """Whether steps became more or less likely, as their advantages asked."""
-    title, edges, rule = "What the update did", given.edges, given.record.rule
-    measured = [edge for edge in edges if known(edge.log_ratio)]
-    told = _skipped(given)
-    if not edges:
-        text = "No noise was added on the way, so there is no step whose likelihood could be compared before and after."
-        told.append(sentence(text))
-    elif not measured:
-        told.append(sentence("How likely the steps were after it was not recorded."))
-    elif not any(edge.log_ratio for edge in measured):
-        told.append(sentence("The update left every measured step as likely as it was."))
-    elif max(map(_size, measured)) <= rounding(given.record):
-        told.append(
-            sentence(f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding.")
-        )
-    elif not rule.get("edges"):
-        told.append(sentence("The contrast trains finished pictures here; the steps are only measured, not trained."))
-    else:
-        told += _moves(given, measured)
-    return Paragraph("update", title, told)
-
-
-def _skipped(given: Sums) -> list[Sentence]:
-    """That a guard left updates out."""
-    out, updates = skipped(given.record)
-    if not out:
-        return []
-    if out < updates:
-        return [sentence(f"A guard left out {out} of the {updates} updates of this iteration.")]
-    every = "the update" if updates == 1 else f"all {updates} updates"
-    return [sentence(f"A guard left out {every} of this iteration.")]
-
-
-def _moves(given: Sums, measured: Sequence[TreeNode]) -> list[Sentence]:
-    """Of steps that were pushed how many went where they were pushed, and which step moved most."""
-    bound, told = rounding(given.record), []
-    asked = [edge for edge in measured if pushed(edge)]
-    still = sum(_size(edge) <= bound for edge in asked)
-    against = sum(_size(edge) > bound and push(edge.advantage) * (edge.log_ratio or 0) < 0 for edge in asked)
-    for way, signed, likely in ((1, "positive", "more"), (-1, "negative", "less")):
-        if alike := [edge for edge in asked if push(edge.advantage) == way]:
-            went = sum(way * (edge.log_ratio or 0) > bound for edge in alike)
-            told.append(
-                sentence(f"Of {counted(len(alike), 'step')} with {signed} advantage {went} became {likely} likely.")
-            )
-    if still:
-        told.append(sentence(f"The change of {counted(still, 'step')} is {unclear(given.record)}."))
-    if 2 * against > len(asked):
-        text = "one network serves all steps and prompts of the iteration, and may not follow each of them."
-        told.append(sentence(f"Most went the other way: {text}"))
-    if not asked:
-        told.append(sentence("No step here asked for a change."))
-    most, others = max(asked or measured, key=_size), [edge for edge in measured if not pushed(edge)]
-    told.append(
-        sentence(
-            "The likelihood of the step to ", Ref(most.id, given.names[most.id]),
-            f" changed most: {tiny(most.log_ratio)} in its logarithm, per dimension.",
-        )
-    )  # fmt: skip
-    aside = max(others, key=_size, default=None)
-    if asked and aside is not None and _size(aside) > max(_size(most), bound):
-        why = "the weights are shared" + (", and the contrast of pictures moves it too" if _contrasts(given) else "")
-        told.append(
-            sentence(
-                "The step to ", Ref(aside.id, given.names[aside.id]),
-                f", which nobody pushed, moved even more ({tiny(aside.log_ratio)}): {why}.",
-            )
-        )  # fmt: skip
-    return told
-
-
-def _contrasts(given: Sums) -> bool:
-    return bool(given.record.rule.get("samples"))
-
-
-def _size(edge: TreeNode) -> float:
-    return abs(edge.log_ratio or 0.0)
 
 
 def idle(given: Sums) -> Paragraph | None:
@@ -193,7 +100,7 @@ def _why_not(given: Sums, edge: TreeNode) -> str:
     if not given.usable_below(edge):
         below = [leaf.leaf for leaf in given.leaves_below(edge) if leaf.leaf]
         return "audits" if below and all(leaf.audit for leaf in below) else "failed"
-    return "level"
+    return "pruned" if given.pulls else "level"  # where the reference pulls, a step without advantage trains as well
 
 
 def _idle_samples(given: Sums) -> list[str]:

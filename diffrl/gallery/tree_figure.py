@@ -10,9 +10,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from diffrl.gallery.numbers import signed, three
-from diffrl.gallery.tree_layout import Edge, Layout, lay_out
-from diffrl.gallery.tree_words import Sums, change, known, level, push, pushed, share, sums
+from diffrl.gallery.tree_layout import Edge, Layout, deep, lay_out
+from diffrl.gallery.tree_numbers import known, level, push, share, signed, three
+from diffrl.gallery.tree_words import Sums, change, pushed, sums
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 TREE_FIGURE_CSS = (Path(__file__).parent / "static" / "tree_figure.css").read_text(encoding="utf-8")
@@ -187,6 +187,7 @@ def _legend(given: Sums) -> dict[str, bool]:
         "edges": any(node.parent is not None and node.drawn for node in nodes),
         "untrained": any(_untrained(given, node) for node in nodes),
         "turning": any(node.turning for node in nodes),
+        "predicted": deep(nodes) and any(node.picture and node.leaf is None for node in nodes),
         "pulled": any(given.pulled(node) for node in nodes),
         "explored": any(not node.drawn for node in nodes),
         "proxy": any(node.leaf is not None and node.leaf.proxy_picture for node in nodes),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from diffrl.gallery.tree_drawn import precision
-from diffrl.gallery.tree_words import Sums, known
+from diffrl.gallery.tree_numbers import known, number
+from diffrl.gallery.tree_sums import sample_sum, step_sum
+from diffrl.gallery.tree_turning import rule as turning_rule
+from diffrl.gallery.tree_words import WORTH, Sums
 
 FORMATS = {
     "nvfp4": "numbers of 4 bits in blocks of 16 that share a scale",
@@ -17,7 +20,7 @@ FORMATS = {
 def glossary(given: Sums) -> list[tuple[str, str]]:
     """Words and a sentence each, in the order in which the story comes to them."""
     record, rule = given.record, given.record.rule
-    explored, edges = record.explored or {}, given.edges
+    explored = record.explored or {}
     found: list[tuple[str, str]] = []
     if any(node.leaf and known(node.leaf.proxy) for node in given.leaves):
         text = (
@@ -32,16 +35,41 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
         found.append(
             ("audit", "A picture drawn at random to check how well the proxy reward ranks; it trains nothing.")
         )
+    if not number(rule.get("prompts")):
+        found.append(("group", "The place of the prompt among those of the iteration, counted from 0."))
+    if given.verdict and any(given.passed(node) is not None for node in given.drawn_leaves):
+        found.append(("passed", f"A picture passes if its score {given.verdict} is 1, and does not if it is 0."))
+    return found + _credit(given) + _update(given)
+
+
+def _credit(given: Sums) -> list[tuple[str, str]]:
+    """Worth, advantages and what they are made of."""
+    edges, rule, found = given.edges, given.record.rule, []
+    if edges:
+        found.append(("worth", f"What a node promises for the end. {WORTH.get(str(rule.get('value')), '')}".rstrip()))
     if edges or any(node.leaf and known(node.leaf.advantage) for node in given.leaves):
-        text = "An advantage says how much better than its comparison a step did; above 0 it is made more likely."
-        found.append(("advantage", text))
+        text = "How much better than its comparison a step or a picture did, in deviations; above 0 it is made "
+        found.append(("advantage", f"{text}more likely, below 0 less, even where it added something itself."))
+    centre = str(rule.get("baseline", "mean"))
+    if any(sample_sum(given, node) for node in given.drawn_leaves) or any(step_sum(given, edge) for edge in edges):
+        middle = "" if centre == "mean" else "The median is the middle one of the numbers. "
+        text = "The deviation tells how far numbers lie from their mean: it is the root of the mean squared distance. "
+        found.append((f"{centre}, deviation", f"{middle}{text}To divide by it, 0.0001 is added."))
     if any(edge.turning for edge in edges):
-        text = "A step that turns a path towards where it ends, up or down; its credit reaches as far as the end."
-        found.append(("turning point", text))
+        found.append(("turning point ◆", turning_rule(given)))
+    return found
+
+
+def _update(given: Sums) -> list[tuple[str, str]]:
+    """What the update did it with, and how that is told."""
+    rule, found = given.record.rule, []
     if rule.get("objective") == "nft":
         text = "It trains finished pictures: the network is drawn towards the better and away from the worse ones."
         found.append(("DiffusionNFT's contrast (nft)", text))
-    if any(known(edge.log_ratio) for edge in edges):
+    if any(known(edge.log_ratio) for edge in given.edges):
         text = "A step changes many numbers at once; the change of its log-likelihood is divided by how many there are."
+        if count := round(number(rule.get("dimensions"))):
+            text += f" Times {count:,} it is that of the whole step, and e to the power of that how many times as "
+            text += "likely the update made exactly this step."
         found.append(("per dimension", text))
     return found

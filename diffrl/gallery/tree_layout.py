@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.tree_words import known, level
+from diffrl.gallery.tree_numbers import known, level
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 THUMB, PROXY, SMALL, DOT = 64.0, 44.0, 30.0, 14.0
@@ -24,6 +24,8 @@ WIDER = 1.5
 """Most room between columns, by the least; pages draw them further apart where they have room."""
 UNDER = 0.4
 """Where in its parent's picture, which covers it, a line begins: drawn up to 1 / 0.4 as wide, it still does."""
+FEW, SOME = 3, 5
+"""Most steps of a path at which there is room for long words above the first column, and for two lines above all."""
 WIDE = 1000.0
 """How wide a tree without steps, a mere pool, is laid out."""
 
@@ -57,12 +59,13 @@ class Edge:
 
 @dataclass(frozen=True)
 class Caption:
-    """Words above a column, or above a part of a pool."""
+    """Words above a column, or above a part of a pool; those of the last column end at the right edge."""
 
     x: float
     y: float
     title: str
     note: str
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Layout:
         edges: lines; each begins below its parent's picture, so that columns can be drawn further apart.
         captions: above the columns.
         tail: what the last column takes of the width; the columns before it may be drawn further apart.
+        columns: left edge and widest picture of each column: how near to each other they may be drawn.
     """
 
     width: float
@@ -84,6 +88,7 @@ class Layout:
     edges: Sequence[Edge]
     captions: Sequence[Caption]
     tail: float
+    columns: Sequence[tuple[float, float]] = ()
 
 
 def lay_out(record: TreeRecord, drawn_only: bool = False) -> Layout:
@@ -121,7 +126,7 @@ def extent(node: TreeNode, proxies: bool, inner: float = THUMB) -> tuple[float, 
 
 def _tree(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
     proxies = any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in nodes)
-    depth = _depths(record)
+    depth = _depths(record.nodes)
     columns = sorted({depth[node.id] for node in nodes})
     middle, room = _stack(nodes, {node.id: 2 * extent(node, proxies)[3] for node in nodes})
     inner = [_inner([room[n.id] for n in nodes if n.drawn and depth[n.id] == column]) for column in columns]
@@ -134,11 +139,15 @@ def _tree(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
         for node in nodes
     }
     edges = [Edge(node.id, _curve(places[node.parent], places[node.id])) for node in nodes if node.parent in places]
-    captions = [Caption(left[column], 0.0, *_heading(record, nodes, depth, column)) for column in columns]
+    captions = [
+        Caption(left[column], 0.0, *_heading(record, nodes, depth, column), last=0 < column == columns[-1])
+        for column in columns
+    ]
     right = max(max(place.box[2] for place in places.values()), max(caption.x for caption in captions) + 120) + MARGIN
     bottom = max(place.box[3] for place in places.values())
     shown = [places[node.id] for node in nodes]
-    return Layout(right, bottom + MARGIN, shown, edges, captions, right - left[columns[-1]])
+    across = [(left[c], max(sizes[node.id][0] for node in nodes if depth[node.id] == c)) for c in columns]
+    return Layout(right, bottom + MARGIN, shown, edges, captions, right - left[columns[-1]], across)
 
 
 def _inner(rooms: Sequence[float]) -> float:
@@ -157,9 +166,9 @@ def _place(node: int, x: float, y: float, extent: tuple[float, float, float, flo
     return Place(node, x, y, size, (x - before, y - half, x + after, y + half))
 
 
-def _depths(record: TreeRecord) -> list[int]:
+def _depths(nodes: Sequence[TreeNode]) -> list[int]:
     found: list[int] = []
-    for node in record.nodes:
+    for node in nodes:
         found.append(0 if node.parent is None else found[node.parent] + 1)
     return found
 
@@ -203,16 +212,24 @@ def _curve(parent: Place, child: Place) -> str:
     )
 
 
+def deep(nodes: Sequence[TreeNode]) -> bool:
+    """Whether there are so many columns that there is no room for long words above them."""
+    return max(_depths(nodes), default=0) > FEW
+
+
 def _heading(record: TreeRecord, nodes: Sequence[TreeNode], depth: Sequence[int], column: int) -> tuple[str, str]:
     here = [node for node in nodes if depth[node.id] == column]
     steps = len(record.sigmas) - 1
     sigma, step = here[0].sigma, here[0].step
-    when = "starting noise"
+    many = max(depth) > SOME
+    when = "starting noise" if deep(record.nodes) else "what is predicted from starting noise"
     if step is not None:
         what = "split" if record.branching.get(step, 1) > 1 else "noise"
         when = f"{what} at {level(record.sigmas[step])}, step {step + 1} of {steps}"
     if all(node.leaf is not None for node in here):
         return "finished pictures", when
+    if many:
+        return f"noise {level(sigma)}", when if step is None else ""
     return f"noise level {level(sigma)}", when
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diffrl.gallery.numbers import signed, three
-from diffrl.gallery.tree_words import Sums, change, known, level, push, pushed, rounding, share, tiny
+from diffrl.gallery.tree_numbers import known, level, number, push, share, signed, three, tiny
+from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
+from diffrl.gallery.tree_turning import paths_through
+from diffrl.gallery.tree_words import Sums, change, pushed, rounding, whole_change
 from diffrl.tracking.trees import TreeNode
 
 Fact = tuple[str, str]
@@ -87,14 +89,42 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
     if above is not None:
         facts.append((f"Worth of {given.names[above.id]} before it", three(above.value)))
         facts.append(("Step reward", signed(given.step_reward(node))))
-        if node.turning and known(node.credited):
-            facts.append(("Credited", f"{signed(node.credited)}, the way to the end"))
-        facts.append(("Advantage", share(node.advantage)))
+        if words := _credited(given, node):
+            facts.append(("Credited", words))
+        facts.append(("Advantage", _equals(share(node.advantage), step_sum(given, node))))
         facts.append(("Turning point", "yes ◆" if node.turning else "no"))
         facts.append(("Trains", _trains(given, node)))
-        moved = f"{_moved(given, node)} per dimension" if known(node.log_ratio) else tiny(None)
-        facts.append(("Change of log-likelihood", moved))
+        facts.append(("Change of log-likelihood", _change(given, node)))
     return facts
+
+
+def _equals(amount: str, sum_: str) -> str:
+    """A number and the sum that it is, where that is known; a sum in words follows a comma."""
+    return amount + (f"{' =' if sum_[0] in '(+−0123456789' else ','} {sum_}" if sum_ else "")
+
+
+def _credited(given: Sums, node: TreeNode) -> str:
+    """What the step was credited with where that is not what it adds; "" elsewhere and where it was not recorded."""
+    step = given.step_reward(node)
+    if not known(node.credited) or (not node.turning and step is not None and signed(step) == signed(node.credited)):
+        return ""
+    if node.turning:
+        paths = paths_through(given, node)
+        why = "the way to the end" if paths <= 1 else f"the mean over its {paths} paths"
+        return f"{signed(node.credited)}, {why}"
+    if given.record.rule.get("reward") == "fused":
+        return f"{three(node.credited)}, what {given.names[node.id]} is worth"
+    return signed(node.credited)
+
+
+def _change(given: Sums, node: TreeNode) -> str:
+    """What the update did to a step's likelihood, per dimension and in all."""
+    if not known(node.log_ratio):
+        return tiny(None)
+    whole, count = whole_change(given, node), round(number(given.record.rule.get("dimensions")))
+    moved = _moved(given, node)
+    over = f" × {count:,} = {tiny(whole)}" if whole and not moved.startswith("≈") else ""
+    return f"{moved} per dimension{over}"
 
 
 def _trains(given: Sums, node: TreeNode) -> str:
@@ -122,10 +152,10 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
     facts: list[Fact] = []
     if node.drawn:
         passed = given.passed(node)
-        facts.append(("Reward", three(leaf.total) if known(leaf.total) else "failed"))
+        facts.append(("Reward", _equals(three(leaf.total) if known(leaf.total) else "failed", reward_sum(given, node))))
         if passed is not None:
             facts.append(("Passed", f"{'yes' if passed else 'no'}, by {given.verdict}"))
-        facts.append(("Advantage", share(leaf.advantage)))
+        facts.append(("Advantage", _equals(share(leaf.advantage), sample_sum(given, node))))
         facts.append(("Trains by contrast", _contrasts(given, node)))
     if given.record.explored:
         facts.append(("Proxy reward", three(leaf.proxy)))
@@ -137,11 +167,12 @@ def notes(given: Sums, node: TreeNode) -> list[str]:
     """Sentences below the facts."""
     said = []
     if words := change(given, node):
-        said.append(f"{words[0].upper()}{words[1:]}.")
+        against = ", against its push" if _against(given, node) else ""
+        said.append(f"{words[0].upper()}{words[1:]}{against}.")
     if node.turning:
-        said.append(
-            "The path turns here: the step is credited with the way to the end, not only with what it adds itself."
-        )
+        paths = paths_through(given, node)
+        whose, there = ("The path turns", "") if paths <= 1 else (f"At least one of its {paths} paths turns", "on it ")
+        said.append(f"{whose} here: {there}the step counts as the whole way to the end, not as what it adds itself.")
     if node.leaf is not None and node.leaf.audit:
         nothing = not (pushed(node) or given.pulled(node) or node.leaf.trained)  # older runs pulled at such steps too
         said.append(f"Drawn only to check the ranking{'; it trains nothing' if nothing else ''}.")
@@ -150,8 +181,14 @@ def notes(given: Sums, node: TreeNode) -> list[str]:
     return said
 
 
+def _against(given: Sums, node: TreeNode) -> bool:
+    """Whether a step that was pushed went the other way."""
+    moved = node.log_ratio or 0.0
+    return pushed(node) and abs(moved) > rounding(given.record) and push(node.advantage) * moved < 0
+
+
 def step_rows(given: Sums) -> list[dict[str, Any]]:
-    """All drawn steps, the largest advantage first, whatever its sign."""
+    """All drawn steps, the strongest push first, up or down."""
     found = sorted(given.edges, key=lambda edge: -abs(edge.advantage or 0.0))
     return [
         {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.numbers import finite
+from diffrl.gallery.tree_numbers import known, likelier, number, push, tiny
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-NOTHING = 1e-6
-"""Size up to which an advantage is the rounding error of one that is 0."""
 ROUNDING = {"bfloat16": 2e-4}
 """Size up to which a log-ratio per dimension is rounding, by the network's dtype: measured over updates that change
 nothing, the largest was 1.2e-4."""
@@ -20,6 +17,12 @@ EXACT = 1e-6
 """The same in float32, and where the dtype is not known."""
 SUMMED = ("strict", "partial")
 """Parts of a reward that sum up its other parts."""
+WORTH = {
+    "leaves": "A node is worth the mean reward of the pictures that grow from it.",
+    "ode": "A node is worth the reward of the picture that follows from it when no more noise is added.",
+    "predicted_x0": "A node is worth the reward of the picture that is predicted there.",
+}
+"""What a node is worth, by the estimator."""
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 
 
@@ -125,9 +128,12 @@ class Sums:
 
     def pulled(self, node: TreeNode) -> bool:
         """Whether a step is in the loss only by its distance to the starting model: it has no credit."""
-        rule = self.record.rule
-        pulls = rule.get("objective") == "grpo" and number(rule.get("kl")) > 0  # beside nft, steps have no reference
-        return pulls and node.trained and not push(node.advantage)
+        return self.pulls and node.trained and not push(node.advantage)
+
+    @property
+    def pulls(self) -> bool:
+        """Whether steps are pulled to the starting model; beside nft they have no reference."""
+        return self.record.rule.get("objective") == "grpo" and number(self.record.rule.get("kl")) > 0
 
     def pulled_sample(self, node: TreeNode) -> bool:
         """The same of a picture that trains by contrast."""
@@ -146,16 +152,6 @@ def sums(record: TreeRecord) -> Sums:
     for node in record.nodes:
         children.setdefault(node.parent, []).append(node.id)
     return Sums(record, _names(record), children, verdict(record))
-
-
-def known(value: float | None) -> bool:
-    """Whether there is a finite number."""
-    return finite(value) is not None
-
-
-def number(value: object) -> float:
-    """A number of the rule, 0 where the record has none."""
-    return finite(value) or 0.0
 
 
 def total(node: TreeNode) -> float:
@@ -201,38 +197,6 @@ def _names(record: TreeRecord) -> list[str]:
     return names
 
 
-def level(sigma: float) -> str:
-    """A noise level: two digits."""
-    return f"{sigma:.2f}"
-
-
-def share(value: float | None) -> str:
-    """An advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    digits = 2 if abs(value) >= 0.005 else 3
-    return f"{'+' if value > 0 else '−'}{abs(value):.{digits}f}" if push(value) else "0"
-
-
-def push(advantage: float | None) -> int:
-    """Where an advantage pushes: 1 up, -1 down, 0 nowhere, rounding errors of equal rewards and None included."""
-    if advantage is None or not abs(advantage) > NOTHING:
-        return 0
-    return 1 if advantage > 0 else -1
-
-
-def tiny(value: float | None) -> str:
-    """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    sign = "+" if value > 0 else "−" if value < 0 else "±"
-    size = abs(value)
-    if size == 0 or size < 1e-7:
-        return f"{sign}0"
-    digits = min(8, max(2, 1 - math.floor(math.log10(size))))
-    return f"{sign}{size:.{digits}f}"
-
-
 def pushed(node: TreeNode) -> bool:
     """Whether a step trains for its credit; one whose advantage is 0 does not, be it exact or by rounding."""
     return node.trained and push(node.advantage) != 0
@@ -262,10 +226,13 @@ def change(given: Sums, node: TreeNode) -> str:
         return "the update left this step as likely as it was"
     if abs(node.log_ratio) <= rounding(given.record):
         return f"what the update did to this step is {unclear(given.record)}"
+    if whole := whole_change(given, node):
+        return f"the update made this step {likelier(whole)}"
     more = "more" if node.log_ratio > 0 else "less"
     return f"the update made this step {more} likely: {tiny(node.log_ratio)} per dimension"
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: "1 step", "3 steps"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def whole_change(given: Sums, node: TreeNode) -> float | None:
+    """What the update added to a step's log-likelihood over all dimensions; None where that is not known."""
+    dimensions = number(given.record.rule.get("dimensions"))
+    return node.log_ratio * dimensions if known(node.log_ratio) and dimensions else None  # type: ignore[operator]

@@ -12,6 +12,9 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 
+OUTSIDE = ("evaluation", "checkpoint", "trees")
+"""Phases among `seconds` that are no part of training: looking at it and keeping it."""
+
 
 class MetricsLog:
     """Appends rows to a metrics file.

@@ -10,7 +10,6 @@ Reading needs neither torch nor PIL.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
+from diffrl.tracking.trees_checks import LEAF, NODE, RECORD, require_kinds, require_order, require_steps
 
 TREES, DOCUMENT = "trees", "tree.json"
 FORMAT = 1
 NAME = re.compile(r"([0-9]{6,12})-([0-9]{1,9})")
-PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,19 @@ class TreeRecord:
         seed: of the run.
         sigmas: T + 1 noise levels, 1 down to 0.
         branching: stochastic step -> children of each node there.
-        rule: words on how credit was given: reward, value, fusion, normalise, objective, edges (bool: steps train),
-            samples (bool: samples train), kl (weight of the pull to the reference), prune (bool: some steps are taken
-            out of the gradient), updates (of the iteration), skipped (of these, that a guard left out), dtype.
+        rule: words and numbers on how credit was given; older records have fewer of them. Of rewards: reward, value,
+            fusion, with turning points constraint and balance (bool). Of comparisons: normalise, baseline, std,
+            combine, clamp (largest advantage). Of the update: objective, edges (bool: steps train), samples (bool:
+            samples train), kl (weight of the pull to the reference), prune (bool: some steps are taken out of the
+            gradient), clip and clip_high (of the steps' loss, where they train), prompts (of the iteration, of all
+            processes), updates (of the iteration), skipped (of these, that a guard left out), learning_rate (of the
+            last of them), dimensions (numbers of a latent), dtype.
         explored: words on the exploring stage: precision, engine ("policy" where no copy explored), steps, select,
             candidates, keep, audit; None without.
         nodes: parents before children.
         metadata: JSON values that came with the prompt.
+        weights: of each reward that was asked, "weight", "shift" and "scale" in this iteration: a leaf's total is the
+            sum of weight * (raw - shift) / scale.
     """
 
     iteration: int
@@ -126,6 +131,7 @@ class TreeRecord:
     explored: Mapping[str, Any] | None
     nodes: Sequence[TreeNode]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -173,11 +179,13 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
         if data.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        _require_kinds(data, _RECORD, "record")
+        require_kinds(data, RECORD, "record")
+        if (data["iteration"], data["group"]) != (iteration, group):
+            raise ValueError(f"it is of iteration {data['iteration']}, group {data['group']}")
         nodes = [_node(entry) for entry in data.pop("nodes")]
-        _require_order(nodes)
+        require_order(nodes)
         branching = {int(step): int(children) for step, children in data.pop("branching").items()}
-        _require_steps(data["sigmas"], branching, nodes)
+        require_steps(data["sigmas"], branching, nodes)
         return TreeRecord(branching=branching, nodes=nodes, **data)
     except FileNotFoundError:
         raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
@@ -187,105 +195,10 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
         raise DiffrlError(f"The tree {path} cannot be read: {error}.") from error
 
 
-_COUNT, _NUMBER = (int,), (int, float, type(None))
-_RECORD: dict[str, tuple[type, ...]] = {
-    "iteration": _COUNT,
-    "group": _COUNT,
-    "prompt": (str,),
-    "seed": _COUNT,
-    "sigmas": (list,),
-    "branching": (dict,),
-    "rule": (dict,),
-    "explored": (dict, type(None)),
-    "nodes": (list,),
-    "metadata": (dict,),
-}
-_NODE: dict[str, tuple[type, ...]] = {
-    "id": _COUNT,
-    "parent": (int, type(None)),
-    "root": _COUNT,
-    "child": _COUNT,
-    "step": (int, type(None)),
-    "sigma": (int, float),
-    "drawn": (bool,),
-    "value": _NUMBER,
-    "credited": _NUMBER,
-    "advantage": _NUMBER,
-    "turning": (bool,),
-    "trained": (bool,),
-    "log_ratio": _NUMBER,
-    "picture": (str, type(None)),
-    "leaf": (dict, type(None)),
-}
-_LEAF: dict[str, tuple[type, ...]] = {
-    "path": (list,),
-    "proxy": _NUMBER,
-    "proxy_picture": (str, type(None)),
-    "chosen": (str, type(None)),
-    "audit": (bool,),
-    "total": _NUMBER,
-    "rewards": (dict,),
-    "error": (str, type(None)),
-    "advantage": _NUMBER,
-    "trained": (bool,),
-}
-
-
-def _require_kinds(entry: Any, kinds: Mapping[str, tuple[type, ...]], what: str) -> None:
-    """What is there is of the right kind; what must be there is seen to by the classes themselves."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"a {what} is no object")
-    for name, value in entry.items():
-        if name not in kinds:
-            raise ValueError(f"a {what} has no {name!r}")
-        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-            raise ValueError(f"{name} of a {what} is {value!r:.40}")
-        if isinstance(value, (int, float)) and not _is_sane(value):
-            raise ValueError(f"{name} of a {what} is a number beyond all bounds")
-    if not all(value is None or _is_sane(value) for value in entry.get("rewards", {}).values()):
-        raise ValueError("a reward is no finite number")
-    for name in ("sigmas", "path"):
-        if not all(map(_is_sane, entry.get(name, []))):
-            raise ValueError(f"{name} of a {what} holds something else than finite numbers")
-    for name in ("rule", "explored"):
-        words = (entry.get(name) or {}).values()
-        if not all(value is None or isinstance(value, str) or _is_sane(value) for value in words):
-            raise ValueError(f"{name} of a {what} holds something else than words and numbers")
-    if any(entry.get(name) and not PICTURE.fullmatch(entry[name]) for name in ("picture", "proxy_picture")):
-        raise ValueError(f"a {what} names a picture outside its folder")
-
-
-def _is_sane(value: Any) -> bool:
-    """Whether it is a finite number, and a whole one fits 64 bits: JSON's may have any number of digits."""
-    return isinstance(value, (int, float)) and (abs(value) < 2**64 if isinstance(value, int) else math.isfinite(value))
-
-
 def _node(entry: dict[str, Any]) -> TreeNode:
-    _require_kinds(entry, _NODE, "node")
+    require_kinds(entry, NODE, "node")
     leaf = entry.pop("leaf")
     if leaf is not None:
-        _require_kinds(leaf, _LEAF, "leaf")
+        require_kinds(leaf, LEAF, "leaf")
         leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
     return TreeNode(leaf=leaf, **entry)
-
-
-def _require_order(nodes: Sequence[TreeNode]) -> None:
-    for place, node in enumerate(nodes):
-        if node.id != place or (node.parent is not None and not 0 <= node.parent < place):
-            raise ValueError(f"node {node.id} at place {place} has no parent before it")
-        if node.root < 0 or node.child < 0:
-            raise ValueError(f"node {node.id} counts from below 0")
-
-
-def _require_steps(sigmas: Sequence[float], branching: Mapping[int, int], nodes: Sequence[TreeNode]) -> None:
-    """Every step leads from one noise level to another, and roots alone are reached by none."""
-    steps = range(len(sigmas) - 1)
-    for step, children in branching.items():
-        if step not in steps or children < 1:
-            raise ValueError(f"branching has {children!s:.20} children at step {step!s:.20} of {len(steps)}")
-    for node in nodes:
-        if (node.parent is None) != (node.step is None) or (node.step is not None and node.step not in steps):
-            raise ValueError(f"node {node.id} ends step {node.step} of {len(steps)}")
-        parent = None if node.parent is None else nodes[node.parent]
-        if parent is not None and parent.step is not None and node.step is not None and node.step <= parent.step:
-            raise ValueError(f"node {node.id} comes before the node above it")

@@ -14,7 +14,7 @@ PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
 
 
 class PhaseClock:
-    """Adds up seconds per named phase. Phases may not nest: inner time would count twice.
+    """Adds up seconds per named phase. Of phases within each other, each second counts for the innermost alone.
 
     Args:
         device: on CUDA the queue is drained at both ends of a phase, so that work counts where it was asked for.
@@ -23,15 +23,18 @@ class PhaseClock:
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
         self.seconds: dict[str, float] = {}
+        self._within = 0.0  # seconds of phases that were inside of the present one
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time the block as part of `phase`."""
-        start = self._now()
+        start, before, self._within = self._now(), self._within, 0.0
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + self._now() - start
+            whole = self._now() - start
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + whole - self._within
+            self._within = before + whole
 
     def _now(self) -> float:
         if self._cuda:

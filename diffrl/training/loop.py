@@ -22,6 +22,7 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, Velocity
 from diffrl.plan import evaluated_iterations
 from diffrl.records import Credit, Rollout
+from diffrl.tracking.metrics import OUTSIDE
 from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
 from diffrl.training.crediting import Crediting
 from diffrl.training.distributed import any_rank, sum_ranks
@@ -32,7 +33,7 @@ from diffrl.training.journal import Journal
 from diffrl.training.memory import peak_bytes
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
-from diffrl.training.report import ALWAYS, OUTSIDE, PHASES, short_name
+from diffrl.training.report import ALWAYS, PHASES, short_name
 from diffrl.training.sampling import Drawn, FidelityWatch, Sampling
 from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session

@@ -28,8 +28,6 @@ SHORT_NAMES = {
 PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
-OUTSIDE = ("evaluation", "checkpoint", "trees")
-"""Phases that are no part of training: looking at it and keeping it."""
 GRID_SAMPLES = 16
 PICTURE_SIZE = 96
 
@@ -163,8 +161,9 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     console.print(timing_table(summary["seconds"]))
     evaluations = summary["network_evaluations"]
     console.print(
-        f"Network evaluations: {evaluations['counted']:,} counted and {evaluations['skipped']:,} skipped for want of "
-        f"credit, {'' if evaluations['exact'] else 'at most '}{evaluations['planned']:,} planned. "
+        f"Network evaluations, held-out ones included: {evaluations['counted']:,} counted and "
+        f"{evaluations['skipped']:,} skipped for want of credit, "
+        f"{'' if evaluations['exact'] else 'at most '}{evaluations['planned']:,} planned. "
         f"Peak memory: {summary['peak_memory_bytes'] / 2**30:.2f} GiB.",
         highlight=False,
     )

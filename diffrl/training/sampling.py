@@ -121,7 +121,7 @@ class Sampling:
         pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
         own = pool.sample_prompt < self.traced(batch)
         pictures = self.config.track.trees.pictures if self.config.track.trees else 0
-        proxies = FirstPictures(0 if pictures == 0 else int(own.sum()))
+        proxies = FirstPictures(0 if pictures == 0 else int(own.sum()), self.clock)
         exploration = self.explore(batch, conditioning, pool, explore_settings, proxies.add)
         keep = self.watch.keep or explore_settings.keep
         audit = min(explore_settings.audit, explore_settings.candidates - keep)

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.records import Edges, Forest, Rollout
 from diffrl.rollout.denoise import first_prompts, take_origins
+from diffrl.rollout.regenerate import Clock, no_clock
 from diffrl.training.illustrations import illustration, most
 
 
@@ -85,16 +86,20 @@ class FirstPictures:
 
     Args:
         count: how many it holds.
+        clock: entered with "trees" while it makes them, within whatever phase the pictures come from.
     """
 
-    def __init__(self, count: int):
-        self._count, self._held = count, list[Tensor]()
+    def __init__(self, count: int, clock: Clock = no_clock):
+        self._count, self._clock, self._held = count, clock, list[Tensor]()
 
     def add(self, images: Tensor) -> None:
         """Take the next pictures, uint8."""
-        for image in images[: self._count - len(self._held)]:
-            # A view would hold the whole batch.
-            self._held.append(illustration(image).clone())
+        if len(self._held) == self._count:
+            return
+        with self._clock("trees"):
+            for image in images[: self._count - len(self._held)]:
+                # A view would hold the whole batch.
+                self._held.append(illustration(image).clone())
 
     def kept(self, forest: Forest, chosen: Tensor, asked: int | None) -> dict[int, Tensor]:
         """Those that trees show, by the pool's sample: of each prompt so many, the ones drawn again first.

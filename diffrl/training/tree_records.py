@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,14 @@ def trained_samples(objective: Objective, credit: Credit) -> Tensor:
 
 
 def sketch(
-    config: Config, drawn: Drawn, credit: Credit, kept: Tensor, ratio: Tensor, row: int, skipped: int = 0
+    config: Config,
+    drawn: Drawn,
+    credit: Credit,
+    kept: Tensor,
+    ratio: Tensor,
+    row: int,
+    rule: Mapping[str, Any],
+    weights: Mapping[str, Mapping[str, float]],
 ) -> Sketch:
     """One prompt's tree: the pool's where there is one, else the rollout's.
 
@@ -67,7 +75,8 @@ def sketch(
         kept: (N,) bool, False where pruning took the edge out of the gradient.
         ratio: (N,) log-ratio of the edge that ends in each node of the rollout, NaN where it was not measured.
         row: of the prompt in the batch.
-        skipped: updates of the iteration that a guard left out.
+        rule: how credit was given, as `rule_of` puts it.
+        weights: of the iteration's rewards, as `weights_of` puts it.
     """
     forest, redrawn, sample_of = _shown(drawn)
     rows = torch.nonzero(forest.prompt == row).flatten()
@@ -99,7 +108,7 @@ def sketch(
                 leaf=leaves[node][0] if node in leaves else None,
             )
         )
-    batch, r = drawn.rollout.batch, config.credit
+    batch = drawn.rollout.batch
     record = TreeRecord(
         iteration=batch.iteration,
         group=batch.groups[row],
@@ -107,23 +116,11 @@ def sketch(
         seed=config.run.seed,
         sigmas=sigmas,
         branching=dict(forest.branching),
-        rule={
-            "reward": r.reward,
-            "value": r.value,
-            "fusion": r.fusion,
-            "normalise": r.normalise,
-            "objective": config.objective.kind,
-            "edges": trains_steps(config.objective),
-            "samples": isinstance(config.objective, NftSettings),
-            "kl": float(config.objective.kl),
-            "prune": r.prune.width is not None or r.prune.depth is not None,
-            "updates": config.train.updates_per_iteration,
-            "skipped": skipped,
-            "dtype": config.model.dtype,
-        },
+        rule=rule,
         explored=None if drawn.trace is None else drawn.trace.explored,
         nodes=nodes,
         metadata=dict(batch.prompts[row].metadata),
+        weights=weights,
     )
     samples = [leaves[node][1] if node in leaves else -1 for node in number]
     candidates = [leaves[node][2] if node in leaves and drawn.exploration else -1 for node in number]

@@ -18,6 +18,7 @@ from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.training.tree_pictures import KeptTree, with_pictures
 from diffrl.training.tree_records import sketch
+from diffrl.training.tree_rules import rule_of, weights_of
 from diffrl.training.update import velocity_of
 from diffrl.transition import Transition
 
@@ -76,8 +77,11 @@ class TreeKeeper:
             ratio[trace.edges.node.cpu()] = (after - before).cpu()
         adapter, batch = self.session.adapter, self.session.config.rollout.decode_batch
         with self.clock("trees"):
-            config, rows = self.session.config, range(trace.prompts)
-            sketches = [sketch(config, drawn, credit, kept, ratio, row, skipped) for row in rows]
+            config, weights = self.session.config, weights_of(self.session.scorers_at(drawn.rollout.batch.iteration))
+            rate = float(self.session.optimizer.param_groups[0]["lr"])  # that of the last update still stands there
+            rule = rule_of(config, drawn, skipped, rate)
+            rows = range(trace.prompts)
+            sketches = [sketch(config, drawn, credit, kept, ratio, row, rule, weights) for row in rows]
         return (with_pictures(one, drawn, adapter, batch, settings.pictures) for one in sketches)
 
 

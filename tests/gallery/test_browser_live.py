@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pytest
 
+from diffrl.gallery import progress
 from tests.gallery.made import add_evaluation, make_run, metrics_rows
+from tests.patience import LONG
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that is not finished."""
-    return make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
+    """A run that is not finished, last written a minute ago: that is no news to a page which is opened now."""
+    made = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
+    for path in made.rglob("*"):
+        os.utime(path, (time.time() - 60,) * 2)
+    return made
 
 
 def go_on(run, iteration: int) -> None:
@@ -24,13 +31,12 @@ def go_on(run, iteration: int) -> None:
         file.writelines(json.dumps(row) + "\n" for row in metrics_rows(iteration)[iteration - 1 :])
 
 
-def wait(page, what: str, seconds: float = 12) -> None:
-    """Until a piece of JavaScript is true; the page's policy forbids Playwright's own waiting."""
-    for _ in range(int(seconds / 0.05)):
-        if page.evaluate(what):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"{what} did not come true: {page.locator('#main').inner_text()[:500]}")
+def wait(page, what: str) -> None:
+    """Until a piece of JavaScript is true; a page's first question after another comes within seconds."""
+    end = time.monotonic() + LONG
+    while not page.evaluate(what):
+        assert time.monotonic() < end, f"{what} did not come true: {page.locator('#main').inner_text()[:500]}"
+        page.wait_for_timeout(20)
 
 
 def opened(page, address: str) -> None:
@@ -39,7 +45,6 @@ def opened(page, address: str) -> None:
         page.goto(address)
     page.evaluate("window.alive = true; window.heard = []")
     page.evaluate("document.addEventListener('run-changed', (event) => heard.push(event.detail.run))")
-    page.wait_for_timeout(1600)  # whatever was written before the page was asked for is no news
 
 
 def test_a_new_evaluation_is_shown_without_a_reload_and_the_place_is_kept(served, page, run):
@@ -58,10 +63,9 @@ def test_a_new_evaluation_is_shown_without_a_reload_and_the_place_is_kept(served
     # The link at this place now leads to the new evaluation; whoever was on it still is.
     assert page.evaluate("[...document.querySelectorAll('main a[href]')].indexOf(document.activeElement)") == 2
     assert page.evaluate("scrollY") == 120
-    page.wait_for_timeout(200)
-    assert page.evaluate(
-        "[...document.querySelectorAll('main img')].every((image) => !image.complete || image.naturalWidth)"
-    )
+    pictures = "[...document.querySelectorAll('main img')]"
+    wait(page, f"{pictures}.every((image) => image.complete || image.loading === 'lazy')")
+    assert page.evaluate(f"{pictures}.every((image) => !image.complete || image.naturalWidth)")
 
 
 def test_who_is_busy_is_asked_first(served, page, run):
@@ -98,10 +102,37 @@ def test_a_page_without_news_stays_as_it_is(served, page, run):
     assert page.evaluate("window.old === document.querySelector('main .item')")
 
 
+def test_news_that_could_not_be_fetched_are_fetched_again(served, page, run):
+    """The gallery is busy once, as with a store that is being written: the page must not stay old."""
+    opened(page, f"{served(run)}/run?run=made")
+    failed = []
+
+    def busy_once(route):
+        first = not failed and route.request.resource_type == "fetch"
+        failed.append(route.request.url) if first else None
+        route.fulfill(status=503, body="busy") if first else route.continue_()
+
+    page.route("**/run?run=made", busy_once)
+    go_on(run, 4)
+    wait(page, "document.getElementById('main').outerHTML.includes('eval-000004/')")
+    assert len(failed) == 1 and page.evaluate("window.alive && heard.includes('made')")
+
+
+def test_a_run_that_was_killed_stops_on_an_open_page(served, page, run, monkeypatch):
+    """No file of it changes any more: only the time passes."""
+    monkeypatch.setattr(progress, "FRESH", 10**6)
+    opened(page, f"{served(run)}/run?run=made")
+    chip = "document.querySelector('main .chip').textContent"
+    assert page.evaluate(chip) == "running"
+    monkeypatch.setattr(progress, "FRESH", 1)
+    wait(page, f"{chip} === 'stopped'")
+    assert page.evaluate("window.alive")
+
+
 def test_a_gallery_that_ended_is_told(page, run, served):
     opened(page, f"{served(run)}/run?run=made")
     page.route("**/state*", lambda route: route.abort())
-    wait(page, "document.getElementById('live').textContent.includes('no longer answers')", 25)
+    wait(page, "document.getElementById('live').textContent.includes('no longer answers')")
     page.unroute("**/state*")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     wait(page, "document.getElementById('live').hidden || !document.getElementById('live').textContent")

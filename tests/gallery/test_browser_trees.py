@@ -160,7 +160,7 @@ def test_a_new_tree_appears_and_nobody_loses_their_place(page, served, run):
     assert page.locator("[data-go=next]").count() == 0
     assert page.locator("#size").evaluate("one => one.value === one.defaultValue"), "set, not touched"
     made_trees.write(run, made_trees.forest(iteration=23))
-    for _ in range(200):  # its question comes at once when somebody looks at the page again
+    for _ in range(1200):  # its question comes at once when somebody looks at the page again
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.wait_for_timeout(50)
         if page.locator("[data-go=next]").count():
@@ -175,7 +175,7 @@ def test_a_new_tree_appears_and_nobody_loses_their_place(page, served, run):
     page.wait_for_url("**tree=000023-3")
 
 
-def test_what_moves_stands_still_and_only_small_pictures_are_pixels(chromium, served, run):
+def test_what_moves_stands_still_and_only_small_pictures_are_pixels(context_of, served, run):
     """For those who asked for less motion; and thumbnails of large pictures are drawn smooth."""
     folder = run / "trees" / "000020-3"
     name = read_tree(run, 20, 3).nodes[2].picture
@@ -183,16 +183,15 @@ def test_what_moves_stands_still_and_only_small_pictures_are_pixels(chromium, se
     frames[0].save(folder / name, save_all=True, append_images=frames[1:], duration=100)
     address = f"{served(run)}/tree?tree=000020-3#node-2"
     for motion, still in (("reduce", True), ("no-preference", False)):
-        context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion=motion)
-        page = context.new_page()
+        page = context_of(viewport={"width": 1280, "height": 800}, reduced_motion=motion).new_page()
         page.goto(address)
         page.wait_for_function("document.querySelector('#panel .shots img').naturalWidth === 300")
         assert page.locator("#panel .shots img").evaluate("one => one.currentSrc.includes('still=1')") is still
         ready = "[...document.querySelectorAll('#node-2 img, #node-3 img')].every((one) => one.naturalWidth)"
         page.wait_for_function(ready)
+        page.locator("#node-3 img.crisp").wait_for()
         drawn = [page.locator(f"#node-{n} img").evaluate("one => getComputedStyle(one).imageRendering") for n in (2, 3)]
         assert drawn == ["auto", "pixelated"] and page.locator("#node-2 img").evaluate("one => one.naturalWidth") == 128
-        context.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -231,16 +230,46 @@ def test_phones_and_themes(page, served, run, theme):
         assert page.evaluate(CONTRAST, css) >= 4.5, css
 
 
-def test_without_scripts_everything_can_be_read(chromium, served, run):
-    context = chromium.new_context(java_script_enabled=False, viewport={"width": 1280, "height": 800})
-    page = context.new_page()
+def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
+    """At the first size, and the finished pictures are in sight with all that stands beside them."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    base = served(run)
+    page.goto(f"{base}/tree?tree=000020-3")
+    assert page.locator(".node .name:visible").count() == 28
+    sizes = (
+        "[...document.querySelectorAll('.node .name')].map((one) => Number.parseFloat(getComputedStyle(one).fontSize))"
+    )
+    assert min(page.evaluate(sizes)) >= 9
+    box = page.locator("#box").bounding_box()
+    for css in ("#node-2 .words", "#node-2 .shot", ".head.last b"):
+        found = page.locator(css).first.bounding_box()
+        assert box["x"] <= found["x"] and found["x"] + found["width"] <= box["x"] + box["width"], css
+    gaps = page.evaluate(
+        "[...document.querySelectorAll('.node .chip-a')].map((one) => { const id = one.closest('.node').dataset.node;"
+        "const up = JSON.parse(document.getElementById('tree-nodes').textContent)[id].parent;"
+        "const above = document.querySelector(`#node-${up} .shot`).getBoundingClientRect();"
+        "return one.getBoundingClientRect().left - above.right; })"
+    )
+    assert len(gaps) == 24 and min(gaps) >= 0, "no chip lies on the picture before it"
+    page.goto(f"{base}/tree?tree=000022-3")
+    assert page.locator("#node-0 .name").is_visible()
+    page.goto(f"{base}/tree?tree=000021-3")  # a pool: words end before the next picture begins
+    overlaps = page.evaluate(
+        "(() => { const at = (css) => [...document.querySelectorAll(css)].map((one) => one.getBoundingClientRect());"
+        "return at('.node .words').filter((word) => at('.node .shot').some((shot) => shot.left < word.right - 1"
+        "&& word.left < shot.left && shot.top < word.bottom && word.top < shot.bottom)).length; })()"
+    )
+    assert page.locator(".node .name:visible").count() == 18 and overlaps == 0
+
+
+def test_without_scripts_everything_can_be_read(context_of, served, run):
+    page = context_of(java_script_enabled=False, viewport={"width": 1280, "height": 800}).new_page()
     page.goto(f"{served(run)}/tree?tree=000020-3")
     assert page.locator(".node:visible").count() == 28 and page.locator("#tools").is_hidden()
     assert "Pushed up most" in page.locator("#story").inner_text()
     page.locator("#all-steps summary").click()
     assert page.locator("#all-steps tbody tr:visible").count() == 24
     assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, noise level 0.75, value 1.000")
-    context.close()
 
 
 def test_the_exported_tree_opens_from_disk(page, made, tmp_path):

@@ -31,8 +31,8 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     assert first in prompts, "markup in a prompt stays text"
     assert go_on(page, "ArrowLeft") == "2 of 4"
     assert page.locator(".prompt").inner_text() in prompts
-    shown = page.eval_on_selector_all("#sides img", "all => all.map((one) => [one.src, one.naturalWidth])")
-    assert len(shown) == 2 and all(width == 32 for _, width in shown)
+    assert page.locator("#sides img").count() == 2
+    page.wait_for_function("() => [...document.querySelectorAll('#sides img')].every((one) => one.naturalWidth === 32)")
     fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/picture/')).length"
     page.wait_for_function(f"() => {fetched} === 6")  # the third pair comes before it is asked for
     assert go_on(page, "e") == "3 of 4"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import threading
-import time
 from urllib.request import urlopen
 
 import pytest
@@ -25,6 +24,7 @@ from reward_models.media import score_media, to_pil
 from reward_models.registry import load_reward
 from reward_models.self_test import drawing
 from tests.gallery.made import flat, make_run
+from tests.patience import until
 
 ODD = ("ünï cödé.png", 'it\'s "quoted" & <b>.png', "100%41 #1?.png", "two  spaces .png", "a.b.png", "日本/絵 1.png")
 FOLDER = State("folder", 0)
@@ -60,7 +60,6 @@ def test_pictures_come_in_the_order_of_their_names_with_the_captions_beside_them
     (dog,) = source.samples(FOLDER, [2])
     assert dog.prompt == "a dog" and dog.metadata == {"kind": "pet", "text": "a dog"} and dog.total is None
     assert source.reward_names(FOLDER) == []
-    assert [brief.key[4] for brief in source.briefs(FOLDER, None, "A D")] == ["dog"]
     assert source.samples(FOLDER, [3, 99, -1, 0])[0].file == "sub/bird.png", "ids that are not there are passed over"
 
 
@@ -150,7 +149,7 @@ def test_changes_are_seen_and_nothing_is_read_twice_for_nothing(source, monkeypa
     assert source.version() == first == source.version() and len(reads) == 1
     (source.path / "cat.txt").write_text("another cat\n")
     second = source.version()
-    assert second != first and source.briefs(FOLDER, None, "another cat")
+    assert second != first and "another cat" in [brief.key[0] for brief in source.briefs(FOLDER, None)]
     to_pil(flat(0.9)).save(source.path / "zebra.png")
     third = source.version()
     assert third != second and files(source)[-1] == "zebra.png"
@@ -281,12 +280,12 @@ def test_a_folder_that_waits_is_waited_for_once_with_what_it_holds_last(drawn, t
     def keep(scores, marks):
         kept.append((scores, list(marks)))
         begun.set()
-        assert go.wait(20)
+        assert go.wait(120)
 
     monkeypatch.setattr(FolderScores, "keep", keep)
     entries = drawn.entries()
     one.ask(entries[:1], "first")
-    assert begun.wait(20)
+    assert begun.wait(120)
     for number in range(50):
         one.ask(entries[: number % 4], str(number))
         two.ask(entries[:2], str(number))
@@ -343,7 +342,7 @@ class Slow:
 
     def __call__(self, batch):
         nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert go.wait(20)
+        assert go.wait(120)
         return RewardOutput(torch.ones(len(batch)), torch.ones(len(batch), dtype=torch.bool), [None] * len(batch))
 
     def to(self, device):
@@ -377,9 +376,7 @@ def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, 
     assert drawn.progress() is None, "nothing is scored before the folder is shown"
     shown = drawn.briefs(FOLDER, "waiting")
     assert len(shown) == 5 and {brief.value for brief in shown} == {None}
-    until = time.monotonic() + 20
-    while not waiting_scorer.nice and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: waiting_scorer.nice)
     assert drawn.progress() == "scoring 1 of 5 with waiting", "the torn picture is through"
     assert waiting_scorer.nice[0] >= min(own + 10, 19)
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

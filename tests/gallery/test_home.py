@@ -147,6 +147,53 @@ def test_finished_stopped_and_running(tmp_path):
     assert progress(RunSource("left", left)).state == "running"
 
 
+def test_what_was_lost_of_a_run_is_told(tmp_path, client_of):
+    make_run(tmp_path / "runs" / "whole")
+    cut = make_run(tmp_path / "runs" / "cut")
+    write_metrics(cut, 1)
+    copy = make_run(tmp_path / "runs" / "copy", finished=False)
+    (copy / "config.yaml").unlink()
+    words = {
+        "cut": "metrics.jsonl ends at iteration 1, but pictures go to evaluation 4: rows are missing.",
+        "copy": "config.yaml and summary.json are not there: nothing tells whether this run has ended.",
+    }
+    client = client_of(tmp_path / "runs")
+    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S))
+    for name, card in cards.items():
+        page = client.get(f"/run?run={name}").text
+        for other, sentence in words.items():
+            assert (sentence in page) == (sentence in card) == (name == other), (name, other)
+    assert "state unknown</span> 4 iterations" in cards["copy"] and "running" not in cards["copy"]
+    assert '"running": false' in json.dumps(client.get("/state").json()["copy"])
+    going = make_run(tmp_path / "going", finished=False)  # pictures of an evaluation come before its row
+    write_metrics(going, 3)
+    assert "rows are missing" not in client_of(going).get("/").text
+
+
+def test_equal_parts_of_two_rewards_stand_in_one_line(made, client_of):
+    held = {"held_out/a": (0.1, 0.2), "held_out/b": (0.1, 0.2), "held_out/a/colour": (0.3, 0.4)}
+    held |= {"held_out/a/count": (0.5, 0.6), "held_out/b/colour": (0.3, 0.4), "held_out/b/count": (0.5, 0.7)}
+    rows = [{"iteration": 4 * i, **{name: values[i] for name, values in held.items()}} for i in (0, 1)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = client_of(made).get("/").text.partition("All held-out numbers")[2]
+    found = re.findall(r'<th scope="row">(.*?)</th><td class="number">(.*?)</td><td class="number">(.*?)</td>', text)
+    assert found == [
+        ("a", "0.100", "0.200"),
+        ("b", "0.100", "0.200"),
+        ("a/colour = b/colour", "0.300", "0.400"),
+        ("a/count", "0.500", "0.600"),
+        ("b/count", "0.500", "0.700"),
+    ]
+
+
+@pytest.mark.parametrize(("samples", "said"), [(500, True), (6, False), ("many", False), (None, False)])
+def test_what_the_numbers_are_means_over_is_told_where_pictures_are_fewer(made, client_of, samples, said):
+    (made / "config.yaml").write_text(f"run: {{iterations: 4}}\neval: {{samples: {json.dumps(samples)}}}\n")
+    text = client_of(made).get("/").text
+    assert ("Means over all 500 samples of an evaluation, 6 of which are kept." in text) is said
+    assert ("Means" in text) is said
+
+
 def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):
     rows = [
         {"iteration": n, "reward/mean": n / 7, **({"held_out/a": n / 3} if n % 7 == 0 else {})} for n in range(1002)

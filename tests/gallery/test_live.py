@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,17 +12,21 @@ import time
 
 import pytest
 
+from diffrl.gallery import progress
 from diffrl.gallery.progress import POINTS, is_among, read_rows
 from diffrl.gallery.runs import RunSource
+from diffrl.tracking.endings import STOPPED
 from diffrl.tracking.index import connect
 from diffrl.tracking.store import SampleStore
 from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, make_run, metrics_rows
+from tests.patience import LONG, until
 
 WRITER = """
 import sys
 from pathlib import Path
 from diffrl.tracking.store import SampleStore, StoredSample
 for opened in range(3):
+    sys.stdin.readline()  # until the readers are at work
     with SampleStore(Path(sys.argv[1])) as store:
         for iteration in range(opened * 4, opened * 4 + 4):
             store.write([
@@ -29,6 +34,7 @@ for opened in range(3):
                     rewards={"shapes": 0.5}) for g in range(40)
             ])
         store.sync()
+        sys.stdin.readline()  # until they have read
 print("wrote", 3 * 4 * 40)
 """
 
@@ -46,12 +52,34 @@ def test_state_tells_how_far_each_run_is(client_of, tmp_path):
     assert (told["old"]["done"], told["old"]["total"], told["old"]["evaluation"]) == (4, 4, 4)
     assert (told["new"]["done"], told["new"]["total"], told["new"]["evaluation"]) == (2, 4, 2)
     assert told["new"]["running"] is True and told["old"]["running"] is False
-    assert 0 <= told["new"]["age"] < 60
+    assert 0 <= told["new"]["age"] < 600
     long_ago = time.time() - 10_000
     for path in run.rglob("*"):
         os.utime(path, (long_ago, long_ago))
     told = client.get("/state?run=new").json()
     assert list(told) == ["new"] and told["new"]["running"] is False and told["new"]["age"] > 9_000
+
+
+def test_whether_a_run_goes_on_is_said_alike_everywhere(client_of, tmp_path, monkeypatch):
+    """Its state changes by the time that passes, and by its log, without any other file."""
+    run = make_run(tmp_path / "runs" / "made", finished=False)
+    client = client_of(run)
+
+    def told():
+        chip = re.search(r'class="chip [^"]*">([a-z ]+)</span>', client.get("/run?run=made").text)
+        return client.get("/state").json()["made"]["running"], chip[1]
+
+    version = client.get("/state").json()["made"]["version"]
+    monkeypatch.setattr(progress, "FRESH", 10**6)
+    assert told() == (True, "running")
+    monkeypatch.setattr(progress, "FRESH", 0)
+    assert told() == (False, "stopped") and client.get("/state").json()["made"]["version"] == version
+    monkeypatch.setattr(progress, "FRESH", 10**6)
+    (run / "log.txt").write_text(f"{STOPPED} the reward fell\n")
+    assert told() == (False, "stopped by a guard")
+    (run / "log.txt").unlink()
+    (run / "summary.json").write_text("{}")
+    assert told() == (False, "finished")
 
 
 def test_version_changes_with_every_kind_of_news_and_only_then(client_of, tmp_path):
@@ -152,9 +180,8 @@ def test_a_store_that_may_not_be_written_is_read_all_the_same(made):
 def test_a_run_at_work_and_its_readers_do_not_lock_each_other(client_of, tmp_path):
     run = make_run(tmp_path / "runs" / "made", finished=False)
     client = client_of(run)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(run)], text=True, **pipes)
     statuses: list[int] = []
 
     def read():
@@ -168,11 +195,17 @@ def test_a_run_at_work_and_its_readers_do_not_lock_each_other(client_of, tmp_pat
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    out, errors = writer.communicate(timeout=60)
+    try:
+        for seen in range(3, 21, 3):
+            until(lambda seen=seen: len(statuses) >= seen or not any(reader.is_alive() for reader in readers))
+            print(file=writer.stdin, flush=True)
+        out, errors = writer.communicate(timeout=LONG)
+    finally:
+        writer.kill()
     for reader in readers:
         reader.join()
     assert (writer.returncode, errors, out) == (0, "", "wrote 480\n")
-    assert len(statuses) > 10 and set(statuses) == {200}
+    assert len(statuses) >= 18 and set(statuses) == {200}
     assert sum(state.samples for state in RunSource("made", run).states()) > 480
     assert wal_files(run) == []  # nobody's snapshot kept the rows out of the index
 

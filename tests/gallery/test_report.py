@@ -24,7 +24,15 @@ from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
 from diffrl.tracking.store import SampleStore
-from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run, metrics_rows, write_metrics
+from tests.gallery.made import (
+    PROMPTS,
+    add_evaluation,
+    eval_sample,
+    flat,
+    make_run,
+    metrics_rows,
+    write_metrics,
+)
 from tests.gallery.made_trees import forest, leaf, pool
 from tests.gallery.made_trees import write as write_tree
 
@@ -100,16 +108,18 @@ def assert_alone(parsed):
 
 def test_a_finished_run_on_one_page(made):
     summary = json.loads((made / "summary.json").read_text())
+    summary["seconds"]["trees"] = 0.6  # no part of training, as `diffrl train` says too
+    (made / "summary.json").write_text(json.dumps(summary))
     parsed = report_of(made)
     assert_alone(parsed)
     head = parsed.words()
     assert "Held-out shapes_strict rose from 0.200 to 0.600 between iterations 0 and 4." in head
     assert "Finished: 4 of 4 iterations." in head and "+0.400" in head and "+0.200" in head
     costs = parsed.words("r-costs")
-    inside = {name: value for name, value in summary["seconds"].items() if name != "evaluation"}
+    inside = {name: value for name, value in summary["seconds"].items() if name not in ("evaluation", "trees")}
     for name, seconds in inside.items():
         assert f"{name} {seconds:.1f} {100 * seconds / sum(inside.values()):.1f} %" in costs
-    assert "evaluation 2.0 outside" in costs and "rollout 3,200" in costs
+    assert "evaluation 2.0 outside" in costs and "trees 0.6 outside" in costs and "rollout 3,200" in costs
     assert "3,900 counted, 100 skipped for want of credit, 4,000 planned" in costs and "peak memory 1.00 GiB" in costs
     assert "tau 0.620 0.680 0.650 0.620 0.680" in parsed.words("r-fidelity")
     assert "assets/tiny-sd3" in parsed.words("r-config") and "3.11.7" in parsed.words("r-environment")

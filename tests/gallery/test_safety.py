@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import OrderedDict
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from diffrl.gallery import answers
 from diffrl.gallery.answers import answered
 from diffrl.gallery.app import make_app
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.pages import report
 from diffrl.gallery.query import Query
 from diffrl.gallery.site import PAGES, Site
 from diffrl.gallery.sources import find_sources
@@ -169,6 +171,12 @@ def broken():
         database.execute("UPDATE rewards SET raw = 'y' WHERE sample_id % 3 = 0")
         database.close()
 
+    def blobs(run):
+        database = connect(run, readonly=False)
+        database.execute("UPDATE samples SET stage = x'00ff' WHERE id % 5 = 0")
+        database.execute("UPDATE rewards SET name = x'00ff' WHERE sample_id % 3 = 0 AND name = 'shapes'")
+        database.close()
+
     def text(name: str, content: str | bytes):
         return lambda run: (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
@@ -180,6 +188,7 @@ def broken():
         "torn index": torn,
         "other version": version,
         "wrong values": values,
+        "blobs as names": blobs,
         "no pictures": lambda run: shutil.rmtree(run / "samples"),
         "an index that is a folder": lambda run: ((run / "samples.sqlite").unlink(), (run / "samples.sqlite").mkdir()),
         "torn metrics": text("metrics.jsonl", '{"iteration": 1, "reward/mean": 0.5}\n{"iter'),
@@ -255,6 +264,7 @@ def breakable(whole, tmp_path_factory):
 @pytest.mark.parametrize("way", broken())
 def test_a_broken_run_is_told_on_its_pages(breakable, whole, monkeypatch, caplog, capfd, way, slow):
     monkeypatch.setattr(answers, "_noted", set())
+    monkeypatch.setattr(report, "_MADE", OrderedDict())
     client, run = breakable
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(whole, run)

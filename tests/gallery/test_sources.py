@@ -10,8 +10,22 @@ from diffrl.gallery.app import make_app
 from diffrl.gallery.command import require_votes
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.site import Site
-from diffrl.gallery.sources import Watched, find_sources
+from diffrl.gallery.sources import Watched, find_sources, left_out
 from tests.gallery.made import make_run
+
+
+def test_folders_with_a_configuration_alone_are_named(tmp_path):
+    runs = tmp_path / "runs"
+    make_run(runs / "whole")
+    make_run(runs / "compared" / "runs" / "one")
+    for folder in ("empty", "compared", "compared/lost", "whole/samples/inside", ".hidden", "other"):
+        (runs / folder).mkdir(parents=True, exist_ok=True)
+        (runs / folder / "config.yaml").write_text("")
+    (runs / "other" / "environment.json").write_text("{}")
+    lines = left_out([runs, runs / "whole", tmp_path])
+    assert [line.split(" ")[2] for line in lines] == [str(runs / "compared" / "lost"), str(runs / "empty")]
+    assert "neither samples.sqlite nor environment.json" in lines[0]
+    assert left_out([runs / "whole", tmp_path / "nothing"]) == []
 
 
 def test_a_run_that_begins_later_is_shown(tmp_path, monkeypatch):

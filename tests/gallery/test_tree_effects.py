@@ -13,11 +13,16 @@ from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record
 from tests.gallery.test_tree_story import split, told
 
+WHY = (
+    "Steps need not go where they are pushed: one network serves all steps and prompts of the iteration, the contrast "
+    "of pictures trains it too, and it goes a small way along the sum of all pushes."
+)
+
 
 def flat(rule, **more):
-    """Two pictures of equal reward, whose advantages are 0 exactly and by rounding."""
+    """Two pictures of equal reward, whose advantages are 0 exactly and by rounding; a reference pulls at all steps."""
     same = {"value": 0.5, "advantage": 0.0, "trained": False}
-    zeros = ({"advantage": -5.9e-9, "trained": True}, {"advantage": 0.0, "trained": False})
+    zeros = ({"advantage": -5.9e-9, "trained": True}, {"advantage": 0.0, "trained": bool(rule.get("kl"))})
     ends = [same | zero | {"leaf": leaf(0.5, **(zero | more))} for zero in zeros]
     return split(*ends, rule=rule)
 
@@ -71,7 +76,8 @@ def test_steps_that_are_not_pushed_by_why():
     )
     pulled = replace(tree, rule={**tree.rule, "kl": 0.2})
     assert told(pulled)["idle"].endswith(
-        "1 step with advantage 0 is only pulled to the starting model. 1 step has advantage 0."
+        "2 of 5 steps were left out by pruning. 1 step leads only to audits. "
+        "1 step with advantage 0 is only pulled to the starting model."
     )
     beside = replace(tree, rule={**tree.rule, "kl": 0.2, "objective": "nft"})  # there, steps have no reference
     assert "pulled" not in told(beside)["idle"]
@@ -114,9 +120,8 @@ def test_audits_that_are_not_trained_say_so():
         (
             (-0.002, 0.00001),
             "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. Most went the other way: one network serves all steps and prompts of the iteration, and may not "
-            "follow each of them. The likelihood of the step to 1a changed most: −0.0020 in its logarithm, per "
-            "dimension.",
+            "likely. The likelihood of the step to 1a changed most: −0.0020 in its logarithm, per dimension, against "
+            f"its push. Even the path to the best picture, 1a, became less likely. {WHY}",
         ),
     ],
 )
@@ -180,7 +185,7 @@ def test_a_nodes_own_words_know_the_rounding_too():
     ]
     assert said == [
         ("What the update did to this step is too small to tell in bfloat16.", "≈ 0 per dimension"),
-        ("The update made this step more likely: +0.00030 per dimension.", "+0.00030 per dimension"),
+        ("The update made this step more likely: +0.00030 per dimension, against its push.", "+0.00030 per dimension"),
     ]
 
 
@@ -211,9 +216,12 @@ def test_a_step_that_nobody_pushed_and_that_moved_most_is_told_as_a_side_effect(
     aside = {"advantage": 0.0, "trained": False, "log_ratio": -0.003}
     text = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": False}))["update"]
     assert "The likelihood of the step to 1a changed most: +0.0020 in its logarithm, per dimension." in text
-    assert text.endswith("The step to 1b, which nobody pushed, moved even more (−0.0030): the weights are shared.")
+    assert text.endswith(
+        "The step to 1b, which nobody pushed, moved even more (−0.0030). Steps need not go where they are pushed: one "
+        "network serves all steps and prompts of the iteration, and it goes a small way along the sum of all pushes."
+    )
     both = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": True}))["update"]
-    assert both.endswith("the weights are shared, and the contrast of pictures moves it too.")
+    assert both.endswith(WHY)
     assert "nobody" not in told(split({"log_ratio": 0.004}, aside))["update"]
 
 

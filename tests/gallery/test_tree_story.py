@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from diffrl.gallery.tree_numbers import push, share, tiny
 from diffrl.gallery.tree_sentences import Ref, joined, plain
 from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import push, share, sums, tiny, verdict
+from diffrl.gallery.tree_words import sums, verdict
 from diffrl.tracking.trees import TreeLeaf, TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, leaf, record
@@ -35,19 +36,21 @@ def split(first, second, **more):
 def test_the_forest_sentence_by_sentence():
     assert told(made_trees.forest()) == {
         "drawn": "Iteration 20 drew 16 pictures of this prompt from 4 starting noises; paths split into 2 at noise "
-        "levels 1.00 and 0.50.",
+        "levels 1.00 and 0.50. The other 2 steps add no noise, so there is nothing to choose there.",
         "scored": "4 of 15 passed shapes_strict. Rewards go from 0.250 (3ba) to 1.000 (1aa), 0.550 on average. "
         "1 picture could not be scored and is left out.",
         "decision": "The split at noise level 1.00: from the starting noise 2, one branch, 2a, ended, on average, at "
         "1.000 and the other, 2b, at 0.250. The update pushes towards the first and away from the second. "
+        "The split from 1a mattered as much (1aa 1.000, 1ab 0.250). "
         "The starting noises differ too: 4 is worth 0.667 and 3 0.375. They are drawn at random, so no step gets "
         "credit for that.",
         "credit": "Pushed up most: the steps to 2a (+1.12), 1aa (+0.94) and 4aa (+0.62). "
         "Pushed down most: the steps to 2b (−1.12), 1ab (−0.94) and 4ab (−0.62). "
-        "At 2a ◆ the path turns: its first step already goes up (+0.375) and at least one path through it ends "
-        "higher than it began, so there the step is credited with the whole way there, +0.750. "
-        "At 2b ◆ the path turns: its first step already goes down (−0.375) and at least one path through it ends "
-        "lower than it began, so there the step is credited with the whole way there, −0.750.",
+        "At 2a ◆ a path turns up: its first step adds +0.375 and at least one of the 2 paths through it ends higher "
+        "than it began, so the step is credited with +0.750 instead. At 2b ◆ a path turns down: its first step adds "
+        "−0.375 and at least one of the 2 paths through it ends lower than it began, so the step is credited with "
+        "−0.750 instead. Where a path turns, a step counts as its whole way to the end, one that several paths share "
+        "as the mean over them.",
         "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
         "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
         "update": "Of 7 steps with positive advantage 7 became more likely. Of 7 steps with negative advantage 6 "
@@ -104,7 +107,8 @@ def test_chains_share_the_credit_of_their_pictures():
     text = told(made_trees.chains(roots=3, steps=2))
     assert text["drawn"] == (
         "Iteration 20 drew 3 pictures of this prompt from 3 starting noises, each on a path of its own that takes new "
-        "noise at noise levels 1.00 and 0.67."
+        "noise at noise levels 1.00 and 0.67. The other step adds no noise, so there is nothing to choose there. "
+        "Nothing was selected: all 3 pictures train."
     )
     assert "decision" not in text
     assert (
@@ -167,7 +171,8 @@ def test_a_path_that_turns_late_is_told_with_the_step_before():
     rule = {**made_trees.DIFFRL, "value": "ode", "objective": "grpo", "samples": False}
     text = told(record(nodes, branching={0: 1, 1: 1}, rule=rule))
     assert (
-        "At 1.2 ◆ the path turns: after a step of +0.200 it goes down (−0.500) and it ends lower than" in text["credit"]
+        "At 1.2 ◆ a path turns down: after a step of +0.200 it adds −0.500 and ends lower than it began. Where a path "
+        "turns, a step counts as its whole way to the end." in text["credit"]
     )
 
 
@@ -176,7 +181,7 @@ def test_a_turn_on_a_chain_is_its_own_path():
     nodes = [replace(node, value=0.3 * node.id, turning=node.id == 1) for node in tree.nodes]
     rule = {**made_trees.DIFFRL, "value": "ode", "samples": False}
     text = told(replace(tree, nodes=nodes, rule=rule))["credit"]
-    assert "At 1.1 ◆ the path turns: its first step already goes up (+0.300) and it ends higher than it began" in text
+    assert "At 1.1 ◆ a path turns up: its first step adds +0.300 and ends higher than it began." in text
 
 
 def test_only_several_pictures_have_an_average():
@@ -206,7 +211,8 @@ def test_turning_points_that_train_come_first():
     nodes = [replace(n, trained=n.trained and n.id != 8, turning=n.id in (8, 22)) for n in tree.nodes]
     text = told(replace(tree, nodes=nodes))["credit"]
     assert text.index("At 4a ◆") < text.index("At 2a ◆")  # the step to 2a is the larger one
-    assert text.count("but it does not train here.") == 1 and text.endswith("but it does not train here.")
+    assert text.count("but it does not train here.") == 1
+    assert text.index("but it does not train here.") > text.index("At 2a ◆")
 
 
 def test_nothing_scored():

@@ -154,14 +154,10 @@ def test_words_are_explained_where_they_are_used(client_of, made):
         block = re.search(r'<details class="words-used">(.*?)</details>', client.get(f"/tree?tree={name}").text, re.S)
         return re.findall(r"<dt>([^<]*)</dt>", block[1])
 
-    assert words("000020-3") == ["advantage", "turning point", "DiffusionNFT&#39;s contrast (nft)", "per dimension"]
-    assert words("000021-3") == [
-        "proxy reward",
-        "NVFP4 (emulated)",
-        "audit",
-        "advantage",
-        "DiffusionNFT&#39;s contrast (nft)",
-    ]
+    contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed"]
+    steps = ["worth", "advantage", "turning point ◆", contrast, "per dimension"]
+    assert words("000020-3") == [*both, *steps]
+    assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from diffrl.gallery.columns import named
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.tally import tallies, wilson
 from diffrl.gallery.votes import Side, Vote, add_vote, read_votes, void_vote
+from diffrl.tracking.store import SampleStore
 from reward_models.media import to_pil
-from tests.gallery.made import PROMPTS, add_evaluation, flat, make_run
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run
 
 SAME = {"sec-fetch-site": "same-origin"}
 
@@ -321,8 +322,13 @@ def test_pairs_without_pictures_are_left_out_and_missing_files_shown_as_missing(
     add_evaluation(run, 8, PROMPTS, roots=1, pictures=False)
     client = client_of(run)
     refused = client.get("/vote?a=made@eval-0&b=made@eval-8")
-    assert refused.status_code == 400 and "None was kept of the 3 pairs" in refused.text
-    voter = Voter(client, "/vote?a=made@eval-0&b=made@eval-6")
+    assert refused.status_code == 400 and "Of none of the 3 pairs" in refused.text
+    add_evaluation(run, 10, PROMPTS, roots=1)
+    (run / "samples" / "eval-000000" / "1-0.webp").unlink()  # kept, and gone since, as after a clean-up
+    gone = Voter(client, "/vote?a=made@eval-0&b=made@eval-10")
+    assert gone.data["total"] == 2 and "1 pair is left out" in gone.page and "2 pairs of pictures" in gone.page
+    assert {gone.data["pair"]["prompt"], gone.vote("skip")["pair"]["prompt"]} == {PROMPTS[0], PROMPTS[2]}
+    voter = Voter(client, "/vote?a=made@eval-4&b=made@eval-6")
     assert voter.data["total"] == 2
     for picture in (run / "samples" / "eval-000006").iterdir():
         picture.write_bytes(b"no picture")
@@ -410,6 +416,18 @@ def test_two_folders_are_the_two_sides(tmp_path, client_of, file):
     (vote,) = read_votes(file).votes
     assert (vote.a.source, vote.b.source) == ("base", "tuned") and vote.a.sample == vote.b.sample
     assert vote.prompt.startswith("prompt ") and vote.b.picture == f"{vote.prompt[-1]} é.png"
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".gif", ".png"])
+def test_what_moves_is_started_together(tmp_path, client_of, suffix):
+    frames = [to_pil(flat(0.1 * n)) for n in range(3)]
+    for name, shown in (("base", frames), ("tuned", frames[::-1]), ("still", frames[:1])):
+        (tmp_path / name).mkdir()
+        shown[0].save(tmp_path / name / f"1{suffix}", save_all=True, append_images=shown[1:], duration=100)
+    assert Voter(client_of(tmp_path / "base", tmp_path / "tuned")).data["animated"] is True
+    if suffix != ".gif":  # no GIF says so in its head
+        (tmp_path / "base" / f"1{suffix}").write_bytes((tmp_path / "still" / f"1{suffix}").read_bytes())
+        assert Voter(client_of(tmp_path / "base", tmp_path / "still")).data["animated"] is False
 
 
 # The file
@@ -548,6 +566,45 @@ def test_results_page_shows_figures_thumbnails_and_only_what_was_asked_for(made,
     assert "No votes on this" in other and "4 more" in other
     assert "4 votes" in client.get("/votes?a=made@eval-4&b=made@eval-0").text
     assert "4 votes" in client.get("/votes?run=made").text
+
+
+def test_results_of_a_vote_lead_back_to_its_run(tmp_path, client_of):
+    client = client_of(make_run(tmp_path / "runs" / "one"), make_run(tmp_path / "runs" / "two"))
+    back = 'href="/run?run=one"'
+    for address, run in (
+        ("/votes?a=one@eval-0&b=one@eval-4", True),
+        ("/votes?run=one", True),
+        ("/votes?a=one@eval-0&b=two@eval-4", False),
+        ("/votes", False),
+    ):
+        page = client.get(address).text
+        assert (back in page, 'aria-current="page">Vote</a>' in page) == (run, run), address
+    assert back in client_of(tmp_path / "runs" / "one").get("/votes").text, "there is no other"
+
+
+def test_of_many_evaluations_a_list_offers_some(tmp_path, client_of):
+    run = tmp_path / "long"
+    run.mkdir()
+    (run / "config.yaml").write_text("run: {iterations: 300}\n")
+    with SampleStore(run) as store:
+        store.write([eval_sample(n, 0, 0, "a circle", 0.5) for n in range(250)])
+    page = client_of(run).get("/votes?a=long@eval-7&b=long@eval-249").text
+    offered = re.findall(r'<option value="long@eval-(\d+)" (selected)?', page)
+    assert len(offered) < 2 * 60 and offered[0] == ("0", "") and ("249", "") in offered
+    assert [number for number, chosen in offered if chosen] == ["7", "249"]
+
+
+def test_only_files_that_are_offered_are_explained(made, client_of, file, monkeypatch):
+    client = client_of(made)
+    voter = Voter(client)
+    voter.vote("equal")
+    assert "As preference pairs" not in client.get("/votes").text, "ties are in neither file"
+    voter.vote("left")
+    page = client.get("/votes").text
+    assert "preferences.jsonl" in page and "Parquet" in page and 'href="/preferences.parquet"' in page
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    page = client.get("/votes").text
+    assert "preferences.jsonl" in page and "arquet" not in page and "pyarrow" not in page
 
 
 def test_votes_on_runs_that_are_not_shown_are_counted_without_pictures(made, client_of, file):

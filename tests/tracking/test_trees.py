@@ -41,6 +41,7 @@ def record(iteration=20, group=3, **changes):
         "explored": {"precision": "nvfp4", "candidates": 2},
         "nodes": nodes,
         "metadata": {"objects": [{"count": 2}], "weight": 0.1},
+        "weights": {"shapes": {"weight": -0.5, "shift": 0.0, "scale": 2}},
     }
     return TreeRecord(iteration, group, **{**fields, **changes})
 
@@ -57,6 +58,17 @@ def test_what_is_written_is_read_back(tmp_path):
         with Image.open(folder / file) as image:
             assert torch.equal(read_media(image), expected)
     assert sorted(path.name for path in folder.iterdir()) == ["node-0.webp", "node-2.webp", "tree.json"]
+
+
+def test_records_without_weights_and_credits_are_read(tmp_path):
+    """As they were written before there were any."""
+    write_tree(tmp_path, record(), {})
+    data = json.loads(document(tmp_path).read_text(encoding="utf-8"))
+    del data["weights"]
+    for node in data["nodes"]:
+        del node["credited"]
+    document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
+    assert read_tree(tmp_path, 20, 3) == record(weights={})
 
 
 def test_larger_pictures_are_written_small(tmp_path):
@@ -179,6 +191,8 @@ CORRUPTIONS = {
     "another format": lambda text: text.replace('"format":1', '"format":2'),
     "no nodes": edited(lambda data: data.pop("nodes")),
     "no prompt": edited(lambda data: data.pop("prompt")),
+    "another iteration": edited(lambda data: data.update(iteration=-1)),
+    "another group": edited(lambda data: data.update(group=4)),
     "an unknown key": edited(lambda data: data.update(surprise=1)),
     "an unknown key of a node": edited(lambda data: data["nodes"][1].update(surprise=1)),
     "a parent behind": edited(lambda data: data["nodes"][1].update(parent=2)),
@@ -203,6 +217,12 @@ CORRUPTIONS = {
     "a node's level without end": edited(lambda data: data["nodes"][1].update(sigma=10**400)),
     "a value beyond all floats": edited(lambda data: data["nodes"][1].update(value=10**400)),
     "a reward beyond all floats": edited(lambda data: data["nodes"][2]["leaf"]["rewards"].update(shapes=-(10**400))),
+    "weights of lists": edited(lambda data: data.update(weights=[])),
+    "a weight alone": edited(lambda data: data.update(weights={"shapes": 0.5})),
+    "a weight without a scale": edited(lambda data: data["weights"]["shapes"].pop("scale")),
+    "a weight of words": edited(lambda data: data["weights"]["shapes"].update(weight="0.5")),
+    "a weight of truth": edited(lambda data: data["weights"]["shapes"].update(weight=True)),
+    "a weight beyond all floats": edited(lambda data: data["weights"]["shapes"].update(weight=10**400)),
     "a rule of lists": edited(lambda data: data["rule"].update(value=[])),
     "a rule beyond all floats": edited(lambda data: data["rule"].update(updates=10**400)),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),

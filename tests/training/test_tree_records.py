@@ -15,6 +15,7 @@ import diffrl.training.clock as clocks
 import diffrl.training.journal as journal
 import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
+import diffrl.training.tracing as tracing
 import diffrl.training.trees as keeping
 from diffrl.gallery.progress import said
 from diffrl.gallery.runs import RunSource
@@ -547,6 +548,38 @@ def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypa
     assert [row["cost/seconds"] for row in rows] == [0, 7, 14]
     assert [row["seconds/other"] for row in rows[1:]] == [7, 7]
     assert [row["seconds/trees"] for row in rows[1:]] == [100, 100]
+
+
+def test_the_time_of_candidates_pictures_is_time_of_trees(random_sd3, tmp_path, monkeypatch):
+    """They are made small while the pool is decoded: 5 s each, of the two kept prompts' 24 candidates each."""
+    now, small = [0.0], illustration
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(tracing, "illustration", lambda media: (now.__setitem__(0, now[0] + 5), small(media))[1])
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, WIDE))
+    trainer.iterate()
+    assert {phase: spent for phase, spent in trainer.clock.seconds.items() if spent} == {"trees": 2 * 24 * 5}
+
+
+def test_a_phase_within_another_is_not_counted_twice(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = clocks.PhaseClock(torch.device("cpu"))
+
+    def phase(name, seconds, *inner):
+        with clock(name):
+            now[0] += seconds
+            for one in inner:
+                phase(*one)
+            now[0] += 1
+
+    phase("a", 2, ("b", 3, ("c", 5), ("a", 7)), ("c", 11))
+    phase("b", 13)
+    assert clock.seconds == {"a": (2 + 1) + (7 + 1), "b": (3 + 1) + (13 + 1), "c": (5 + 1) + (11 + 1)}
+    with pytest.raises(KeyError), clock("d"):
+        phase("e", 17)
+        raise KeyError
+    phase("d", 19)
+    assert clock.seconds["e"] == 18 and clock.seconds["d"] == 20 and sum(clock.seconds.values()) == now[0]
 
 
 def test_a_failed_scorer_is_named(random_sd3, tmp_path):

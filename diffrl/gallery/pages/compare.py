@@ -12,8 +12,9 @@ from diffrl.gallery.columns import (
     Column,
     choose,
     default_reward,
+    exported_states,
+    left_out,
     lower_rewards,
-    main_states,
     options,
     reward_names,
 )
@@ -127,6 +128,7 @@ def compare(site: Site, query: Query) -> Answer:
     keys = [column.key for column in choice.columns]
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
+    offered = [] if site.links.exported else groups(site.sources, choice.columns)
     values: dict[str, Any] = {
         "run": run,
         "columns": choice.columns,
@@ -140,20 +142,16 @@ def compare(site: Site, query: Query) -> Answer:
         "views": views(choice.columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
+        "before": (number - 1) * PAGE,
         "turn": lambda n: site.links.page("compare", columns=keys, **asked.parameters, page=n if n > 1 else None),
-        "plain": _plain(site, keys),
-        "groups": [] if site.links.exported else groups(site.sources, choice.columns),
+        # An exported page goes back by its script and needs no second file.
+        "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
+        "groups": offered,
+        "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
         "exits": exits(site, run) if site.links.exported else [],
-        "most": MOST,
+        "left_out": left_out(site, [run] if run else site.runs) if site.links.exported else 0,
     }
     return Answer(site.render("compare.html", **values))
-
-
-def _plain(site: Site, keys: Sequence[str]) -> str:
-    """The same columns without filters; an exported page goes back by its script and needs no second file."""
-    if site.links.exported:
-        return "#"
-    return site.links.page("compare", columns=keys) if len(keys) > 1 else site.links.page("compare")
 
 
 def joined(columns: Sequence[Column], reward: str | None) -> Matched:
@@ -199,10 +197,12 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
     if not matched.rows:
         return [
             "These samples have no prompt in common, so there is nothing to put side by side. Evaluations have the "
-            "same prompts and noise when prompts.eval and eval.seed are the same. Choose other columns."
+            "same prompts and noise when prompts.eval, eval.seed, the model and the pictures' size are the same. "
+            "Choose other columns."
         ]
     notes = [
-        f"Nothing of {columns[place].label} matches another column: its prompts, its seed or its noise are others."
+        f"Nothing of {columns[place].label} matches another column: its prompts, its seed, its noise, its model or the "
+        "size of its pictures are others."
         for place in matched.unmatched
     ]
     if matched.by != NOISE and any(column.folder for column in columns):
@@ -210,8 +210,8 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
     elif matched.by != NOISE:
         notes.append(
             "Matched by prompt: the first sample of a prompt beside the first, the second beside the second. Their "
-            "noise is another, so a single pair tells little. Evaluations have the same noise when eval.seed is the "
-            "same; training draws new noise at every iteration."
+            "noise is another, so a single pair tells little. Evaluations have the same noise when eval.seed, the "
+            "model and the pictures' size are the same; training draws new noise at every iteration."
         )
     return notes
 
@@ -227,7 +227,7 @@ def of_folders(columns: Sequence[Column]) -> list[str]:
 
 
 def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What a column can be: for each source its title, and key and words of its states."""
+    """What a column can be, in groups with a title: key and words of a source's states, those of training apart."""
     found = []
     for source in sources:
         kept = [column.state for column in columns if column.source is source]
@@ -235,7 +235,13 @@ def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[s
             states = options(source, kept)
         except GalleryError:
             continue  # the start page says what is wrong with it
-        found.append((source.title, [(state_key(source, state), state_label(state)) for state in states]))
+        several = f"{source.title} · " if len(sources) > 1 else ""
+        others = [state for state in states if state.stage != "train"]
+        training = [state for state in states if state.stage == "train"]
+        titles = (source.title, f"{several}training (other prompts)" if others else source.title)
+        for title, own in zip(titles, (others, training), strict=True):
+            offered = [(state_key(source, state), several + state_label(state)) for state in own]
+            found += [(title, offered)] if offered else []
     return found
 
 
@@ -244,7 +250,7 @@ def exits(site: Site, run: RunSource | None) -> list[tuple[str, str]]:
     found = []
     for source in [run] if run else site.runs:
         try:
-            states = main_states(source.states())
+            states, _ = exported_states(site, source)
         except GalleryError:
             continue
         for state in states[1:]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from diffrl.gallery.curves import AXES, Line, columns_of, csv_of, lines_of, page_data, summary_of
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.panels import Panel, panels_of
+from diffrl.gallery.panels import BEFORE, OWN_POLICY, Panel, panels_of
+from diffrl.gallery.progress import updates_once
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
@@ -26,6 +28,7 @@ def curves(site: Site, query: Query) -> Answer:
     tracks = [track_of(run) for run in runs]
     panels = panels_of(columns_of(tracks), len(tracks))
     lines = {panel.id: lines_of(panel, tracks) for panel in panels}
+    panels = explained(panels, lines) if all(updates_once(run) for run in runs) else panels
     keys = [run.key for run in runs]
     return Answer(
         site.render(
@@ -43,6 +46,16 @@ def curves(site: Site, query: Query) -> Answer:
             all_svg=None if all(p.fold for p in panels) else site.links.page("curves.svg", run=keys, x=_axis(x)),
         )
     )
+
+
+def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> list[Panel]:
+    """Panels of runs of one update an iteration; those that stand still for that reason say so."""
+    still = {
+        panel.id
+        for panel in panels
+        if panel.id in OWN_POLICY and all(len({v for _, v in line.points if v == v}) == 1 for line in lines[panel.id])
+    }
+    return [replace(panel, note=f"{panel.note}; {BEFORE}") if panel.id in still else panel for panel in panels]
 
 
 def curves_svg(site: Site, query: Query) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.overview import before_and_after
+from diffrl.gallery.overview import before_and_after, missing
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.run import overview
 from diffrl.gallery.progress import Progress, progress
@@ -54,6 +54,7 @@ def card(source: Source) -> Card:
     try:
         course = progress(source) if isinstance(source, RunSource) else None
         pairs = before_and_after(source, STRIP)
-        return Card(source, course, pairs.views, pairs.notes, course.written if course else 0.0)
+        notes = [*pairs.notes, *missing(course, pairs)]
+        return Card(source, course, pairs.views, notes, course.written if course else 0.0)
     except (GalleryError, OSError) as error:
         return Card(source, notes=[str(error)])

@@ -9,11 +9,12 @@ from typing import Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
-from diffrl.gallery.progress import FRESH, Progress, is_locked, progress
+from diffrl.gallery.progress import Progress, progress, state_now
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source
-from diffrl.gallery.runs import RunSource
+from diffrl.gallery.runs import RunSource, changed
 from diffrl.gallery.site import Site
+from diffrl.tracking.trees import TREES
 
 
 def state(site: Site, query: Query) -> Answer:
@@ -21,8 +22,8 @@ def state(site: Site, query: Query) -> Answer:
 
     Every entry has `title`, `kind`, and `version`, which changes whenever anything of the source does. A run's also has
     `age`, seconds since its last change, `done` and `total` iterations, `running`, and `evaluation`, the iteration of
-    its last evaluation; each is null where it is not known. A folder's has `progress`, a
-    sentence while it is scored, else null.
+    its last evaluation; each is null where it is not known. `trees` changes whenever a tree is added. A folder's has
+    `progress`, a sentence while it is scored, else null.
     """
     key = query.text("run")
     sources = [site.source(key)] if key else site.sources
@@ -36,17 +37,16 @@ def _entry(source: Source) -> dict[str, Any]:
         return {**entry, "progress": source.progress()}
     if not isinstance(source, RunSource):
         return entry
+    entry["trees"] = str(changed(source.path / TREES))  # nanoseconds, more than a number of JavaScript holds
     found = _progress(source, version)
     if found is None:
         return {**entry, "age": None, "done": None, "total": None, "running": None, "evaluation": None}
-    age = max(0.0, time.time() - found.written) if found.written else None
-    fresh = found.state != "finished" and age is not None and age < FRESH
     return {
         **entry,
-        "age": age,
+        "age": max(0.0, time.time() - found.written) if found.written else None,
         "done": found.done,
         "total": found.total,
-        "running": fresh or is_locked(source.path / ".lock"),
+        "running": state_now(source, found.written, found.ended) == "running",
         "evaluation": found.evaluations[-1][0] if found.evaluations else None,
     }
 

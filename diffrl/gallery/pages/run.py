@@ -8,8 +8,9 @@ from typing import Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.overview import before_and_after, flat, read_json
-from diffrl.gallery.progress import Progress, progress, said
+from diffrl.gallery.overview import Pairs, before_and_after, flat, missing, read_json
+from diffrl.gallery.parts import folded
+from diffrl.gallery.progress import Change, Progress, progress, said, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
@@ -40,9 +41,11 @@ def overview(site: Site, source: RunSource) -> Answer:
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
         "run": source,
-        "notes": [*notes, *pairs.notes],
+        "notes": [*notes, *missing(course, pairs), *pairs.notes],
         "course": course,
         "written": _when(course.written) if course and course.written else "",
+        "numbers": numbers(course.changes) if course else [],
+        "means": means(source, pairs),
         "sparks": sparks(course) if course else [],
         "size": (WIDE, HIGH),
         "columns": pairs.columns,
@@ -58,6 +61,20 @@ def overview(site: Site, source: RunSource) -> Answer:
         "environment": flat(environment),
     }
     return Answer(site.render("run.html", **values))
+
+
+def numbers(changes: Sequence[Change]) -> list[tuple[str, Change]]:
+    """Every held-out number by its name, or its names."""
+    return folded((one.name, (one.before, one.after, one.lower), one) for one in changes)
+
+
+def means(source: RunSource, pairs: Pairs) -> str:
+    """What the held-out numbers are means over, where an evaluation has more samples than are kept; else ""."""
+    last = pairs.columns[-1].state if pairs.columns else None
+    every = setting(source, "samples", "eval")
+    if last is None or last.stage != "eval" or type(every) is not int or every <= last.samples:
+        return ""
+    return f"over all {every:,} samples of an evaluation, {last.samples:,} of which are kept"
 
 
 def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:
@@ -103,7 +120,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if known and len(known) == len(spent):
         found.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
     if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
-        found.append(("training cost", f"{evaluations:,.0f} network evaluations"))
+        words = f"{evaluations:,.0f} network evaluations, those with gradient twice, held-out evaluation left out"
+        found.append(("training cost", words))
     if (memory := finite(summary.get("peak_memory_bytes"))) is not None:
         found.append(("peak memory", f"{memory / 2**30:.2f} GiB"))
     if (updates := finite(summary.get("updates"))) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffrl.gallery.columns import label, main_states, named, options
+from diffrl.gallery.columns import exported_states, label, left_out, main_states, named, options
 from diffrl.gallery.compare import arrange, containing, match, within
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.pages.compare import of_folders, orders, paged, wanted
@@ -46,12 +46,14 @@ def samples(site: Site, query: Query) -> Answer:
         "views": views(columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
+        "before": (number - 1) * PAGE,
         "turn": lambda n: site.links.page(
             "samples", run=source.key, state=state.key, **asked.parameters, page=n if n > 1 else None
         ),
         "plain": site.links.page("samples", run=source.key, state=None if site.links.exported else state.key),
         "states": [(s.key, f"{label(s)} ({s.samples:,})") for s in options(source, [state])],
-        "exits": [(address(s), label(s)) for s in main_states(states)] if site.links.exported else [],
+        "exits": [(address(s), label(s)) for s in exported_states(site, source)[0]] if site.links.exported else [],
+        "left_out": left_out(site, [source]) if site.links.exported else 0,
     }
     return Answer(site.render("samples.html", **values))
 

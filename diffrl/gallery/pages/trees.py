@@ -8,16 +8,17 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.motion import moves
-from diffrl.gallery.numbers import three
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
 from diffrl.gallery.tree_glossary import glossary
+from diffrl.gallery.tree_numbers import counted, three
 from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
+from diffrl.gallery.tree_rule import place, rules
 from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import counted, sums, total
+from diffrl.gallery.tree_words import sums, total
 from diffrl.tracking.trees import NAME, TREES, TreeRecord, list_trees, read_tree, tree_name
 
 PER_PAGE = 24
@@ -48,6 +49,7 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
     ends = [] if not ranked else [("best", ranked[0]), ("worst", ranked[-1])]
     return card | {
         "prompt": given.record.prompt,
+        "place": place(given.record),
         "counts": _counts(len(given.drawn_leaves), len(given.edges)),
         "passed": f"{sum(judged)} of {len(judged)} passed" if judged else None,
         "spread": f"{three(total(ranked[-1]))} to {three(total(ranked[0]))}" if ranked else "no rewards",
@@ -86,11 +88,11 @@ def tree(site: Site, query: Query) -> Answer:
     match = NAME.fullmatch(name)
     if match is None:
         raise GalleryError(f'tree must be an iteration and a group, like "000020-3". Got {name!r}.', 404)
-    place = (int(match[1]), int(match[2]))
-    if place not in found or tree_name(*place) != name:
+    wanted = (int(match[1]), int(match[2]))
+    if wanted not in found or tree_name(*wanted) != name:
         raise GalleryError(f"{run.title} kept no tree {name}. Choose another of its trees.", 404)
     try:
-        record = read_tree(run.path, *place)
+        record = read_tree(run.path, *wanted)
         return Answer(_page(site, run, record, found))
     except DiffrlError as error:
         raise GalleryError(str(error), 503) from error
@@ -113,6 +115,8 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         shots=lambda id: small(record.nodes[id].picture) if record.nodes[id].picture else None,
         words=glossary(given),
         names=given.names,
+        place=place(record),
+        rules=rules(given),
         steps=step_rows(given),
         pictures=picture_rows(given),
         nodes=panel(given, small, address(), first_frame),

@@ -14,18 +14,20 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from diffrl.gallery.ballots import Ballot, Ballots, Pair, voter_name
-from diffrl.gallery.blind import blind_picture, is_animated, part
-from diffrl.gallery.columns import Choice, Column, first_and_last, last_of_all, main_states, named
+from diffrl.gallery.blind import blind_picture, part
+from diffrl.gallery.columns import Choice, Column, first_and_last, last_of_all, main_states, named, thinned
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.motion import moves
 from diffrl.gallery.paths import is_video
-from diffrl.gallery.preferences import jsonl, pairs, parquet
+from diffrl.gallery.preferences import exported_address, has_pair, jsonl, pairs, parquet
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer
+from diffrl.gallery.records import Answer, state_key
 from diffrl.gallery.results import chosen, match_view
+from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.tally import tallies
 from diffrl.gallery.thumbnails import MISSING, sign
-from diffrl.gallery.votes import read_votes
+from diffrl.gallery.votes import Vote, read_votes
 
 BODY = 20_000
 """Bytes of a vote's form, at most."""
@@ -62,7 +64,7 @@ def add_routes(app: FastAPI, site: Site) -> None:
         wants_json = "application/json" in request.headers.get("accept", "")
         try:
             body = await _body(request)
-            ballot = await run_in_threadpool(answered, site, ballots, request.headers, body)
+            ballot = await run_in_threadpool(take_vote, site, ballots, request.headers, body)
         except GalleryError as error:
             if not wants_json:
                 raise
@@ -133,11 +135,12 @@ def vote_page(site: Site, ballot: Ballot) -> str:
     if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
         notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, drawn at random.")
     if ballot.left_out:
-        notes.append(f"{ballot.left_out} pairs are left out: their pictures are not there.")
+        are = "pair is" if ballot.left_out == 1 else "pairs are"
+        notes.append(f"{ballot.left_out} {are} left out: a picture was not kept, or is gone.")
     return site.render("vote.html", ballot=ballot, data=_data(site, ballot), notes=notes)
 
 
-def answered(site: Site, ballots: Ballots, headers: Mapping[str, str], body: bytes) -> Ballot:
+def take_vote(site: Site, ballots: Ballots, headers: Mapping[str, str], body: bytes) -> Ballot:
     """Take the form of a vote.
 
     Args:
@@ -210,11 +213,7 @@ def _pair(pair: Pair | None) -> dict[str, Any] | None:
 
 def _animated(ballot: Ballot, pair: Pair) -> bool:
     """Whether pictures move that are no videos; the page starts those together."""
-    files = [(ballot.columns[letter].source, pair.samples[letter].file or "") for letter in pair.sides()]
-    try:
-        return any(not is_video(file) and is_animated(Path(source.media(file))) for source, file in files)
-    except GalleryError:
-        return False
+    return any(moves(ballot.columns[letter].source, pair.samples[letter].file) for letter in pair.sides())
 
 
 def _results(site: Site, ballot: Ballot) -> str:
@@ -228,7 +227,7 @@ def votes(site: Site, query: Query) -> Answer:
     wanted = chosen(site, query, found.votes)
     page = query.whole("page", 1, low=1)
     matches = [match_view(site, tally, page) for tally in tallies(wanted)]
-    run = next((run for run in site.runs if run.key == query.text("run")), None)
+    run = _run(site, query)
     return Answer(
         site.render(
             "votes.html",
@@ -237,22 +236,37 @@ def votes(site: Site, query: Query) -> Answer:
             file=file.name,
             matches=matches,
             unreadable=found.unreadable,
-            hidden=len(found.votes) - len(wanted),
-            offers=[] if site.links.exported else _offers(site),
+            hidden=len(chosen(site, Query(), found.votes)) - len(wanted),
+            offers=[] if site.links.exported else _offers(site, [query.text("a"), query.text("b")]),
             given={name: query.text(name) for name in ("a", "b", "run")},
             page=page,
             more=any(match["more"] for match in matches),
-            parquet=importlib.util.find_spec("pyarrow") is not None,
+            **_files(site, wanted),
         )
     )
 
 
-def _offers(site: Site) -> list[tuple[str, str]]:
-    """States that can be voted on, as (key, words)."""
+def _run(site: Site, query: Query) -> RunSource | None:
+    """The run that an address is about: it names it, or two evaluations of it; or there is no other."""
+    keys = {query.text(name).rpartition("@")[0] for name in ("a", "b")} if query.text("a") else {query.text("run")}
+    return next((run for run in site.runs if keys == {run.key} or len(site.sources) == 1), None)
+
+
+def _files(site: Site, wanted: Sequence[Vote]) -> dict[str, bool]:
+    """Which files of preference pairs can be made and have anything in them."""
+    address = exported_address(site) if site.links.exported else None
+    table = importlib.util.find_spec("pyarrow") is not None and has_pair(wanted, site.sources)
+    return {"jsonl": any(jsonl([vote], address) for vote in wanted), "parquet": table}
+
+
+def _offers(site: Site, kept: Sequence[str]) -> list[tuple[str, str]]:
+    """States that can be voted on, as (key, words): of many evenly chosen ones, and those of the keys in `kept`."""
     offers = []
     for source in site.sources:
         try:
-            columns = named([(source, state) for state in main_states(source.states())])
+            states = main_states(source.states())
+            own = [state for state in states if state_key(source, state) in kept]
+            columns = named([(source, state) for state in thinned(states, own)])
         except GalleryError:  # it is told on its own pages
             continue
         plain = len(site.sources) == 1 or source.kind == "folder"
@@ -263,7 +277,8 @@ def _offers(site: Site) -> list[tuple[str, str]]:
 def preferences_jsonl(site: Site, query: Query) -> Answer:
     """Votes that prefer one picture, a JSON object a line; see `diffrl.gallery.preferences`."""
     wanted = chosen(site, query, read_votes(Path(site.options["votes"])).votes)
-    return Answer(jsonl(wanted), "application/x-ndjson; charset=utf-8", filename="preferences.jsonl")
+    address = exported_address(site) if site.links.exported else None
+    return Answer(jsonl(wanted, address), "application/x-ndjson; charset=utf-8", filename="preferences.jsonl")
 
 
 def preferences_parquet(site: Site, query: Query) -> Answer:

@@ -195,9 +195,10 @@
   async function refresh() {
     if (asking) { again = true; return; }
     asking = true;
+    let failed = false;
     try {
       const answer = await fetch(location.href);
-      if (!answer.ok) return;
+      if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("panels");
       const panels = document.getElementById("panels");
       if (!fresh) return;
@@ -211,9 +212,12 @@
       prepare();
       if (focus) panels.querySelector(`[data-panel="${CSS.escape(focus)}"] .chart`)?.focus({ preventScroll: true });
       scrollTo({ top, behavior: "instant" });
-    } catch { /* the server is gone: what is drawn stays */ } finally {
+    } catch { // what is drawn stays until an answer comes
+      failed = true;
+    } finally {
       asking = false;
-      if (again) { again = false; refresh(); }
+      if (failed) setTimeout(refresh, 5000);
+      else if (again) { again = false; refresh(); }
     }
   }
 

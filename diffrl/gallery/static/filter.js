@@ -87,9 +87,12 @@ const local = {
   },
   count(kept, filtered) {
     const told = document.querySelectorAll("#summary [data-count], #summary [data-part]");
+    const chips = document.querySelectorAll("#summary .chip");
     local.told ??= Array.from(told, (place) => [place.textContent, place.className]);
+    local.judged ??= chips[0] && !chips[0].hidden;
     if (!filtered) { // the server counted all rows, also those that are not on this page
       told.forEach((place, number) => { [place.textContent, place.className] = local.told[number]; });
+      chips.forEach((chip) => { chip.hidden = !local.judged; });
       return;
     }
     const part = document.querySelector("#summary [data-part]");
@@ -98,7 +101,10 @@ const local = {
     const mean = changes.length ? local.sum(changes) / changes.length : null;
     const judged = changes.map(local.sign);
     const [improved, worse] = ["gain", "loss"].map((word) => judged.filter((one) => one === word).length);
-    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), improved, unchanged: changes.length - improved - worse, worse };
+    const judgements = { improved, unchanged: changes.length - improved - worse, worse };
+    if (!changes.length) Object.keys(judgements).forEach((word) => { judgements[word] = "–"; });
+    chips.forEach((chip) => { chip.hidden = !changes.length; });
+    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), ...judgements };
     for (const place of document.querySelectorAll("#summary [data-count]")) {
       const value = counts[place.dataset.count];
       place.textContent = typeof value === "number" ? value.toLocaleString("en-US") : value;
@@ -138,6 +144,7 @@ const local = {
     const pages = Math.max(1, Math.ceil(local.kept.length / local.size));
     const shown = local.kept.slice((page - 1) * local.size, page * local.size);
     const seen = new Set(shown);
+    [rows.list.dataset.before, rows.list.dataset.rows] = [(page - 1) * local.size, local.kept.length];
     local.rows.forEach((entry) => { entry.row.hidden = !seen.has(entry); });
     rows.list.append(...shown.map((entry) => entry.row));
     rows.refresh();
@@ -155,6 +162,7 @@ const local = {
     local.pager.setAttribute("aria-label", "Pages of rows");
     for (const [words, by] of [["Previous", -1], ["Next", 1]]) {
       const button = Object.assign(document.createElement("button"), { type: "button", textContent: words });
+      button.dataset.turn = by;
       button.addEventListener("click", () => { local.turn(local.page + by); rows.list.scrollIntoView(); });
       local.pager.append(button);
     }

@@ -14,19 +14,39 @@ const lightbox = {
     lightbox.dialog.showModal();
     lightbox.dialog.focus();
   },
+  // The row before or after; from the last of a page the first of the next one, in the exported site without leaving.
   step(by) {
     const rows = lightbox.rows();
     const next = rows[rows.indexOf(lightbox.row) + by];
+    const way = next ? null : lightbox.way(by);
     if (next) lightbox.open(next);
+    else if (way?.matches("button")) {
+      way.click();
+      lightbox.open(lightbox.rows().at(by > 0 ? 0 : -1));
+    } else if (way && !lightbox.leaving) {
+      lightbox.leaving = true; // a key that is held down does not begin again and again
+      location.assign(way.href + lightbox.arrivals[by]);
+    }
+  },
+  way: (by) => document.querySelector(`.pager [data-turn="${by}"]:not(:disabled)`),
+  // Marks on the address of a page that is come to with a row enlarged.
+  arrivals: { 1: "#enlarged-first", [-1]: "#enlarged-last" },
+  arrive() {
+    const by = Object.keys(lightbox.arrivals).find((one) => lightbox.arrivals[one] === location.hash);
+    if (by === undefined) return;
+    history.replaceState(history.state, "", location.pathname + location.search); // once, not when it is loaded again
+    const row = lightbox.rows().at(by > 0 ? 0 : -1);
+    if (row) lightbox.open(row);
   },
   fill() {
     const { row } = lightbox;
     const rows = lightbox.rows();
     const place = rows.indexOf(row);
     lightbox.part(".prompt").textContent = row.querySelector(".prompt").textContent;
-    lightbox.part("[data-place]").textContent = `${place + 1} of ${rows.length}`;
-    lightbox.part('[data-do="previous"]').disabled = place === 0;
-    lightbox.part('[data-do="next"]').disabled = place === rows.length - 1;
+    const { before = 0, rows: all = rows.length } = row.parentElement.dataset; // of all pages
+    lightbox.part("[data-place]").textContent = `${(Number(before) + place + 1).toLocaleString("en-US")} of ${Number(all).toLocaleString("en-US")}`;
+    lightbox.part('[data-do="previous"]').disabled = place === 0 && !lightbox.way(-1);
+    lightbox.part('[data-do="next"]').disabled = place === rows.length - 1 && !lightbox.way(1);
     lightbox.part(".lightbox-panes").replaceChildren(...[...row.querySelectorAll(".cell")].map(lightbox.pane));
     const table = row.querySelector(".all table");
     lightbox.part(".lightbox-table").replaceChildren(...(table ? [table.cloneNode(true)] : []));
@@ -152,4 +172,6 @@ const lightbox = {
   },
 };
 lightbox.start();
+lightbox.arrive();
+addEventListener("pageshow", () => { lightbox.leaving = false; }); // a page that is come back to may be left again
 document.addEventListener("main-replaced", lightbox.start);

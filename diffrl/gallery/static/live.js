@@ -88,20 +88,29 @@
     document.dispatchEvent(new CustomEvent("main-replaced", { detail: { main: fresh } }));
   }
 
+  // Whether the page is as the server has it now, or offers to be: what has failed is tried again.
   async function renew(text, force) {
     const response = await fetch(location.href, { cache: "no-store" });
-    if (!response.ok) return;
+    if (!response.ok) return false;
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const fresh = page.getElementById("main"), html = fresh.outerHTML;
-    if (html === last) return; // nothing of this page changed
-    if (busy() && !force) return say((waiting = text), () => renew(text, true));
+    if (html === last) return true; // nothing of this page changed
+    if (busy() && !force) {
+      say((waiting = text), () => renew(text, true).catch(() => {})); // the offer stays
+      return true;
+    }
     last = html;
     document.title = page.title;
     replace(document.adoptNode(fresh));
+    return true;
   }
 
-  function news(state) {
+  // A run that was killed changes no file: only its `running` tells. Of a folder there is none.
+  const mark = (state) => `${state.version} ${state.running}`;
+
+  function news(run, state) {
     const parts = [];
+    if (known.get(run) === `${state.version} true`) return `${state.title} runs no more.`;
     if (state.done != null) parts.push(`iteration ${state.done}`);
     if (state.evaluation != null) parts.push(`evaluation ${state.evaluation}`);
     return parts.length ? `New: ${parts.join(", ")}.` : `${state.title} has changed.`;
@@ -117,14 +126,15 @@
       if (lost > 1 && !waiting) say("");
       lost = 0;
       const changed = Object.entries(states).filter(([run, state]) => known.has(run)
-        ? known.get(run) !== state.version
+        ? known.get(run) !== mark(state)
         : state.age != null && state.age * 1000 < performance.now()); // since this page was asked for
-      for (const [run, state] of Object.entries(states)) known.set(run, state.version);
-      wait = changed.length ? SOON : Math.min(LATE, wait * 1.25);
+      wait = Math.min(LATE, wait * 1.25);
+      if (changed.length && !mode() && !(await renew(news(...changed[0]), false))) return; // not noted: the next time again
+      for (const [run, state] of Object.entries(states)) known.set(run, mark(state));
+      if (changed.length) wait = SOON;
       for (const [run, state] of changed) {
         document.dispatchEvent(new CustomEvent("run-changed", { detail: { run, version: state.version, state } }));
       }
-      if (changed.length && !mode()) await renew(news(changed[0][1]), false);
     } catch {
       wait = LATE;
       if (++lost === 2) say("The gallery no longer answers. Was it ended?");

@@ -18,7 +18,8 @@
     size.defaultValue = size.value; // set, not touched
     spread();
   }
-  // Columns move apart where the box is wider than the tree; letters that stay readable may stick out of it.
+  // Columns move apart where the box is wider than the tree, and together, as far as their chips allow, where it is
+  // narrower; letters that stay readable may stick out of it.
   function spread() {
     figure.style.setProperty("--k", 1);
     figure.style.setProperty("--out", "0px");
@@ -27,7 +28,16 @@
     const columns = Number(fewer ? fewerWidth : width) - rest;
     const out = Math.max(0, canvas.scrollWidth - canvas.offsetWidth), room = box.clientWidth - 2 - out;
     figure.style.setProperty("--out", `${out}px`);
-    if (columns > 0) figure.style.setProperty("--k", Math.min(Math.max((room / unit - rest) / columns, 1), 2.4));
+    const apart = columns > 0 ? Math.min(Math.max((room / unit - rest) / columns, nearest(unit, fewer)), 2.4) : 1;
+    figure.style.setProperty("--k", apart);
+    figure.classList.toggle("near", apart < 1);
+  }
+  // How near columns may come: a picture and a chip, whose letters do not shrink below some size, stand between two.
+  function nearest(unit, fewer) {
+    const columns = (fewer ? canvas.dataset.fewerColumns : canvas.dataset.columns).split(",").map((one) => one.split(" ").map(Number));
+    const chip = Math.max(62, 54 / unit);
+    const least = columns.slice(1).map(([x], place) => (columns[place][1] + chip) / (x - columns[place][0]));
+    return Math.min(1, Math.max(...least));
   }
   function fit(least) {
     const fewer = figure.classList.contains("drawn-only");
@@ -37,7 +47,8 @@
     const whole = Math.min(box.clientWidth / width, room / height, 1.4);
     scale(Math.max(Math.floor(whole * 1000) / 1000 - 0.002, least));
   }
-  const readable = () => Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width)));
+  const phone = () => box.clientWidth < 640;
+  const readable = () => (phone() ? (pool ? 0.8 : 0.47) : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
 
   // --- choosing
   function element(tag, css, text) {
@@ -247,9 +258,13 @@
   document.getElementById("tools").hidden = false;
 
   // --- the run went on: there may be a tree after this one now
-  async function neighbours() {
+  let seen = null;
+  async function neighbours(event) {
+    const now = event.detail?.state?.trees;
+    if (now && now === seen) return;
     const answer = await fetch(location.href, { cache: "no-store" }).catch(() => null);
     if (!answer?.ok) return;
+    seen = now;
     const old = document.getElementById("around");
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("around");
     if (!fresh || fresh.outerHTML === old.outerHTML) return;
@@ -259,6 +274,7 @@
   }
   document.addEventListener("run-changed", neighbours);
   fit(readable());
+  if (phone() && !pool) box.scrollLeft = box.scrollWidth; // what the story names is on the right
   const wanted = /^#(?:node|details)-(\d+)$/.exec(location.hash);
   if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }
 })();

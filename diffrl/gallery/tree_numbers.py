@@ -1,0 +1,99 @@
+"""Numbers of a tree as its pages write them."""
+
+from __future__ import annotations
+
+import math
+
+from diffrl.gallery import numbers
+from diffrl.gallery.numbers import finite
+
+NOTHING = 1e-6
+"""Size up to which an advantage is the rounding error of one that is 0."""
+PLACES = 6
+"""Digits after the point that a float32 of the size of a reward has."""
+
+
+def known(value: float | None) -> bool:
+    """Whether there is a finite number."""
+    return finite(value) is not None
+
+
+def number(value: object) -> float:
+    """A number of the rule, 0 where the record has none."""
+    return finite(value) or 0.0
+
+
+def three(value: float | None) -> str:
+    """Three digits after the point; 0.0125 and its rounding errors look alike."""
+    return numbers.three(_clean(value))
+
+
+def signed(value: float | None) -> str:
+    """The same with its sign: two numbers that differ only in it, or by a rounding error, look alike."""
+    return numbers.signed(_clean(value))
+
+
+def _clean(value: float | None) -> float | None:
+    return round(value, PLACES) if value is not None and math.isfinite(value) else None
+
+
+def level(sigma: float) -> str:
+    """A noise level: two digits."""
+    return f"{sigma:.2f}"
+
+
+def share(value: float | None) -> str:
+    """An advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = round(abs(value), PLACES)
+    digits = 2 if size >= 0.005 else 3
+    return f"{'+' if value > 0 else '−'}{size:.{digits}f}" if push(value) else "0"
+
+
+def push(advantage: float | None) -> int:
+    """Where an advantage pushes: 1 up, -1 down, 0 nowhere, rounding errors of equal rewards and None included."""
+    if advantage is None or not abs(advantage) > NOTHING:
+        return 0
+    return 1 if advantage > 0 else -1
+
+
+def tiny(value: float | None) -> str:
+    """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    sign = "+" if value > 0 else "−" if value < 0 else "±"
+    size = abs(value)
+    if size == 0 or size < 1e-7:
+        return f"{sign}0"
+    digits = min(8, max(2, 1 - math.floor(math.log10(size))))
+    return f"{sign}{size:.{digits}f}"
+
+
+def factor(value: float) -> str:
+    """A weight or a rate, in as few digits as it needs: "0.5", "0.00013", "3"."""
+    size = abs(value)
+    if size < 1e-7 or size >= 1e7:
+        return f"{value:.2g}"
+    digits = max(0, 2 - math.floor(math.log10(size)))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def likelier(change: float) -> str:
+    """What a change of a log-likelihood means: "1.6 times as likely", "3.2 % less likely", "e^12 times as likely"."""
+    if abs(change) >= math.log(100):
+        return f"e^{'+' if change > 0 else '−'}{abs(change):.0f} times as likely".replace("^+", "^")
+    times = math.exp(change)
+    percent = 100 * abs(times - 1)
+    if percent >= 10:
+        digits = 0 if times >= 10 else 1 if times >= 1 else 2
+        return f"{times:.{digits}f} times as likely"
+    if percent < 0.01:
+        return f"hardly {'more' if change > 0 else 'less'} likely"
+    return f"{percent:.{1 if percent >= 1 else 2}f} % {'more' if change > 0 else 'less'} likely"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: "1 step", "3 steps"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,120 @@
+"""How credit was given, key by key, each with what it means; and which prompt of the update a tree is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diffrl.gallery.numbers import finite
+from diffrl.gallery.tree_numbers import factor, number
+from diffrl.gallery.tree_sums import weights_text
+from diffrl.gallery.tree_words import Sums
+from diffrl.tracking.trees import TreeRecord
+
+Gloss = Mapping[Any, str] | Callable[[float], str]
+RULE: Mapping[str, Gloss] = {
+    "reward": {
+        "outcome": "a step shares the advantages of its pictures",
+        "fused": "a step counts as what the node in which it ends is worth",
+        "incremental": "a step counts as what it adds to the worth of its node",
+        "turning_point": "a step counts as what it adds to the worth of its node, and as the whole way to the end "
+        "where a path turns",
+    },
+    "value": {
+        "leaves": "a node is worth the mean reward of its pictures",
+        "ode": "a node is worth the reward of the picture that follows without more noise",
+        "predicted_x0": "a node is worth the reward of the picture predicted there",
+    },
+    "fusion": {
+        "uniform": "all pictures weigh the same in such a mean",
+        "path_probability": "pictures of likelier paths weigh more in such a mean",
+    },
+    "constraint": {
+        True: "a turn counts only if the path goes on in its direction",
+        False: "a turn counts whatever follows it",
+    },
+    "balance": {True: "as many turns up as down count", False: "all turns count"},
+    "normalise": {
+        "group": "compared with all others of the prompt",
+        "depth": "compared with the prompt's other steps at the same noise level",
+        "siblings": "compared with the node that the step leaves",
+    },
+    "baseline": {"mean": "the mean of those is subtracted", "median": "the median of those is subtracted"},
+    "std": {
+        "group": "and the rest divided by the prompt's own deviation",
+        "batch": "and the rest divided by the deviation of all prompts",
+    },
+    "combine": {
+        "sum": "rewards are added up, then compared",
+        "gdpo": "each reward is compared on its own, then they are added up",
+    },
+    "clamp": lambda value: f"no advantage is larger than {factor(value)}",
+    "objective": {
+        "nft": "DiffusionNFT, which trains finished pictures",
+        "grpo": "GRPO, which trains steps",
+    },
+    "edges": {True: "steps train", False: "steps do not train"},
+    "samples": {True: "finished pictures train, by contrast", False: "finished pictures do not train themselves"},
+    "kl": lambda value: "weight of the pull to the starting model" if value else "nothing pulls to the starting model",
+    "prune": {True: "some steps are taken out of the gradient", False: "no step is taken out of the gradient"},
+    "clip": lambda value: f"a step's push ends once it is {_percent(value)} less likely, per dimension",
+    "clip_high": lambda value: f"and once it is {_percent(value)} more likely",
+    "prompts": lambda value: "prompts that the iteration trains on",
+    "updates": lambda value: "updates that the iteration makes of them",
+    "skipped": lambda value: "updates that a guard left out",
+    "learning_rate": lambda value: "size of the last update's step",
+    "dimensions": lambda value: "numbers that a step changes at once",
+    "dtype": lambda value: "numbers that the network computes with",
+}
+EXPLORED: Mapping[str, Gloss] = {
+    "precision": lambda value: "numbers that the exploring stage computes with",
+    "engine": lambda value: "how it computes with them",
+    "steps": lambda value: "steps of a candidate",
+    "select": lambda value: "how candidates are chosen to be drawn again",
+    "candidates": lambda value: "candidates explored",
+    "keep": lambda value: "candidates drawn again to train",
+    "audit": lambda value: "drawn again at random, only to check the ranking",
+}
+
+
+def rules(given: Sums) -> list[tuple[str, str]]:
+    """Keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
+
+    Args:
+        given: the tree.
+    """
+    record = given.record
+    found = [("reward =", text)] if (text := weights_text(given)) else []
+    found += _glossed(record.rule, RULE)
+    found += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
+    return [*found, ("seed", str(record.seed))]
+
+
+def place(record: TreeRecord) -> str:
+    """Which prompt of the iteration it is: "prompt 1 of 8"; of records that do not say of how many, "group 0"."""
+    prompts = round(number(record.rule.get("prompts")))
+    return f"prompt {record.group + 1} of {prompts}" if record.group < prompts else f"group {record.group}"
+
+
+def _glossed(named: Mapping[str, Any], glosses: Mapping[str, Gloss]) -> list[tuple[str, str]]:
+    keys = [*(key for key in glosses if key in named), *(key for key in named if key not in glosses)]
+    return [(key, _said(named[key], glosses.get(key))) for key in keys]
+
+
+def _said(value: Any, gloss: Gloss | None) -> str:
+    """A value as people write it, and what it means where that is known."""
+    size = finite(value)
+    text = {True: "yes", False: "no", None: "–"}.get(value, str(value)) if size is None else _number(size)
+    if value is None or gloss is None:
+        return text
+    if callable(gloss):
+        return f"{text}: {gloss(size or 0.0)}"
+    return f"{text}: {gloss[value]}" if value in gloss else text
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else factor(value)
+
+
+def _percent(value: float) -> str:
+    return f"{factor(100 * value)} %"

@@ -1,0 +1,61 @@
+"""The rule of a tree's record: by what words and numbers an iteration gave credit and was updated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffrl.config.checks import trains_steps
+from diffrl.config.credit import EdgeLoss, GrpoSettings, NftSettings, Objective
+from diffrl.config.schema import Config
+from diffrl.rewards.score import WeightedScorer
+from diffrl.training.sampling import Drawn
+
+
+def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float | None = None) -> dict[str, Any]:
+    """`TreeRecord.rule` of an iteration.
+
+    Args:
+        config: of the run.
+        drawn: what the iteration drew.
+        skipped: updates that a guard left out.
+        learning_rate: of the last update.
+    """
+    r, o = config.credit, config.objective
+    edges = drawn.rollout.edges if drawn.trace is None else drawn.trace.edges  # of steps that do not train too
+    turns = {"constraint": r.turning_points.constraint, "balance": r.turning_points.balance}
+    loss = _step_loss(o)
+    clips = {} if loss is None else {"clip": loss.clip, "clip_high": loss.clip_high or loss.clip}
+    return {
+        "reward": r.reward,
+        "value": r.value,
+        "fusion": r.fusion,
+        **(turns if r.reward == "turning_point" else {}),
+        "normalise": r.normalise,
+        "baseline": r.baseline,
+        "std": r.std,
+        "combine": r.combine,
+        "clamp": r.clamp,
+        "objective": o.kind,
+        "edges": trains_steps(o),
+        "samples": isinstance(o, NftSettings),
+        "kl": float(o.kl),
+        "prune": r.prune.width is not None or r.prune.depth is not None,
+        **clips,
+        "prompts": config.prompts.per_iteration,
+        "updates": config.train.updates_per_iteration,
+        "skipped": skipped,
+        "learning_rate": learning_rate,
+        "dimensions": edges.next_latents[0].numel() if len(edges) else None,
+        "dtype": config.model.dtype,
+    }
+
+
+def weights_of(scorers: Sequence[WeightedScorer]) -> dict[str, dict[str, float]]:
+    """`TreeRecord.weights` of the rewards that an iteration asks."""
+    return {s.name: {"weight": float(s.weight), "shift": float(s.shift), "scale": float(s.scale)} for s in scorers}
+
+
+def _step_loss(objective: Objective) -> GrpoSettings | EdgeLoss | None:
+    """Where the clip of the steps' loss stands."""
+    return objective if isinstance(objective, GrpoSettings) else objective.edges

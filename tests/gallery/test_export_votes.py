@@ -1,0 +1,155 @@
+"""What an exported site publishes of votes, and how it stays small when a run has many evaluations."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from diffrl.gallery import command, export
+from diffrl.gallery.export import export_site
+from diffrl.gallery.records import State
+from diffrl.gallery.sources import find_sources
+from diffrl.gallery.votes import add_vote, side_of
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import eval_sample, make_run
+from tests.gallery.test_export import addresses
+
+
+def run_without_curves(path: Path) -> Path:
+    """A run whose metrics are gone: nothing has to be drawn."""
+    (make_run(path, iterations=4) / "metrics.jsonl").unlink()
+    return path
+
+
+def sides(run: Path, iteration: int) -> list:
+    """The samples of an evaluation as sides of votes."""
+    (source,) = find_sources([run])
+    state = State("eval", iteration)
+    found = source.samples(state, [brief.id for brief in source.briefs(state, None)])
+    return [side_of(source, state, sample) for sample in found]
+
+
+def dead(site: Path) -> list[tuple[str, str]]:
+    """Addresses on the pages of a site that lead nowhere."""
+    found = [
+        (page, one) for page, every in addresses(site).items() for one in every if not one.startswith(("#", "data:"))
+    ]
+    return [(page, one) for page, one in found if not (site / one).is_file()]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs, and where their votes lie."""
+    return *(run_without_curves(tmp_path / "runs" / name) for name in ("mine", "secret")), tmp_path / "votes.jsonl"
+
+
+def test_votes_on_other_runs_stay_at_home(runs, tmp_path):
+    mine, secret, file = runs
+    for number, choice in enumerate(("a", "b", "tie")):
+        add_vote(file, "Ada", "s", sides(mine, 0)[number], sides(mine, 4)[number], "a", choice)
+    add_vote(file, "Bob", "s", sides(mine, 0)[0], sides(secret, 4)[0], "a", "a")
+    add_vote(file, "Bob", "s", sides(secret, 0)[0], sides(secret, 4)[0], "a", "a")
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    for path in (tmp_path / "site").rglob("*"):
+        told = path.read_bytes() if path.is_file() else b""
+        assert not [word for word in ("secret", "Bob", str(tmp_path)) if word.encode() in told], path
+    page = (tmp_path / "site" / "votes-mine.html").read_text("utf-8")
+    assert "3 votes" in page and "Ada" in page and "not in this gallery" not in page
+    assert "Left out: 2 votes on what is not in this site." in lines and not dead(tmp_path / "site")
+    whole = export_site(find_sources([mine, secret]), tmp_path / "both", {"votes": file, "rewards": ()})
+    assert not [line for line in whole if "Left out" in line]
+    assert len((tmp_path / "both" / "preferences.jsonl").read_text().splitlines()) == 4
+
+
+def test_preference_pairs_of_a_site_name_its_own_pictures(runs, tmp_path):
+    mine, _, file = runs
+    before, after = sides(mine, 0), sides(mine, 4)
+    for number, (left, choice) in enumerate((("a", "a"), ("b", "a"), ("a", "b"), ("b", "b"))):
+        add_vote(file, "", "s", before[number], after[number], left, choice)
+    (mine / before[3].picture).unlink()
+    site = tmp_path / "site"
+    export_site(find_sources([mine]), site, {"votes": file, "rewards": ()})
+    rows = [json.loads(line) for line in (site / "preferences-mine.jsonl").read_text().splitlines()]
+    assert len(rows) == 3, "a vote whose picture is gone trains nobody"
+    for row, number, won in zip(rows, range(3), "aab", strict=True):
+        winner, loser = (before, after) if won == "a" else (after, before)
+        for name, side in (("chosen", winner[number]), ("rejected", loser[number])):
+            assert (site / row[name]).read_bytes() == (mine / side.picture).read_bytes()
+        assert row["jpg_0"] == row["chosen" if row["label_0"] else "rejected"]
+        assert row["jpg_1"] == row["rejected" if row["label_0"] else "chosen"]
+
+
+@pytest.mark.parametrize(("choice", "gone", "offered"), [("tie", False, 0), ("a", True, 0), ("a", False, 2)])
+def test_files_of_pairs_are_offered_only_where_they_hold_something(runs, tmp_path, choice, gone, offered):
+    pytest.importorskip("pyarrow")
+    mine, _, file = runs
+    before, after = sides(mine, 0)[0], sides(mine, 4)[0]
+    add_vote(file, "", "s", before, after, "a", choice)
+    if gone:
+        (mine / before.picture).unlink()
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    page = (tmp_path / "site" / "votes-mine.html").read_text("utf-8")
+    assert len(re.findall(r'href="preferences[^"]*"', page)) == offered and "1 vote" in page
+    assert not dead(tmp_path / "site") and not [line for line in lines if "could not be made" in line]
+
+
+def test_of_many_evaluations_some_have_pages_and_the_site_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(export, "MOST_EVALUATIONS", 10)  # of both runs together
+    for name in ("long", "short"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("run: {iterations: 300}\n")
+        with SampleStore(tmp_path / name) as store:
+            count = 23 if name == "long" else 4
+            store.write([eval_sample(10 * n, 0, 0, "a circle", 0.5) for n in range(count)])
+    site = tmp_path / "site"
+    options = {"votes": tmp_path / "votes.jsonl", "rewards": ()}
+    lines = export_site(find_sources([tmp_path / "long", tmp_path / "short"]), site, options)
+    kept = [50, 100, 150, 200]  # beside the first and the last, 0 and 220
+    assert {path.name for path in site.glob("samples-long*")} == {
+        "samples-long.html",
+        *(f"samples-long-eval-{iteration}.html" for iteration in (0, *kept)),
+    }
+    assert {path.name for path in site.glob("compare-long*")} == {
+        "compare-long.html",
+        *(f"compare-long-eval-0-long-eval-{iteration}.html" for iteration in kept),
+    }
+    assert len(list(site.glob("samples-short*"))) == 4
+    for page in ("compare-long.html", "samples-long-eval-50.html", "compare.html"):
+        text = re.sub(r"\s+", " ", (site / page).read_text("utf-8"))
+        assert "17 more evaluations are not in this exported site" in text, page
+    assert "are not in this" not in (site / "samples-short.html").read_text("utf-8")
+    assert [line for line in lines if "evaluations are" in line] == [
+        "Of long 6 of 23 evaluations are shown: the first, the last, some between."
+    ]
+    assert not dead(site)
+
+
+def test_what_is_only_on_the_server_is_told(runs, tmp_path):
+    mine, _, file = runs
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    assert [line for line in lines if "training" in line] == [
+        "Samples of training are not in it: the Samples page of the running gallery has them."
+    ]
+    assert not list((tmp_path / "site").glob("*train*"))
+
+
+def test_how_far_an_export_is_stands_on_a_terminal_alone(monkeypatch, tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    run, seen = run_without_curves(tmp_path / "one"), []
+    for out in (Terminal(), io.StringIO()):
+        with command.told_far(out) as far:
+            export_site(
+                find_sources([run]), tmp_path / f"site{len(seen)}", {"votes": tmp_path / "v.jsonl", "rewards": ()}, far
+            )
+        seen.append(out.getvalue())
+    told = [int(count) for count in re.findall(r"\r(\d+) pages? written", seen[0])]
+    assert told == list(range(len(list((tmp_path / "site0").glob("*.*"))))) and len(told) > 8
+    assert seen[0].endswith("\r\x1b[K") and "\n" not in seen[0] and seen[1] == ""
