@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,6 +15,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes, and te
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # pytest was started in the background: what it starts inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that stands still for a while is no reason to fail; a hang is seen without a deadline too.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
