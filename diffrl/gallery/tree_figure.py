@@ -140,7 +140,7 @@ def describe(given: Sums, node: TreeNode) -> str:
         passed = {True: ", passed", False: ", not passed", None: ""}[given.passed(node)]
         said.append(f"reward {three(leaf.total)}{passed}" if known(leaf.total) else "reward failed")
     elif known(node.value):
-        said.append(f"value {three(node.value)}")
+        said.append(f"worth {three(node.value)}")
     if leaf is not None and known(leaf.proxy):
         said.append(f"proxy reward {three(leaf.proxy)}")
     if leaf is not None and leaf.chosen:

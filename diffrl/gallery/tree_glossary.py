@@ -16,6 +16,20 @@ FORMATS = {
     "bfloat16": "numbers of 16 bits with a floating point",
 }
 
+PARTS = {
+    "count": "how near the number of objects found is to the number asked for; objects that touch are found as one",
+    "colour": "the share of objects with the right colour",
+    "shape": "the share with the right shape",
+    "binding": "the share with both right",
+    "relation": "1 if the two objects lie as asked or nothing was asked, else 0",
+    "clean": "1 if the background is right and nothing else lies on it, else 0",
+    "partial": "the mean of all these, relation only where it was asked for",
+    "strict": "1 if all of them are 1, else 0",
+}
+"""Parts of the shapes scorers' scores, which see the same things."""
+SHAPES = ("shapes", "shapes_strict")
+SHARES = {"colour", "shape", "binding"}
+
 
 def glossary(given: Sums) -> list[tuple[str, str]]:
     """Words and a sentence each, in the order in which the story comes to them."""
@@ -39,7 +53,21 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
         found.append(("group", "The place of the prompt among those of the iteration, counted from 0."))
     if given.verdict and any(given.passed(node) is not None for node in given.drawn_leaves):
         found.append(("passed", f"A picture passes if its score {given.verdict} is 1, and does not if it is 0."))
-    return found + _credit(given) + _update(given)
+    return found + _parts(given) + _credit(given) + _update(given)
+
+
+def _parts(given: Sums) -> list[tuple[str, str]]:
+    """What the shapes scorers measure, for those parts that the record has."""
+    names = {name for node in given.drawn_leaves if node.leaf for name in node.leaf.rewards}
+    parts = {name.partition("/")[2] for name in names if name.partition("/")[0] in SHAPES}
+    found, meant = [], [f"{part}: {meaning}" for part, meaning in PARTS.items() if part in parts]
+    if meant:
+        missing = " An object that is missing or too many counts as wrong in colour, shape and binding."
+        found.append(("parts", f"{'. '.join(meant)}.{missing if parts >= SHARES else ''}"))
+    if names.issuperset(SHAPES):
+        text = "shapes is the mean of its parts; shapes_strict is 1 if all of them are 1, else 0."
+        found.append(("shapes, shapes_strict", text))
+    return found
 
 
 def _credit(given: Sums) -> list[tuple[str, str]]:
@@ -47,9 +75,12 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     edges, rule, found = given.edges, given.record.rule, []
     if edges:
         found.append(("worth", f"What a node promises for the end. {WORTH.get(str(rule.get('value')), '')}".rstrip()))
-    if edges or any(node.leaf and known(node.leaf.advantage) for node in given.leaves):
+    pictures = any(node.leaf and known(node.leaf.advantage) for node in given.leaves)
+    if edges or pictures:
+        both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its pictures' credit
+        own = " A step and the picture that it leads to have advantages of their own." if both else ""
         text = "How much better than its comparison a step or a picture did, in deviations; above 0 it is made "
-        found.append(("advantage", f"{text}more likely, below 0 less, even where it added something itself."))
+        found.append(("advantage", f"{text}more likely, below 0 less, even where it added something itself.{own}"))
     centre = str(rule.get("baseline", "mean"))
     if any(sample_sum(given, node) for node in given.drawn_leaves) or any(step_sum(given, edge) for edge in edges):
         middle = "" if centre == "mean" else "The median is the middle one of the numbers. "

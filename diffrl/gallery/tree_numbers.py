@@ -9,6 +9,8 @@ from diffrl.gallery.numbers import finite
 
 NOTHING = 1e-6
 """Size up to which an advantage is the rounding error of one that is 0."""
+WEAK = 0.05
+"""Size below which an advantage asks for so little that a step which goes the other way does not go against it."""
 PLACES = 6
 """Digits after the point that a float32 of the size of a reward has."""
 
@@ -58,6 +60,11 @@ def push(advantage: float | None) -> int:
     return 1 if advantage > 0 else -1
 
 
+def weak(advantage: float | None) -> bool:
+    """Whether an advantage asks for next to nothing."""
+    return advantage is None or abs(advantage) < WEAK
+
+
 def tiny(value: float | None) -> str:
     """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
     if value is None or not math.isfinite(value):
@@ -78,6 +85,14 @@ def factor(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def compact(value: float) -> str:
+    """A rate in two digits, small ones with a power of ten: "3.3e-5", "2e-4", "0.01"."""
+    if value == 0 or abs(value) >= 1e-3:
+        return factor(value)
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
 
 
 def likelier(change: float) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diffrl.gallery.tree_numbers import known, level, number, push, share, signed, three, tiny
+from diffrl.gallery.tree_numbers import known, level, number, push, share, signed, three, tiny, weak
 from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
-from diffrl.gallery.tree_turning import paths_through
+from diffrl.gallery.tree_turning import mean_of_paths, paths_through
 from diffrl.gallery.tree_words import Sums, change, pushed, rounding, whole_change
 from diffrl.tracking.trees import TreeNode
 
@@ -109,6 +109,8 @@ def _credited(given: Sums, node: TreeNode) -> str:
     if not known(node.credited) or (not node.turning and step is not None and signed(step) == signed(node.credited)):
         return ""
     if node.turning:
+        if words := mean_of_paths(given, node):
+            return f"{signed(node.credited)} = {words}"
         paths = paths_through(given, node)
         why = "the way to the end" if paths <= 1 else f"the mean over its {paths} paths"
         return f"{signed(node.credited)}, {why}"
@@ -182,9 +184,10 @@ def notes(given: Sums, node: TreeNode) -> list[str]:
 
 
 def _against(given: Sums, node: TreeNode) -> bool:
-    """Whether a step that was pushed went the other way."""
+    """Whether a step that was clearly pushed went the other way."""
     moved = node.log_ratio or 0.0
-    return pushed(node) and abs(moved) > rounding(given.record) and push(node.advantage) * moved < 0
+    asked = pushed(node) and not weak(node.advantage)
+    return asked and abs(moved) > rounding(given.record) and push(node.advantage) * moved < 0
 
 
 def step_rows(given: Sums) -> list[dict[str, Any]]:

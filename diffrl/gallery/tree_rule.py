@@ -85,9 +85,20 @@ def rules(given: Sums) -> list[tuple[str, str]]:
     """
     record = given.record
     found = [("reward =", text)] if (text := weights_text(given)) else []
-    found += _glossed(record.rule, RULE)
+    found += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
     found += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
     return [*found, ("seed", str(record.seed))]
+
+
+def _idle_clip(rule: Mapping[str, Any]) -> str:
+    """That the clip cannot act where the first update, at which nothing has moved yet, is the only one.
+
+    Beside nft the policy that draws may lag behind the one that trains, which records do not tell.
+    """
+    if number(rule.get("updates")) != 1:
+        return ""
+    lags = " unless the policy that draws lags behind (old_limit above 0)" if rule.get("objective") == "nft" else ""
+    return f"; with one update an iteration it has no effect{lags}"
 
 
 def place(record: TreeRecord) -> str:

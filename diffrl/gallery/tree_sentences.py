@@ -31,12 +31,14 @@ class Paragraph:
         title: the heading.
         sentences: in order.
         shown: ids of nodes whose pictures say it at a glance.
+        note: what these pictures are, where that needs a word.
     """
 
     key: str
     title: str
     sentences: Sequence[Sentence]
     shown: Sequence[int] = ()
+    note: str = ""
 
     @property
     def text(self) -> str:

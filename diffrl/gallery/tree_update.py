@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.gallery.tree_numbers import NOTHING, counted, factor, known, likelier, number, push, tiny
+from diffrl.gallery.tree_numbers import compact, counted, known, likelier, number, push, tiny, weak
+from diffrl.gallery.tree_outcomes import outcomes
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
-from diffrl.gallery.tree_words import Sums, pushed, rounding, skipped, total, unclear, whole_change
+from diffrl.gallery.tree_words import Sums, pushed, rounding, skipped, unclear, whole_change
 from diffrl.tracking.trees import TreeNode
 
 MOST_WENT = 0.8
@@ -31,6 +32,7 @@ def update(given: Sums) -> Paragraph | None:
         )
     elif not rule.get("edges"):
         told.append(sentence("The contrast trains finished pictures here; the steps are only measured, not trained."))
+        told += _paths_alone(given)
     else:
         told += _moves(given, measured)
     return Paragraph("update", title, told)
@@ -42,12 +44,11 @@ def _whole(given: Sums) -> list[Sentence]:
     prompts, rate = round(number(rule.get("prompts"))), number(rule.get("learning_rate"))
     if prompts < 1 or updates < 1 or out >= updates:
         return []
-    at = f"{' at' if prompts == 1 else ', at'} a learning rate of {factor(rate)}" if rate else ""
-    many = "One update" if updates == 1 else f"{updates} updates"
+    at = f" (learning rate {compact(rate)})" if rate else ""
     if prompts == 1:
-        return [sentence(f"{many} from this prompt alone{at}.")]
-    each = "" if updates == 1 else ", each from a share of every prompt"
-    return [sentence(f"{many} from {prompts} prompts{at}{each}; this is one of them.")]
+        return [sentence(f"{'A single update' if updates == 1 else f'{updates} updates'} from this prompt alone{at}.")]
+    behind = "a single update" if updates == 1 else f"each of the {updates} updates"
+    return [sentence(f"This prompt is one of the {prompts} behind {behind}{at}.")]
 
 
 def _skipped(given: Sums) -> list[Sentence]:
@@ -66,38 +67,48 @@ def _moves(given: Sums, measured: Sequence[TreeNode]) -> list[Sentence]:
     bound, told = rounding(given.record), []
     asked = [edge for edge in measured if pushed(edge)]
     still = sum(_size(edge) <= bound for edge in asked)
-    for way, signed, likely in ((1, "positive", "more"), (-1, "negative", "less")):
+    for way, where, likely in ((1, "up", "more"), (-1, "down", "less")):
         if alike := [edge for edge in asked if push(edge.advantage) == way]:
             went = sum(way * (edge.log_ratio or 0) > bound for edge in alike)
-            told.append(
-                sentence(f"Of {counted(len(alike), 'step')} with {signed} advantage {went} became {likely} likely.")
-            )
+            told.append(sentence(f"Of the {counted(len(alike), 'step')} pushed {where} {went} became {likely} likely."))
     if still:
         told.append(sentence(f"The change of {counted(still, 'step')} is {unclear(given.record)}."))
     if not asked:
         told.append(sentence("No step here asked for a change."))
-    most = max(asked or measured, key=_size)
+    most, verb = max(asked or measured, key=_size), ", became " if len(asked) == 1 else " changed most: "
     against = bool(asked) and _against(most, bound)
     told.append(
         sentence(
-            "The likelihood of the step to ", Ref(most.id, given.names[most.id]),
-            f" changed most: {_amount(given, most)}{', against its push' if against else ''}.",
+            "Of the pushed steps, " if len(asked) > 1 else "The pushed step, " if asked else "",
+            Ref(most.id, given.names[most.id]),
+            f"{verb}{_amount(given, most)}{', against its push' if against and not weak(most.advantage) else ''}.",
         )
     )  # fmt: skip
     aside = _aside(measured, most, bound) if asked else None
     if aside is not None:
         told.append(
             sentence(
-                "The step to ", Ref(aside.id, given.names[aside.id]),
-                f", which nobody pushed, moved even more ({tiny(aside.log_ratio)}).",
+                "A step that nobody pushed changed more: ", Ref(aside.id, given.names[aside.id]),
+                f", {_amount(given, aside)}.",
             )
         )  # fmt: skip
-    loser = _loser(given, most, bound) if asked else []
-    told += loser
+    paths = outcomes(given, most)
+    told += paths.told
     astray = sum(_size(edge) > bound and not _against(edge, bound) for edge in asked) < MOST_WENT * len(asked)
-    if asked and (astray or against or loser or aside is not None) and any(_size(edge) > bound for edge in measured):
+    odd = astray or against or paths.astray or aside is not None
+    if asked and odd and any(_size(edge) > bound for edge in measured):
         told.append(sentence(_why(given)))
     return told
+
+
+def _paths_alone(given: Sums) -> list[Sentence]:
+    """What became of the paths where steps do not train, and why they may not follow their pictures."""
+    paths = outcomes(given)
+    serves = "pictures" if number(given.record.rule.get("prompts")) == 1 else "pictures and prompts of the iteration"
+    text = (
+        f"Paths need not follow: one network serves all {serves}, and one update is a compromise between all of them."
+    )
+    return [*paths.told, *([sentence(text)] if paths.astray else [])]
 
 
 def _why(given: Sums) -> str:
@@ -105,17 +116,16 @@ def _why(given: Sums) -> str:
     alone = number(given.record.rule.get("prompts")) == 1
     shared = "one network serves all steps" + ("" if alone else " and prompts of the iteration")
     also = ", the contrast of pictures trains it too" if given.record.rule.get("samples") else ""
-    way = "and it goes a small way along the sum of all pushes"
+    way = "and one update is a compromise between all of them"
     return f"Steps need not go where they are pushed: {shared}{also}, {way}."
 
 
 def _amount(given: Sums, edge: TreeNode) -> str:
-    """A change per dimension and over all of them, and what that makes of the likelihood."""
+    """How much likelier a step became; per dimension where their number is not known."""
     if (whole := whole_change(given, edge)) is None:
-        return f"{tiny(edge.log_ratio)} in its logarithm, per dimension"
-    count = round(number(given.record.rule.get("dimensions")))
-    own = f"{tiny(edge.log_ratio)} in its logarithm per dimension"
-    return f"{own}, × {count:,} dimensions {tiny(whole)}: {likelier(whole)}"
+        more = "more" if (edge.log_ratio or 0.0) > 0 else "less"
+        return f"{more} likely (log-likelihood {tiny(edge.log_ratio)} per dimension)"
+    return f"{likelier(whole)} (log-likelihood {tiny(whole)})"
 
 
 def _aside(measured: Sequence[TreeNode], most: TreeNode, bound: float) -> TreeNode | None:
@@ -123,24 +133,6 @@ def _aside(measured: Sequence[TreeNode], most: TreeNode, bound: float) -> TreeNo
     others = [edge for edge in measured if not pushed(edge)]
     aside = max(others, key=_size, default=None)
     return aside if aside is not None and _size(aside) > max(_size(most), bound) else None
-
-
-def _loser(given: Sums, most: TreeNode, bound: float) -> list[Sentence]:
-    """That the way to the best picture became less likely, where it did: the picture that the story names."""
-    found = given.scored
-    if len(found) < 2 or found[0].leaf is None or push(found[0].leaf.advantage) <= 0:
-        return []
-    steps = [edge for edge in given.path(found[0]) if known(edge.log_ratio)]
-    change = sum(edge.log_ratio or 0.0 for edge in steps)
-    if not steps or change >= -bound:
-        return []
-    whole = [whole_change(given, edge) for edge in steps]
-    amount = likelier(sum(one or 0.0 for one in whole)) if None not in whole else f"{tiny(change)} per dimension"
-    told = "" if steps == [most] else f" ({amount})"
-    ref = Ref(found[0].id, given.names[found[0].id])
-    ties = total(found[0]) - total(found[1]) <= NOTHING
-    best = "one of the best pictures" if ties else "the best picture"
-    return [sentence(f"Even the path to {best}, ", ref, f", became less likely{told}.")]
 
 
 def _against(edge: TreeNode, bound: float) -> bool:

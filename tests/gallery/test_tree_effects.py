@@ -15,7 +15,7 @@ from tests.gallery.test_tree_story import split, told
 
 WHY = (
     "Steps need not go where they are pushed: one network serves all steps and prompts of the iteration, the contrast "
-    "of pictures trains it too, and it goes a small way along the sum of all pushes."
+    "of pictures trains it too, and one update is a compromise between all of them."
 )
 
 
@@ -114,14 +114,14 @@ def test_audits_that_are_not_trained_say_so():
         ((None, None), "How likely the steps were after it was not recorded."),
         (
             (0.002, -0.001),
-            "Of 1 step with positive advantage 1 became more likely. Of 1 step with negative advantage 1 became less "
-            "likely. The likelihood of the step to 1a changed most: +0.0020 in its logarithm, per dimension.",
+            "Of the 1 step pushed up 1 became more likely. Of the 1 step pushed down 1 became less likely. Of the "
+            "pushed steps, 1a changed most: more likely (log-likelihood +0.0020 per dimension).",
         ),
         (
             (-0.002, 0.00001),
-            "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. The likelihood of the step to 1a changed most: −0.0020 in its logarithm, per dimension, against "
-            f"its push. Even the path to the best picture, 1a, became less likely. {WHY}",
+            "Of the 1 step pushed up 0 became more likely. Of the 1 step pushed down 0 became less likely. Of the "
+            "pushed steps, 1a changed most: less likely (log-likelihood −0.0020 per dimension), against its push. "
+            f"Even the path to the best picture, 1a, became less likely. {WHY}",
         ),
     ],
 )
@@ -140,27 +140,30 @@ def test_what_the_update_did(ratios, expected):
             "was.",
         ),
         ({"updates": 1, "skipped": 1}, (0.0, 0.0), "A guard left out the update of this iteration. The update left"),
-        ({"updates": 4, "skipped": 1}, (0.1, -0.1), "A guard left out 1 of the 4 updates of this iteration. Of 1 step"),
+        (
+            {"updates": 4, "skipped": 1},
+            (0.1, -0.1),
+            "A guard left out 1 of the 4 updates of this iteration. Of the 1 step",
+        ),
         (
             {"dtype": "bfloat16"},
             (0.00012, -0.00012),
             "What it changed is too small to tell in bfloat16: no measured step moved by more than rounding.",
         ),
-        ({"dtype": "float32"}, (0.00012, -0.00012), "Of 1 step with positive advantage 1 became more likely."),
+        ({"dtype": "float32"}, (0.00012, -0.00012), "Of the 1 step pushed up 1 became more likely."),
         ({"dtype": "float32"}, (5e-7, -5e-7), "What it changed is too small to tell: no measured step moved"),
         (
             {"dtype": "bfloat16"},
             (0.0004, 0.0001),
-            "Of 1 step with positive advantage 1 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. The change of 1 step is too small to tell in bfloat16. The likelihood of the step to "
-            "1a changed most: +0.00040 in its logarithm, per dimension.",
+            "Of the 1 step pushed up 1 became more likely. Of the 1 step pushed down 0 became less likely. The change "
+            "of 1 step is too small to tell in bfloat16. Of the pushed steps, 1a changed most: more likely "
+            "(log-likelihood +0.00040 per dimension).",
         ),
         (
             {"dtype": "bfloat16"},
             (0.0, 0.0004),
-            "Of 1 step with positive advantage 0 became more likely. Of 1 step with negative advantage 0 became less "
-            "likely. The change of 1 step is too small to tell in bfloat16. The likelihood of the step to 1b changed "
-            "most",
+            "Of the 1 step pushed up 0 became more likely. Of the 1 step pushed down 0 became less likely. The change "
+            "of 1 step is too small to tell in bfloat16. Of the pushed steps, 1b changed most",
         ),
     ],
 )
@@ -192,7 +195,12 @@ def test_a_nodes_own_words_know_the_rounding_too():
 def test_steps_that_do_not_train_are_only_measured():
     tree = split({"log_ratio": 0.001, "trained": False}, {"log_ratio": 0.002, "trained": False}, rule=NFT)
     text = told(tree)
-    assert text["update"] == "The contrast trains finished pictures here; the steps are only measured, not trained."
+    assert text["update"] == (
+        "The contrast trains finished pictures here; the steps are only measured, not trained. Of the 1 path to a "
+        "picture with positive advantage 1 became more likely; of the 1 with negative 0 became less likely. Even the "
+        "path to the worst picture, 1b, became more likely (+0.0020 per dimension). Paths need not follow: one network "
+        "serves all pictures and prompts of the iteration, and one update is a compromise between all of them."
+    )
     assert "The 2 steps do not train: with this objective only finished pictures train." in text["idle"]
     assert "credit" not in text
 
@@ -215,11 +223,12 @@ def test_a_step_that_nobody_pushed_and_that_moved_most_is_told_as_a_side_effect(
     """Shared weights move it; that it moved is not why the policy changed."""
     aside = {"advantage": 0.0, "trained": False, "log_ratio": -0.003}
     text = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": False}))["update"]
-    assert "The likelihood of the step to 1a changed most: +0.0020 in its logarithm, per dimension." in text
+    assert "The pushed step, 1a, became more likely (log-likelihood +0.0020 per dimension)." in text
     assert text.endswith(
-        "The step to 1b, which nobody pushed, moved even more (−0.0030). Steps need not go where they are pushed: one "
-        "network serves all steps and prompts of the iteration, and it goes a small way along the sum of all pushes."
+        " Steps need not go where they are pushed: one network serves all steps and prompts of the iteration, and one "
+        "update is a compromise between all of them."
     )
+    assert "A step that nobody pushed changed more: 1b, less likely (log-likelihood −0.0030 per dimension)." in text
     both = told(split({"log_ratio": 0.002}, aside, rule={**OUTCOME, "samples": True}))["update"]
     assert both.endswith(WHY)
     assert "nobody" not in told(split({"log_ratio": 0.004}, aside))["update"]
@@ -230,6 +239,59 @@ def test_what_the_losing_pictures_lack():
     whole = {"r": 1.0, "r/strict": 1.0, "r/shape": 1.0, "r/count": 1.0, "r/colour": 0.5, "q/count": 1.0}
     broken = {"r": 0.25, "r/strict": 0.0, "r/shape": 0.25, "r/count": 0.5, "r/colour": 0.5, "q/count": 0.5}
     tree = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards=broken)})
-    assert "What the second lacks: shape (0.250 against 1.000), count (0.500 against 1.000)." in told(tree)["decision"]
+    assert "What the second lacks: count (0.500 against 1.000), shape (0.250 against 1.000)." in told(tree)["decision"]
     same = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards={"r": 0.25})})
     assert "lacks" not in told(same)["decision"]
+
+
+def two_splits(ratios, totals=(1.0, 0.9, 0.2, 0.1), own=(1.0, 0.8, -0.8, -1.0), pushes=(1.0, -1.0)):
+    """1a, 1b, then 1aa, 1ab, 1ba, 1bb: only the first split is pushed; ratios in this order."""
+    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=0.55)]
+    for a in range(2):
+        nodes.append(
+            TreeNode(len(nodes), 0, 0, a, 0, 0.75, value=0.5, advantage=pushes[a], trained=True, log_ratio=ratios[a])
+        )
+        above = nodes[-1].id
+        for b in range(2):
+            i = 2 * a + b
+            nodes.append(
+                TreeNode(len(nodes), above, 0, b, 2, 0.25, value=totals[i], advantage=0.0, log_ratio=ratios[2 + i],
+                         leaf=leaf(totals[i], (a, b), advantage=own[i], trained=True))
+            )  # fmt: skip
+    return record(nodes, rule={**DIFFRL, "prompts": 8, "updates": 1, "dimensions": 100})
+
+
+def test_what_became_of_the_paths_is_told_beside_the_pushes():
+    """Both pushes are followed, yet sums over paths are -0.002, +0.003, +0.004 and -0.003."""
+    text = told(two_splits((0.002, -0.001, -0.004, 0.001, 0.005, -0.002)))["update"]
+    assert "Of the 1 step pushed up 1 became more likely. Of the 1 step pushed down 1 became less likely." in text
+    # 100 * -0.002 = -0.2, e to that 0.82; 100 * 0.004 = 0.4, e to that 1.49
+    assert (
+        "Of the 2 paths to pictures with positive advantage 1 became more likely; of the 2 with negative 1 became less "
+        "likely. Even the path to the best picture, 1aa, became less likely (0.82 times as likely). The worst picture "
+        "whose path became more likely is 1ba, of reward 0.200 (1.5 times as likely)." in text
+    )
+    assert text.endswith(WHY)
+    # 100 * 0.005 = 0.5, e to that 1.65: the step's own unit, not the one per dimension
+    assert "A step that nobody pushed changed more: 1ba, 1.6 times as likely (log-likelihood +0.50)." in text
+    fine = told(two_splits((0.002, -0.002, 0.0, 0.001, 0.001, -0.001)))["update"]
+    assert "2 became more likely; of the 2 with negative 2 became less likely." in fine
+    assert "picture whose" not in fine and "Even" not in fine and "Steps need" not in fine
+
+
+def test_paths_are_told_of_only_where_all_of_them_were_measured():
+    for ratios in ((None, -0.001, -0.004, 0.001, 0.005, -0.002), (0.002, -0.001, None, 0.001, 0.005, -0.002)):
+        assert "paths to pictures" not in told(two_splits(ratios))["update"]
+    level = two_splits((0.002, -0.001, -0.004, 0.001, 0.005, -0.002), own=(0.0, None, 0.0, None))
+    assert "paths to pictures" not in told(level)["update"]
+    small = told(two_splits((0.002, -0.001, -0.002, 0.0, 0.001, 0.0)))["update"]
+    assert "advantage 1 became more likely; of the 2 with negative 1 became less" in small, "0 is neither"
+    tied = told(two_splits((0.002, -0.001, 0.0, -0.004, 0.0, 0.0), totals=(1.0, 1.0, 0.1, 0.1)))["update"]
+    assert "Even the path to one of the best pictures, 1ab, became less likely (0.82 times as likely)." in tied
+
+
+def test_weak_advantages_are_not_gone_against():
+    for advantage, said in ((0.04, False), (0.06, True)):
+        tree = split({"log_ratio": -0.002, "advantage": advantage}, {"log_ratio": -0.001})
+        assert ("against its push" in notes(sums(tree), tree.nodes[1])[0]) is said
+        assert ("against its push" in told(tree)["update"]) is said

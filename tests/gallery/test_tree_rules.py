@@ -11,7 +11,6 @@ from diffrl.gallery.tree_glossary import glossary
 from diffrl.gallery.tree_layout import lay_out
 from diffrl.gallery.tree_panel import notes, step_facts
 from diffrl.gallery.tree_rule import place, rules
-from diffrl.gallery.tree_turning import rule as turning_rule
 from diffrl.gallery.tree_words import sums
 from diffrl.tracking.trees import TreeNode
 from tests.gallery import made_trees
@@ -35,23 +34,21 @@ def test_the_update_says_of_how_many_prompts_it_was_made():
     def first(**more):
         return told(split({"log_ratio": 0.1}, {"log_ratio": -0.1}, rule={**NEW, **more}))["update"]
 
-    assert first().startswith("One update from 8 prompts, at a learning rate of 0.0002; this is one of them. Of 1 step")
+    assert first().startswith("This prompt is one of the 8 behind a single update (learning rate 2e-4). Of the")
     assert first(updates=2).startswith(
-        "2 updates from 8 prompts, at a learning rate of 0.0002, each from a share of every prompt; this is one of "
-        "them."
+        "This prompt is one of the 8 behind each of the 2 updates (learning rate 2e-4). Of the"
     )
-    assert first(prompts=1).startswith("One update from this prompt alone at a learning rate of 0.0002. Of 1 step")
-    assert first(learning_rate=None).startswith("One update from 8 prompts; this is one of them.")
+    assert first(prompts=1).startswith("A single update from this prompt alone (learning rate 2e-4). Of the")
+    assert first(learning_rate=None).startswith("This prompt is one of the 8 behind a single update. Of the")
     assert first(skipped=1).startswith("A guard left out the update of this iteration.")
-    assert first(prompts=None).startswith("Of 1 step")
+    assert first(prompts=None).startswith("Of the 1 step pushed up")
 
 
 def test_a_change_is_told_for_the_whole_step_too():
     # 256 * 0.002 = 0.512, e to that 1.67; 256 * -0.0005 = -0.128, e to that 0.88
     tree = split({"log_ratio": 0.002}, {"log_ratio": -0.0005}, rule=NEW)
     assert told(tree)["update"].endswith(
-        "The likelihood of the step to 1a changed most: +0.0020 in its logarithm per dimension, × 256 dimensions "
-        "+0.51: 1.7 times as likely."
+        "Of the pushed steps, 1a changed most: 1.7 times as likely (log-likelihood +0.51)."
     )
     given = sums(tree)
     assert [notes(given, node)[0] for node in tree.nodes[1:]] == [
@@ -97,24 +94,7 @@ def test_why_steps_do_not_follow_is_told_where_they_do_not(ratios, explained):
     text = told(record(tied, branching={2: 5}, rule=NEW))["update"]
     assert ("Even the path to one of the best pictures, 1a, became" in text) is (ratios[0] < 0)
     alone = told(record(nodes, branching={2: 5}, rule={**NEW, "prompts": 1, "samples": False}))["update"]
-    assert ("one network serves all steps, and it goes" in alone) is explained
-
-
-def test_a_turn_is_told_with_the_rule_that_was_followed():
-    tree = made_trees.forest(rule=NEW)
-    text = told(tree)["credit"]
-    assert (
-        "At 2a ◆ a path turns up: its first step adds +0.375 and at least one of the 2 paths through it goes on up, so "
-        "the step is credited with +0.750 instead." in text
-    )
-    assert text.endswith("the mean over them; as many turns up as down are kept, the largest ones.")
-    loose = told(replace(tree, rule={**NEW, "constraint": False, "balance": False}))["credit"]
-    assert "through it ends higher than it began" in loose and "as many turns" not in loose
-    whole = turning_rule(sums(tree))
-    for words in ("a first step, or one against", "goes on in that direction", "as many up as down", "only some may"):
-        assert words in whole
-    assert "goes on" not in turning_rule(sums(replace(tree, rule={**NEW, "constraint": False})))
-    assert "as many" not in turning_rule(sums(replace(tree, rule={**NEW, "balance": False})))
+    assert ("one network serves all steps, and one update" in alone) is explained
 
 
 def split_twice(early, late):
@@ -133,10 +113,12 @@ def split_twice(early, late):
 def test_of_splits_that_mattered_as_much_the_earlier_one_is_told_first():
     for late in (0.4, 0.41):  # within a twentieth
         text = split_twice(0.4, late)
-        assert text.startswith("The split at noise level 1.00: from the starting noise 1, one branch, 1a,")
-        assert f"The split from 1a mattered as much (1aa {0.5 + late:.3f}, 1ab 0.500). What 1ab lacks: count" in text
+        sizes = "difference in reward, 0.400 each" if late == 0.4 else "differences in reward, 0.400 and 0.410"
+        assert text.startswith(f"Two splits made the largest {sizes}: 1a against 1b, and 1aa against 1ab.")
+        assert "What 1ab lacks: count (0.250 against 1.000). The update pushes towards 1a and 1aa, and away" in text
     assert split_twice(0.4, 0.5).startswith("The split at noise level 0.50: from the half-finished picture 1a")
-    assert "as much" not in split_twice(0.4, 0.5) and "as much" not in split_twice(0.4, 0.3)
+    assert "wo splits" not in split_twice(0.4, 0.5) and "wo splits" not in split_twice(0.4, 0.3)
+    assert "1ab, at 0.500. No other split made as large a difference in reward. What" in split_twice(0.4, 0.5)
 
 
 def test_of_several_that_mattered_as_much_one_is_named():
@@ -147,7 +129,10 @@ def test_of_several_that_mattered_as_much_one_is_named():
             top = 3 * root
             nodes.append(TreeNode(len(nodes), top, root, child, 2, 0.25, value=reward, leaf=leaf(reward)))
     text = told(record(nodes, branching={2: 2}, rule=NEW))["decision"]
-    assert "The split from 2 mattered as much (2a 1.000, 2b 0.000), and so did one more." in text
+    assert text.startswith(
+        "Three splits made the largest difference in reward, 1.000 each: 1a against 1b, 2a against 2b, and 1 more. "
+        "Neither of the steps to 1a and 1b trains. Neither of the steps to 2a and 2b trains."
+    )
 
 
 def test_that_nothing_was_selected_is_told_only_where_it_is_so():
@@ -188,7 +173,12 @@ def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():
     assert named["reward ="] == "0.5 × shapes" and named["new"] == "thing" and named["seed"] == "0"
     assert named["edges"] == "yes: steps train" and named["balance"] == "yes: as many turns up as down count"
     assert named["kl"] == "0: nothing pulls to the starting model"
-    assert named["clip"] == "0.001: a step's push ends once it is 0.1 % less likely, per dimension"
+    clip = "0.001: a step's push ends once it is 0.1 % less likely, per dimension"
+    idle = f"{clip}; with one update an iteration it has no effect"
+    assert named["clip"] == f"{idle} unless the policy that draws lags behind (old_limit above 0)"
+    for rule, said in (({"objective": "grpo"}, idle), ({"updates": 2}, clip), ({"updates": None}, clip)):
+        other = sums(replace(tree, rule={**tree.rule, **rule}))
+        assert dict(rules(other))["clip"] == said
     assert named["learning_rate"].startswith("0.0002: ") and named["explored: candidates"] == "64: candidates explored"
     assert [key for key, _ in found][:2] == ["reward =", "reward"]
     assert all(": " in text for key, text in found if key not in ("reward =", "new", "seed"))
@@ -203,10 +193,13 @@ def test_a_prompt_is_one_of_those_of_its_iteration(client_of, made):
     made_trees.write(made, tree)
     client = client_of(made)
     page = client.get("/tree?tree=000020-3").text
-    assert "iteration 20, prompt 4 of 8<" in page and "Iteration 20, prompt 4 of 8<" in client.get("/trees").text
+    assert (
+        "iteration 20 (row 21 of the curves), prompt 4 of 8<" in page
+        and "Iteration 20, prompt 4 of 8<" in client.get("/trees").text
+    )
     assert "All steps, the strongest push first" in page and "<dt>learning_rate</dt><dd>0.0002: " in page
     words = re.search(r'<details class="words-used">(.*?)</details>', page, re.S)[1]
-    assert "<dt>group</dt>" not in words and "goes on in that direction" in words and "Times 256 it is" in words
+    assert "<dt>group</dt>" not in words and "goes on the same way" in words and "Times 256 it is" in words
 
 
 def test_words_say_what_passes_and_what_a_deviation_is():

@@ -39,9 +39,8 @@ def test_the_forest_sentence_by_sentence():
         "levels 1.00 and 0.50. The other 2 steps add no noise, so there is nothing to choose there.",
         "scored": "4 of 15 passed shapes_strict. Rewards go from 0.250 (3ba) to 1.000 (1aa), 0.550 on average. "
         "1 picture could not be scored and is left out.",
-        "decision": "The split at noise level 1.00: from the starting noise 2, one branch, 2a, ended, on average, at "
-        "1.000 and the other, 2b, at 0.250. The update pushes towards the first and away from the second. "
-        "The split from 1a mattered as much (1aa 1.000, 1ab 0.250). "
+        "decision": "Two splits made the largest difference in reward, 0.750 each: 2a against 2b, and 1aa against 1ab. "
+        "The update pushes towards 2a and 1aa, and away from 2b and 1ab. "
         "The starting noises differ too: 4 is worth 0.667 and 3 0.375. They are drawn at random, so no step gets "
         "credit for that.",
         "credit": "Pushed up most: the steps to 2a (+1.12), 1aa (+0.94) and 4aa (+0.62). "
@@ -53,8 +52,12 @@ def test_the_forest_sentence_by_sentence():
         "as the mean over them.",
         "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
         "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
-        "update": "Of 7 steps with positive advantage 7 became more likely. Of 7 steps with negative advantage 6 "
-        "became less likely. The likelihood of the step to 1ab changed most: −0.00095 in its logarithm, per dimension.",
+        "update": "Of the 7 steps pushed up 7 became more likely. Of the 7 steps pushed down 6 became less likely. Of "
+        "the pushed steps, 1ab changed most: less likely (log-likelihood −0.00095 per dimension). Of the 4 paths to "
+        "pictures with positive advantage 4 became more likely; of the 11 with negative 9 became less likely. The "
+        "worst picture whose path became more likely is 3aa, of reward 0.500 (+0.00015 per dimension). Steps need not go "
+        "where they are pushed: one network serves all steps and prompts of the iteration, the contrast of pictures "
+        "trains it too, and one update is a compromise between all of them.",
         "idle": "1 step leads to no picture that counts. At 1 split only one branch leads to a picture that counts, "
         "which leaves nothing to compare it with. 9 steps have advantage 0.",
         "reckoning": "A node is worth the mean reward of the pictures that grow from it. A step earns what it adds to "
@@ -150,8 +153,13 @@ def test_branches_of_equal_worth_decide_nothing():
     assert told(tree)["decision"] == "None: wherever a path split, its branches were worth the same."
 
 
+def alone(forest):
+    """A forest in which no second split makes as large a difference as the one from 2."""
+    return replace(forest, nodes=[replace(node, value=0.9) if node.id == 2 else node for node in forest.nodes])
+
+
 def test_a_value_that_is_no_mean_is_not_called_one():
-    tree = made_trees.forest(rule={**made_trees.DIFFRL, "value": "ode"})
+    tree = alone(made_trees.forest(rule={**made_trees.DIFFRL, "value": "ode"}))
     assert "one branch, 2a, stood at 1.000 and the other" in told(tree)["decision"]
 
 
@@ -185,7 +193,7 @@ def test_a_turn_on_a_chain_is_its_own_path():
 
 
 def test_only_several_pictures_have_an_average():
-    tree = made_trees.forest()
+    tree = alone(made_trees.forest())
     lone = [replace(node, leaf=replace(node.leaf, total=None)) if node.id in (9, 12) else node for node in tree.nodes]
     assert "one branch, 2a, ended at 1.000 and" in told(replace(tree, nodes=lone))["decision"]
 

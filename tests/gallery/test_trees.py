@@ -90,7 +90,7 @@ def test_the_tree_page_says_what_the_record_says(client_of, made):
     found = items(answer.text)
     assert len(found) == 28
     assert found[8]["aria-label"] == (
-        "Node 2a, noise level 0.75, value 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
+        "Node 2a, noise level 0.75, worth 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
         "the update made this step more likely: +0.00047 per dimension"
     )
     assert found[3]["aria-label"].startswith(
@@ -154,7 +154,7 @@ def test_words_are_explained_where_they_are_used(client_of, made):
         block = re.search(r'<details class="words-used">(.*?)</details>', client.get(f"/tree?tree={name}").text, re.S)
         return re.findall(r"<dt>([^<]*)</dt>", block[1])
 
-    contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed"]
+    contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed", "shapes, shapes_strict"]
     steps = ["worth", "advantage", "turning point ◆", contrast, "per dimension"]
     assert words("000020-3") == [*both, *steps]
     assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
@@ -278,7 +278,8 @@ def test_the_figure_stands_alone():
     named = re.findall(r'<span class="name">([^<]+)</span>', figure)  # as the story beside it calls them
     assert len(named) == 28 and {"1", "2a", "2ab", "4bb"} <= set(named)
     assert "<script" not in figure and " id=" not in figure and "href" not in figure and 'loading="lazy"' not in figure
-    assert "near 0" in figure and "≥ +1" in figure and "turning point" in figure and "does not train" in figure
+    assert "near 0" in figure and "≥ +1" in figure and "turning point" in figure
+    assert ">step trains" in figure and ">step does not train<" in figure
     addresses = {found["src"] for tag, found in elements.found if tag == "img"}
     assert addresses == {"data:image/webp;base64,AAAA"}
 

@@ -12,7 +12,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
+from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, node_view, tree_figure
 from diffrl.gallery.tree_glossary import glossary
 from diffrl.gallery.tree_numbers import counted, three
 from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
@@ -112,7 +112,7 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         record=record,
         figure=tree_figure(record, small, interactive=True, scale=1),
         story=story(record),
-        shots=lambda id: small(record.nodes[id].picture) if record.nodes[id].picture else None,
+        shots=lambda id: node_view(given, record.nodes[id], address(size=256, still=True)),
         words=glossary(given),
         names=given.names,
         place=place(record),
