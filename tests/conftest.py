@@ -16,7 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes, and te
 import pytest
 from hypothesis import HealthCheck, settings
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # pytest was started in the background: what it starts inherits it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # pytest runs in the background: what it starts inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that stands still for a while is no reason to fail; a hang is seen without a deadline too.

@@ -21,8 +21,8 @@ MOST = 3
 CREDIT = {
     "outcome": "A step shares the credit of the pictures that it leads to",
     "fused": "A step is worth the mean reward of the pictures that it leads to",
-    "incremental": "A step earns what it adds to the value of its node",
-    "turning_point": "A step earns what it adds to the value of its node, at a turning point the whole way to the end",
+    "incremental": "A step earns what it adds to the worth of its node",
+    "turning_point": "A step earns what it adds to the worth of its node, at a turning point the whole way to the end",
 }
 COMPARED = {
     "outcome": "each picture is compared with the others of this prompt",

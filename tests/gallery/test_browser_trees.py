@@ -269,7 +269,7 @@ def test_without_scripts_everything_can_be_read(context_of, served, run):
     assert "Pushed up most" in page.locator("#story").inner_text()
     page.locator("#all-steps summary").click()
     assert page.locator("#all-steps tbody tr:visible").count() == 24
-    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, noise level 0.75, value 1.000")
+    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, noise level 0.75, worth 1.000")
 
 
 def test_the_exported_tree_opens_from_disk(page, made, tmp_path):

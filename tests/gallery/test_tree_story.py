@@ -55,13 +55,13 @@ def test_the_forest_sentence_by_sentence():
         "update": "Of the 7 steps pushed up 7 became more likely. Of the 7 steps pushed down 6 became less likely. Of "
         "the pushed steps, 1ab changed most: less likely (log-likelihood −0.00095 per dimension). Of the 4 paths to "
         "pictures with positive advantage 4 became more likely; of the 11 with negative 9 became less likely. The "
-        "worst picture whose path became more likely is 3aa, of reward 0.500 (+0.00015 per dimension). Steps need not go "
-        "where they are pushed: one network serves all steps and prompts of the iteration, the contrast of pictures "
-        "trains it too, and one update is a compromise between all of them.",
+        "worst picture whose path became more likely is 3aa, of reward 0.500 (+0.00015 per dimension). Steps need not "
+        "go where they are pushed: one network serves all steps and prompts of the iteration, the contrast of "
+        "pictures trains it too, and one update is a compromise between all of them.",
         "idle": "1 step leads to no picture that counts. At 1 split only one branch leads to a picture that counts, "
         "which leaves nothing to compare it with. 9 steps have advantage 0.",
         "reckoning": "A node is worth the mean reward of the pictures that grow from it. A step earns what it adds to "
-        "the value of its node, at a turning point the whole way to the end; it is compared with this prompt's other "
+        "the worth of its node, at a turning point the whole way to the end; it is compared with this prompt's other "
         "steps at the same noise level.",
     }
 

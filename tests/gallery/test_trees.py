@@ -279,7 +279,7 @@ def test_the_figure_stands_alone():
     assert len(named) == 28 and {"1", "2a", "2ab", "4bb"} <= set(named)
     assert "<script" not in figure and " id=" not in figure and "href" not in figure and 'loading="lazy"' not in figure
     assert "near 0" in figure and "≥ +1" in figure and "turning point" in figure
-    assert ">step trains" in figure and ">step does not train<" in figure
+    assert ">step trains" in figure and ">does not train<" in figure
     addresses = {found["src"] for tag, found in elements.found if tag == "img"}
     assert addresses == {"data:image/webp;base64,AAAA"}
 

@@ -1,0 +1,87 @@
+"""The decision that mattered most: its sentences, the pictures that stand for it, and the words that it uses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from diffrl.gallery.tree_glossary import glossary
+from diffrl.gallery.tree_story import story
+from diffrl.gallery.tree_words import sums
+from reward_models.shapes import PARTS
+from tests.gallery import made_trees
+from tests.gallery.made_trees import leaf
+from tests.gallery.test_tree_story import alone, split, told
+
+
+def test_of_several_splits_the_one_with_the_largest_difference_is_told():
+    assert told(alone(made_trees.forest()))["decision"].startswith(
+        "The split at noise level 1.00: from the starting noise 2, one branch, 2a, ended, on average, at 1.000 and the "
+        "other, 2b, at 0.250. No other split made as large a difference in reward. The update pushes towards the first"
+    )
+
+
+def test_finished_pictures_stand_for_the_branches():
+    """Of the better branch the best, of the worse one the worst."""
+    tree = made_trees.forest()  # at the fourth noise 1.0 and 0.5 against 0.5 and a picture that could not be scored
+    nodes = [replace(n, value=2.0) if n.id == 22 else n for n in tree.nodes]
+    (found,) = [paragraph for paragraph in story(replace(tree, nodes=nodes)) if paragraph.key == "decision"]
+    assert [sums(tree).names[node] for node in found.shown] == ["4aa", "4ba"]
+    assert found.note == "Shown: the best picture of 4a and the picture of 4b."
+    (lone,) = [paragraph for paragraph in story(split({}, {})) if paragraph.key == "decision"]
+    assert (lone.shown, lone.note) == ([1, 2], "")
+    failed = split({}, {"leaf": leaf(None)})  # its value is known, its picture has no reward
+    (nothing,) = [paragraph for paragraph in story(failed) if paragraph.key == "decision"]
+    assert (nothing.shown, nothing.note) == ([], "")
+
+
+def test_what_the_losing_branch_lacks_begins_with_the_cause_and_says_what_it_leaves_out():
+    names = ("colour", "shape", "binding", "count", "relation", "clean")
+    worse = {**dict.fromkeys(names, 0.0), "count": 0.5, "clean": 1.0}
+    ends = [{"leaf": leaf(1.0, rewards={f"r/{name}": parts[name] for name in names})} for parts in (
+        dict.fromkeys(names, 1.0), worse,
+    )]  # fmt: skip
+    assert (
+        "What the second lacks: count (0.500 against 1.000), colour (0.000 against 1.000), shape (0.000 against 1.000) "
+        "and 2 more. The update" in told(split(*ends))["decision"]
+    )
+
+
+def test_parts_of_scores_are_explained_where_the_record_has_them():
+    def words(**rewards):
+        tree = made_trees.pool(2, 2, 0)
+        nodes = [replace(node, leaf=replace(node.leaf, rewards=rewards)) for node in tree.nodes if node.leaf]
+        return dict(glossary(sums(replace(tree, nodes=nodes))))
+
+    found = words(**{"shapes": 0.5, "shapes/count": 0.5, "shapes/colour": 0.5, "other/clean": 1.0})
+    assert found["parts"].startswith("count: how near the number of objects found is to the number asked for; objects")
+    assert "colour: the share" in found["parts"] and "clean" not in found["parts"] and "missing" not in found["parts"]
+    assert "shapes, shapes_strict" not in found and "parts" not in words(shapes=0.5, **{"other/count": 0.5})
+    every = words(shapes=0.5, shapes_strict=0.0, **{f"shapes/{part}": 0.0 for part in PARTS})
+    assert all(f"{part}: " in every["parts"] for part in PARTS) and "or too many counts as" in every["parts"]
+    assert every["shapes, shapes_strict"].endswith("shapes_strict is 1 if all of them are 1, else 0.")
+
+
+def test_advantages_of_steps_and_of_pictures_are_told_apart():
+    own = "A step and the picture that it leads to have advantages of their own."
+    assert own in dict(glossary(sums(made_trees.forest())))["advantage"]
+    assert own not in dict(glossary(sums(made_trees.pool())))["advantage"]  # no steps
+    assert own not in dict(glossary(sums(made_trees.chains(3, 2))))["advantage"]  # a step has its picture's
+
+
+def test_finished_pictures_show_the_decision(client_of, made):
+    tree = made_trees.forest()
+    made_trees.write(made, tree)
+    text = client_of(made).get("/tree?run=made&tree=000020-3").text
+    block = re.search(r'<div class="versus">(.*?)</div>\s*<p[^>]*>([^<]*)</p>', text, re.S)
+    assert re.findall(r"node-(\d+)\.webp\?size=256", block[1]) == ["9", "12"]  # 2a against 2b, by their pictures
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", block[1])
+    assert [re.sub("<[^>]*>", "", caption) for caption in captions] == ["2aa 1.000 ✓", "2ba 0.250 ✗"]
+    assert 'title="not passed"' in captions[1] and 'href="#node-12" data-ref="12"' in captions[1]
+    assert block[2] == "Shown: the best picture of 2a and the worst picture of 2b."
+    bare = [replace(n, leaf=n.leaf and replace(n.leaf, rewards={"r": n.leaf.total})) for n in tree.nodes]
+    bare = [replace(n, picture=None) if n.id == 8 else n for n in bare]  # an inner node's picture is not needed
+    made_trees.write(made, made_trees.record(bare, iteration=21))
+    text = client_of(made).get("/tree?run=made&tree=000021-3").text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert [re.sub("<[^>]*>", "", caption).strip() for caption in captions] == ["2aa 1.000", "2ba 0.250"]
