@@ -115,7 +115,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+ALIKE = {"predicted values, one prompt at a time", "path probabilities", "nothing stochastic"}
+"""Kinds of run of which another one asks for more."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in RUNS])
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     """Weights, optimiser, random states, counts, metrics, samples: bit for bit."""
     found = []
@@ -156,7 +160,7 @@ def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
     [
         ({}, 2, [0, 2, 4, 5]),
         ({}, None, [0, 5]),
-        ({"every": 3}, 2, [0, 3, 5]),
+        pytest.param({"every": 3}, 2, [0, 3, 5], marks=pytest.mark.slow),
         ({"every": 1, "prompts": 1}, 2, [0, 1, 2, 3, 4, 5]),
         (None, 2, []),
     ],
