@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,9 +15,6 @@ from reward_models.cli import score_command
 
 if TYPE_CHECKING:
     from reward_models.scoring.drawing import Drawing
-
-PATIENCE = 30.0
-"""Seconds that a rank other than the first waits with an error before it exits."""
 
 app = typer.Typer(
     name="diffrl",
@@ -349,53 +345,11 @@ def _quiet_libraries() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
-    from diffrl.errors import ConfigError, DiffrlError
-    from reward_models.errors import RewardError
+    from diffrl.exits import errors_told
 
-    rank = int(os.environ.get("RANK", "0"))
     sys.path.append(os.getcwd())  # for rewards and families of the user's own, "module:Object"
-    try:
+    with errors_told():
         app(args=list(sys.argv[1:] if arguments is None else arguments))
-    except (DiffrlError, RewardError) as error:
-        _fail(str(error), error.exit_code, rank, shared=isinstance(error, ConfigError))
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        _fail(
-            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
-            "a LoRA. What was saved before is intact.",
-            2,
-            rank,
-        )
-    except OSError as error:
-        if error.filename is None:  # not about a file: a bug of ours, or of the network
-            raise
-        _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
-    """Print one message and exit.
-
-    As soon as one rank exits, the launcher ends the others. So that the first can say what it has to say and write the
-    run's report, the others exit later; what all of them meet (`shared`) they tell only if it has not ended by then.
-    """
-    if rank == 0:
-        typer.echo(f"error: {message}", err=True)
-    else:
-        told = f"error on rank {rank}: {message}"
-        if not shared:
-            typer.echo(told, err=True)
-        time.sleep(PATIENCE)
-        if shared:
-            typer.echo(told, err=True)
-    raise SystemExit(code) from None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
     return thinned(states, most=site.options.get("evaluations", OFFERED)), len(states)
 
 
-def left_out(site: Site, sources: Sequence[Source]) -> int:
+def evaluations_left_out(site: Site, sources: Sequence[Source]) -> int:
     """Evaluations that an exported site has no pages of."""
     count = 0
     for source in sources:

@@ -88,7 +88,7 @@ def export_site(
         for run in site.runs
         if (kept := len(list_trees(run.path))) > trees
     ]
-    lines += left_out(site)
+    lines += _absences(site)
     told = [file for file in failed if file.endswith(".html")]
     absent = [file for file in failed if not file.endswith(".html")]
     lines += [f"{_counted(len(told), 'page')} could only say why: {_some(told)}."] if told else []
@@ -97,7 +97,7 @@ def export_site(
     return lines
 
 
-def left_out(site: Site) -> list[str]:
+def _absences(site: Site) -> list[str]:
     """Sentences on what the running gallery shows and this site does not."""
     lines = []
     stages: set[str] = set()

@@ -12,8 +12,8 @@ from diffrl.gallery.columns import (
     Column,
     choose,
     default_reward,
+    evaluations_left_out,
     exported_states,
-    left_out,
     lower_rewards,
     options,
     reward_names,
@@ -149,7 +149,7 @@ def compare(site: Site, query: Query) -> Answer:
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
         "exits": exits(site, run) if site.links.exported else [],
-        "left_out": left_out(site, [run] if run else site.runs) if site.links.exported else 0,
+        "left_out": evaluations_left_out(site, [run] if run else site.runs) if site.links.exported else 0,
     }
     return Answer(site.render("compare.html", **values))
 

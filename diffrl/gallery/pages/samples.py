@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffrl.gallery.columns import exported_states, label, left_out, main_states, named, options
+from diffrl.gallery.columns import evaluations_left_out, exported_states, label, main_states, named, options
 from diffrl.gallery.compare import arrange, containing, match, within
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.pages.compare import of_folders, orders, paged, wanted
@@ -53,7 +53,7 @@ def samples(site: Site, query: Query) -> Answer:
         "plain": site.links.page("samples", run=source.key, state=None if site.links.exported else state.key),
         "states": [(s.key, f"{label(s)} ({s.samples:,})") for s in options(source, [state])],
         "exits": [(address(s), label(s)) for s in exported_states(site, source)[0]] if site.links.exported else [],
-        "left_out": left_out(site, [source]) if site.links.exported else 0,
+        "left_out": evaluations_left_out(site, [source]) if site.links.exported else 0,
     }
     return Answer(site.render("samples.html", **values))
 

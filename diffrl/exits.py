@@ -1,0 +1,68 @@
+"""How a command ends when something went wrong: one message, an exit code, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from diffrl.errors import ConfigError, DiffrlError
+from reward_models.errors import RewardError
+
+PATIENCE = 30.0
+"""Seconds that a rank other than the first waits with an error before it exits."""
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """Whatever a user can mend becomes a message and an exit code; what is a bug goes through.
+
+    Raises:
+        SystemExit: in its place.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        yield
+    except (DiffrlError, RewardError) as error:
+        _fail(str(error), error.exit_code, rank, shared=isinstance(error, ConfigError))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(
+            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
+            "a LoRA. What was saved before is intact.",
+            2,
+            rank,
+        )
+    except OSError as error:
+        if error.filename is None:  # not about a file: a bug of ours, or of the network
+            raise
+        _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
+    """Print one message and exit.
+
+    As soon as one rank exits, the launcher ends the others. So that the first can say what it has to say and write the
+    run's report, the others exit later; what all of them meet (`shared`) they tell only if it has not ended by then.
+    """
+    if rank == 0:
+        typer.echo(f"error: {message}", err=True)
+    else:
+        line = f"error on rank {rank}: {message}"
+        if not shared:
+            typer.echo(line, err=True)
+        time.sleep(PATIENCE)
+        if shared:
+            typer.echo(line, err=True)
+    raise SystemExit(code) from None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text
