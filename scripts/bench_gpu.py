@@ -9,7 +9,7 @@ a copy in every precision, for real if the hardware can and else emulated, with 
 forward and backward of one trained step; the diffrl preset's forest against as many chains.
 
 Rates are of the denoising alone; decoding has its own column. TFLOP/s are of matrix products, convolutions and
-attention as torch counts them in one call; MFU is their share of the hardware's dense peak in that precision. Each
+attention, counted in one call; attention kernels that cannot be counted are named. MFU is their share of the hardware's dense peak in that precision. Each
 model gets an even share of --minutes; nothing is started once it is used up, nor a compilation shortly before.
 """
 
@@ -24,7 +24,6 @@ from bench_machine import Budget, Meter, describe, peak_tflops
 from bench_models import CASES, Case, full_adapter, random_encodings, tiny_adapter
 from rich.console import Console
 from rich.table import Table
-from torch.utils.flop_counter import FlopCounterMode
 
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.functional.gaussian import log_prob
@@ -33,6 +32,7 @@ from diffrl.models.adapter import take_rows
 from diffrl.models.families import FAMILIES
 from diffrl.models.pipeline import compile_blocks
 from diffrl.precision.copies import make_copy
+from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler, denoise, take_origins
 from diffrl.rollout.explore import explore
@@ -76,10 +76,11 @@ class Bench:
     def count_flops(self) -> int:
         """Of one network evaluation."""
         x = self.adapter.init_latents(lambda shape: torch.randn(1, *shape))
-        with FlopCounterMode(display=False) as counter:
-            sigma = torch.full((1,), 0.5, device=self.device)
-            self.adapter.velocity(x, sigma, self.encodings, self.case.guidance_scale)
-        return counter.get_total_flops() // self.calls
+        sigma = torch.full((1,), 0.5, device=self.device)
+        seen = flops_coverage({}, lambda: self.adapter.velocity(x, sigma, self.encodings, self.case.guidance_scale))
+        if note := uncounted_note(seen):
+            print(f"{self.name}: {note}")
+        return seen.flops.total() // self.calls
 
     def draw(self, how, samples: int, branching: dict, roots: int | None = None, levels=None, **options):
         """Samples of one prompt through `explore`, `regenerate` or `denoise`."""

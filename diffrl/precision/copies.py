@@ -17,7 +17,7 @@ from diffrl.precision.backends.machine import machine_of, uncompilable
 from diffrl.precision.building import Built, build, plain_linear
 from diffrl.precision.layers import linear_layers
 from diffrl.precision.network import COMPILER, LowPrecisionNetwork
-from diffrl.precision.observe import Observation, Shape, dtype_name, watching
+from diffrl.precision.observe import Observation, Shape, dtype_name, uncounted_note, watching
 from diffrl.precision.pointwise import Pointwise
 from diffrl.precision.refresh import moved, pointers, sampled, weight_problem
 from diffrl.precision.report import PrecisionError, PrecisionReport
@@ -152,6 +152,7 @@ class PolicyCopy:
             flops_quantised=seen.flops_quantised,
             flops=dict(seen.flops),
             shapes=tuple(shapes),
+            notes=(*self.report.notes, *([note] if (note := uncounted_note(seen)) else [])),
         )
         if device.type == "cuda" and self._backend.real and not problems and not failed:
             self._measure(forward, wanted, device)

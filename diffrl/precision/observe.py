@@ -30,6 +30,12 @@ FIRST_OPERAND = {
 BATCHED = ("bmm", "baddbmm")
 QUANTISED, LINEAR, CONVOLUTION, ATTENTION = "quantised", "linear", "convolution", "attention"
 
+SCALED_DOT_PRODUCT = "_scaled_dot_product_"
+"""What the names of torch's own attention kernels begin with: all of them take queries, keys and values alike. Which of
+them torch can count differs by its version: the CPU's came with 2.15."""
+KERNELS = ("attention", "attn", "fmha")
+"""What the names of attention kernels hold, torch's and other libraries'."""
+
 
 @dataclass
 class Observation:
@@ -39,12 +45,14 @@ class Observation:
         products: of each layer, the dtypes of its operands, and of their scales where the product takes such.
         shapes: of each layer, the products' shapes.
         flops: floating-point operations of the quantised layers, and of what is not quantised: linear layers,
-            convolutions, attention with other batched products. Attention kernels that torch cannot count are missing.
+            convolutions, attention with other batched products.
+        uncounted: names of attention kernels whose operations are missing from `flops`: neither torch nor we know them.
     """
 
     products: dict[str, set[str]] = field(default_factory=dict)
     shapes: dict[str, set[Shape]] = field(default_factory=dict)
     flops: Counter[str] = field(default_factory=Counter)
+    uncounted: set[str] = field(default_factory=set)
 
     @property
     def flops_quantised(self) -> float | None:
@@ -91,6 +99,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = LINEAR if name in FIRST_OPERAND and not _batched(name, args) else ATTENTION
             kind = CONVOLUTION if "conv" in name else kind
             self.seen.flops[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif name.startswith(SCALED_DOT_PRODUCT):
+            self.seen.flops[ATTENTION] += attention_flops(*args[:3])
+        elif any(part in name for part in KERNELS):
+            self.seen.uncounted.add(name)
 
 
 @contextmanager
@@ -127,7 +139,7 @@ def watching(layers: Mapping[str, nn.Module]) -> Iterator[Observation]:
             handle.remove()
 
 
-def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> Mapping[str, int]:
+def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> Observation:
     """Floating-point operations of a forward, by what does them; see `Observation.flops`.
 
     A layer counts 2 M K N with the M rows that it sees: one a sample for modulation, one a token elsewhere.
@@ -138,7 +150,25 @@ def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object
     """
     with watching(layers) as seen:
         forward()
-    return dict(seen.flops)
+    return seen
+
+
+def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Operations of softmax(Q K^T) V, two a multiplication, the softmax left out as in torch's own counts.
+
+    Args:
+        query: (..., S, E).
+        key: (..., L, E).
+        value: (..., L, V).
+    """
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def uncounted_note(seen: Observation) -> str | None:
+    """What a user of the counts should know; None where nothing is missing."""
+    if not seen.uncounted:
+        return None
+    return f"Operations of {', '.join(sorted(seen.uncounted))} are missing from the FLOPs: nobody here can count them."
 
 
 def dtype_name(dtype: torch.dtype) -> str:

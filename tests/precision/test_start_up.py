@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import flop_registry
 
 from diffrl.precision.backends.fp8 import Fp8Linear
 from diffrl.precision.backends.int8 import Int8Linear
@@ -87,11 +88,36 @@ def test_operators_of_higher_order_are_seen():
 
 def test_coverage_without_a_copy():
     network = block()
-    found = flops_coverage({"qkv": network.qkv}, lambda: network(*inputs()))
+    found = flops_coverage({"qkv": network.qkv}, lambda: network(*inputs())).flops
     own = 2 * 105 * 24 * 72
     assert Counter(found) == Counter(expected_flops()) + Counter(
         {"linear": expected_flops()["quantised"] - own - 2 * 105 * 24 * 17, "convolution": 2 * 105 * 24 * 17}
     ) - Counter({"quantised": expected_flops()["quantised"] - own})
+
+
+def test_attention_that_torch_does_not_count_is_counted(monkeypatch):
+    """Before 2.15 torch's table lacks the CPU's kernel."""
+    counted = {op: count for op, count in flop_registry.items() if "for_cpu" not in str(op)}
+    monkeypatch.setattr("diffrl.precision.observe.flop_registry", counted)
+    made = make_copy(block(), "int8", "auto", ["kept"], CPU)
+    made.check(block(), lambda: made.module(*inputs()))
+    assert made.report.flops == expected_flops() and not made.report.notes
+
+
+def test_attention_that_nobody_counts_is_said():
+    with torch.library._scoped_library("diffrl_test", "DEF") as library:
+        library.define("flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
+        library.impl("flash_attn_forward", lambda q, k, v: q + k + v, "CompositeExplicitAutograd")
+
+        class Foreign(Block):
+            def forward(self, x, condition):
+                return torch.ops.diffrl_test.flash_attn_forward(*super().forward(x, condition).expand(3, 3, 35, 5))
+
+        source = Foreign().requires_grad_(False).eval()
+        made = make_copy(source, "int8", "auto", ["kept"], CPU)
+        made.check(source, lambda: made.module(*inputs()))
+    assert made.report.flops == expected_flops()
+    assert any("flash_attn_forward" in note and "missing" in note for note in made.report.notes)
 
 
 class TestFailures:
