@@ -1,26 +1,40 @@
 # Two commands from nothing: `make demo` and `make test`. Both need Python >= 3.11 with venv, pip, and nothing else.
+# They share one environment and install the versions that were tested (scripts/constraints/tested.txt).
 #
 #   PYTHON=python3.12 make demo                                     another interpreter
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                                                   torch without CUDA: a much smaller download
 #   make test PYTEST_ARGS="-n 8 --dist loadfile"                   more processes than two, each of one thread
+#   make test-newest, make test-oldest                              with the newest versions that pyproject.toml allows, or
+#                                                                   its oldest, each in an environment of its own
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist loadfile
+CONSTRAINTS ?= scripts/constraints/tested.txt
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-newest test-oldest pytest lint format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/diffrl train configs/quickstart.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint pytest
 
-test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
+test-all: lint
+	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m ""'
+
+# The linters of other versions have other rules: only behaviour is tested.
+test-newest:
+	$(MAKE) pytest VENV=$(VENV)-newest CONSTRAINTS=
+
+test-oldest:
+	$(MAKE) pytest VENV=$(VENV)-oldest CONSTRAINTS=scripts/constraints/oldest.txt
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -32,18 +46,22 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+constraints: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python scripts/make_constraints.py
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "diffrl needs Python >= 3.11. Found: $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e .
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(CONSTRAINTS)
+	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(CONSTRAINTS)
+	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
