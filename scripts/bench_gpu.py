@@ -9,8 +9,9 @@ a copy in every precision, for real if the hardware can and else emulated, with 
 forward and backward of one trained step; the diffrl preset's forest against as many chains.
 
 Rates are of the denoising alone; decoding has its own column. TFLOP/s are of matrix products, convolutions and
-attention, counted in one call; attention kernels that cannot be counted are named. MFU is their share of the hardware's dense peak in that precision. Each
-model gets an even share of --minutes; nothing is started once it is used up, nor a compilation shortly before.
+attention, counted in one call; attention kernels that cannot be counted are named. MFU is their share of the hardware's
+dense peak in that precision. Each model gets an even share of --minutes; nothing is started once it is used up, nor a
+compilation shortly before.
 """
 
 import argparse

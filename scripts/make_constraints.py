@@ -3,8 +3,8 @@
     make constraints      (or: pip install uv && python scripts/make_constraints.py)
 
 `scripts/constraints/tested.txt` has the newest versions that pyproject.toml allows today, for Python 3.11 to 3.13;
-`make demo` and `make test` install these and no others. `scripts/constraints/oldest.txt` has pyproject's lower bounds, for
-`make test-oldest` with Python 3.11. After running this: `make test`, `make test-oldest`, then commit the files.
+`make demo` and `make test` install these and no others. `scripts/constraints/oldest.txt` has pyproject's lower bounds,
+for `make test-oldest` with Python 3.11. After running this: `make test`, `make test-oldest`, then commit the files.
 """
 
 import argparse

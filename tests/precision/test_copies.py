@@ -160,7 +160,7 @@ def test_a_sample_does_not_depend_on_its_batch(adapter, velocity, sd3_copy, prec
     with sd3_copy(adapter.transformer, precision, engine).in_place_of(adapter):
         together = velocity(adapter)
         alone = torch.cat([velocity(adapter, slice(row, row + 1)) for row in range(3)])
-    rounding = 0.02 if precision == "bfloat16" else 1e-3
+    rounding = {"bfloat16": 0.02, "fp8": 5e-3}.get(precision, 1e-3)  # an fp8 code that turns the other way is 6 % off
     assert relative(alone, together) < rounding
 
 
