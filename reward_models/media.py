@@ -36,9 +36,14 @@ def from_pil(image: Image.Image) -> Tensor:
     if image.mode.startswith(("I", "F")):
         raise RewardError(f"A picture must have 8 bits a channel. Got PIL mode {image.mode}. Convert it first.")
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+        image = _on_white(image)
+    pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    layer = image if image.mode == "RGBA" else image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
 
 
 def save_webp_lossless(picture: Tensor, path: Path) -> None:

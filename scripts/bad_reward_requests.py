@@ -84,6 +84,7 @@ BAD: dict[str, Callable[[Sender, requests.Session], str | None]] = {
     "prompt missing": post(lambda: as_json(png(), prompts=[]), JSON, 422),
     "no JSON": post(lambda: b'{"media": [', JSON, 400),
     "deep JSON": post(lambda: b"[" * 100_000, JSON, 400),
+    "many values": post(lambda: b'{"media": [' + b"[]," * 220_000 + b"1]}", JSON, 413),
     "a list": post(lambda: b"[]", JSON, 400),
     "pickle": post(lambda: pickle.dumps({"media": [1]}), "application/octet-stream", 415),
     "pickle as safetensors": post(lambda: pickle.dumps({"media": [1]}), SAFETENSORS, 400),

@@ -1,4 +1,7 @@
-"""How much the scoring service holds at one time: a count of requests and a count of bytes, refused beyond."""
+"""How much the scoring service holds at one time: a count of requests and a count of bytes, refused beyond.
+
+A request takes a place once it is here whole, so that bodies that are half sent take none.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class Ticket:
     """What one request holds."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission, self.held = admission, 0
+        self._admission = admission
+        self.held = self.most = 0
+        self.has_place = False
 
     def reserve(self, size: int) -> None:
         """Hold more bytes; fewer if negative.
@@ -28,8 +33,15 @@ class Ticket:
         Raises:
             BusyError: the service would hold too many.
         """
-        self._admission.hold(size)
-        self.held += size
+        self._admission.hold(self, size)
+
+    def enter(self) -> None:
+        """Take a place: the request is here whole.
+
+        Raises:
+            BusyError: there is none.
+        """
+        self._admission.enter(self)
 
 
 class Admission:
@@ -37,38 +49,51 @@ class Admission:
 
     Args:
         max_requests: at one time.
-        max_bytes: held by all of them together.
+        max_bytes: held by all of them together. One that is alone may hold more: its own limits bound it.
     """
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.max_requests, self.max_bytes = max_requests, max_bytes
-        self.requests = self.bytes = 0
+        self.arriving = self.requests = self.bytes = 0
         self._lock = threading.Lock()
 
     @contextmanager
     def request(self) -> Iterator[Ticket]:
-        """Let a request in, and give back what it held at its end.
+        """Let a request arrive, and give back what it held at its end.
 
         Raises:
-            BusyError: too many requests are inside.
+            BusyError: there would be no place for it.
         """
-        with self._lock:
-            if self.requests >= self.max_requests:
-                raise BusyError(
-                    f"The server has {self.requests} requests under way, as many as it takes. Ask again later."
-                )
-            self.requests += 1
         ticket = Ticket(self)
+        with self._lock:
+            self._require_place()
+            self.arriving += 1
         try:
             yield ticket
         finally:
             with self._lock:
-                self.requests -= 1
+                self.requests -= ticket.has_place
+                self.arriving -= not ticket.has_place
                 self.bytes -= ticket.held
 
-    def hold(self, size: int) -> None:
-        """Count bytes; see `Ticket.reserve`."""
+    def enter(self, ticket: Ticket) -> None:
+        """Give a request that has arrived a place; see `Ticket.enter`."""
         with self._lock:
-            if size > 0 and self.bytes + size > self.max_bytes:
+            self._require_place()
+            ticket.has_place = True
+            self.arriving -= 1
+            self.requests += 1
+
+    def hold(self, ticket: Ticket, size: int) -> None:
+        """Count bytes of a request; see `Ticket.reserve`."""
+        with self._lock:
+            alone = self.bytes == ticket.held
+            if size > 0 and self.bytes + size > self.max_bytes and not alone:
                 raise BusyError(f"The server holds {self.bytes / 1e6:.0f} MB of requests already. Ask again later.")
             self.bytes += size
+            ticket.held += size
+            ticket.most = max(ticket.most, ticket.held)
+
+    def _require_place(self) -> None:
+        if self.requests >= self.max_requests:
+            raise BusyError(f"The server has {self.requests} requests under way, as many as it takes. Ask again later.")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import RewardError
 from reward_models.serving.admission import Admission, BusyError, Ticket
+from reward_models.serving.memory import trim
 from reward_models.serving.microbatch import ClosedError, Job, MicroBatcher, ScorerError
 from reward_models.serving.request_body import decode_request
 from reward_models.serving.wire import Limits, RefusedError, encode_output, encode_spec
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 RETRY_AFTER = 1
 """Seconds that a client is asked to wait when the service is full."""
+STEP = 256_000
+"""Bytes of a body that have to arrive in each `Limits.body_timeout`, unless it ends before."""
+IDLE = 1.0
+"""Seconds without a request after which free memory is given back."""
+TRIMMED = 64_000_000
+"""Bytes that requests took, together, from which on it is worth a walk over all memory."""
 
 
 class Service:
@@ -44,12 +51,15 @@ class Service:
 
     def __init__(self, rewards: Mapping[str, Scorer], token: str | None, limits: Limits) -> None:
         self.limits, self.token, self.closing = limits, token, False
-        self.batchers = {n: MicroBatcher(r, limits.max_batch, limits.max_wait_ms) for n, r in rewards.items()}
+        batching = limits.max_batch, limits.max_wait_ms, limits.max_batch_pixels
+        self.batchers = {name: MicroBatcher(scorer, *batching) for name, scorer in rewards.items()}
         self.admission = Admission(limits.queue_size, int(limits.max_held_mb * 1e6))
         self.decoders = ThreadPoolExecutor(2, thread_name_prefix="decoder")
         self.started = time.monotonic()
         self.answers: Counter[int] = Counter()
         self.samples = self.dropped = 0
+        self._taken = 0
+        self._trimming: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
         """Stop the scorers' threads; requests that still wait are answered 503."""
@@ -87,7 +97,11 @@ class Service:
 
     def refuse(self, status: int, sentence: str) -> Response:
         """An error as an answer."""
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER)}}.get(status)
+        headers = {
+            401: {"WWW-Authenticate": "Bearer"},
+            408: {"Connection": "close"},  # or a body that stands still would keep its connection
+            503: {"Retry-After": str(RETRY_AFTER)},
+        }.get(status)
         return self.reply(status, json.dumps({"error": sentence}).encode(), headers)
 
     def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
@@ -103,6 +117,7 @@ class Service:
             "ready": not self.closing,
             "uptime_s": round(time.monotonic() - self.started, 1),
             "queue": {name: len(batcher) for name, batcher in self.batchers.items()},
+            "arriving": self.admission.arriving,
             "under_way": self.admission.requests,
             "held_mb": round(self.admission.bytes / 1e6, 3),
             "answers": {str(status): count for status, count in sorted(self.answers.items())},
@@ -129,12 +144,16 @@ class Service:
         try:
             async with asyncio.timeout(self.limits.request_timeout):
                 with self.admission.request() as ticket:
-                    body = await self._body(request, ticket)
-                    received = True
-                    batch = await self._batch(request, body, ticket)
-                    ticket.reserve(-len(body))
-                    del body
-                    output = await self._scores(request, batcher, batch)
+                    try:
+                        body = await self._body(request, ticket)
+                        ticket.enter()
+                        received = True
+                        batch = await self._batch(request, body, ticket)
+                        ticket.reserve(-len(body))
+                        del body
+                        output = await self._scores(request, batcher, batch)
+                    finally:
+                        self._give_back_later(ticket.most)
         except TimeoutError:
             what, limit = ("scored" if received else "received"), f"{self.limits.request_timeout:g} s"
             sentence = f"The request was not {what} within {limit}. Ask again, or send less at once."
@@ -151,26 +170,36 @@ class Service:
             said = "a wrong one" if shown else "none"
             raise RefusedError(401, f"This server asks for a token: 'Authorization: Bearer TOKEN'. Got {said}.")
 
-    async def _body(self, request: Request, ticket: Ticket) -> bytes:
-        """Receive the body, holding no more of it than allowed."""
+    async def _body(self, request: Request, ticket: Ticket) -> bytearray:
+        """Receive the body, holding no more of it than allowed, for as long as it gets on."""
         most = int(self.limits.max_body_mb * 1e6)
         told = request.headers.get("content-length", "0")
         size = int(told) if told.isdecimal() and len(told) < 20 else most + 1
-        pieces: list[bytes] = []
-        if size <= most:
-            size = 0
-            async for piece in request.stream():
-                size += len(piece)
-                if size > most:
-                    pieces.clear()
-                    break
-                ticket.reserve(len(piece))
-                pieces.append(piece)
+        too_large = RefusedError(
+            413, f"A request may have {self.limits.max_body_mb:g} MB. Got more. Send fewer at once."
+        )
         if size > most:
-            raise RefusedError(413, f"A request may have {self.limits.max_body_mb:g} MB. Got more. Send fewer at once.")
-        return b"".join(pieces)
+            raise too_large
+        body, step = bytearray(), STEP
+        try:
+            async with asyncio.timeout(self.limits.body_timeout) as patience:
+                async for piece in request.stream():
+                    if len(body) + len(piece) > most:
+                        raise too_large
+                    ticket.reserve(len(piece))
+                    body += piece
+                    if len(body) >= step:
+                        step = len(body) + STEP
+                        patience.reschedule(asyncio.get_running_loop().time() + self.limits.body_timeout)
+        except TimeoutError:
+            sentence = (
+                f"Every {STEP / 1000:g} kB of a request must arrive within {self.limits.body_timeout:g} s. Got "
+                f"{len(body) / 1000:.0f} kB and then too little. Ask again, or raise body_timeout of the server."
+            )
+            raise RefusedError(408, sentence) from None
+        return body
 
-    async def _batch(self, request: Request, body: bytes, ticket: Ticket) -> RewardBatch:
+    async def _batch(self, request: Request, body: bytearray, ticket: Ticket) -> RewardBatch:
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise RefusedError(415, "A request's body must not be compressed. Send it without Content-Encoding.")
         kind = request.headers.get("content-type", "")
@@ -203,6 +232,19 @@ class Service:
             raise RefusedError(500, f"The reward {name} failed on this request: {str(error)[:300]}.") from None
         except ClosedError:
             raise BusyError("The server is shutting down. Ask again later.") from None
+
+    def _give_back_later(self, taken: int) -> None:
+        """Give free memory back once no request has come for a moment, if those that came took much."""
+        self._taken += taken
+        if self._trimming is not None:
+            self._trimming.cancel()
+        if self._taken >= TRIMMED:
+            self._trimming = asyncio.get_running_loop().call_later(IDLE, self._give_back)
+
+    def _give_back(self) -> None:
+        if not self.admission.requests and not self.closing:  # else the last of them comes here again
+            self._taken = 0
+            self.decoders.submit(trim)
 
 
 async def _disconnected(request: Request) -> None:

@@ -7,6 +7,7 @@ rate, never for scorers of groups, and if a joined batch fails each request is t
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -52,10 +53,14 @@ class MicroBatcher:
         scorer: called from this batcher's thread only.
         max_batch: samples given to the scorer at once; larger requests are cut, but groups stay whole.
         max_wait_ms: how long the first request of a batch that is not full waits for others.
+        max_pixels: of the samples given to the scorer at once, all frames; one sample may have more.
     """
 
-    def __init__(self, scorer: Scorer, max_batch: int = 16, max_wait_ms: float = 5.0) -> None:
+    def __init__(
+        self, scorer: Scorer, max_batch: int = 16, max_wait_ms: float = 5.0, max_pixels: int = 4096 * 4096
+    ) -> None:
         self.scorer, self.max_batch, self.max_wait = scorer, max_batch, max_wait_ms / 1000
+        self.max_pixels = max_pixels
         self.batches = 0
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
@@ -111,7 +116,7 @@ class MicroBatcher:
             while not self._closed and self._waiting:
                 jobs = self._fitting()
                 left = jobs[0].arrived + self.max_wait - time.monotonic()
-                full = sum(len(job.batch) for job in jobs) >= self.max_batch
+                full = sum(len(job.batch) for job in jobs) >= self._most(jobs[0].batch)
                 if full or left <= 0 or self.scorer.spec.scope == "group":
                     for job in jobs:
                         self._waiting.remove(job)
@@ -127,13 +132,18 @@ class MicroBatcher:
     def _fitting(self) -> list[Job]:
         """The request that has waited longest, and those that may join it."""
         first = self._waiting[0]
-        jobs, count = [first], len(first.batch)
+        jobs, count, most = [first], len(first.batch), self._most(first.batch)
         if self.scorer.spec.scope == "sample":
             for job in list(self._waiting)[1:]:
-                if job.key == first.key and count + len(job.batch) <= self.max_batch:
+                if job.key == first.key and count + len(job.batch) <= most:
                     jobs.append(job)
                     count += len(job.batch)
         return jobs
+
+    def _most(self, batch: RewardBatch) -> int:
+        """Samples of such media that are given to the scorer at once."""
+        pixels = math.prod(batch.media.shape[1:]) // 3
+        return max(1, min(self.max_batch, self.max_pixels // max(1, pixels)))
 
     def _score(self, jobs: Sequence[Job]) -> None:
         try:
@@ -152,9 +162,9 @@ class MicroBatcher:
             start = stop
 
     def _run(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch in pieces of `max_batch`."""
+        """Score a batch in pieces of as many samples as are given to the scorer at once."""
         keys = list(batch.groups or batch.prompts) if self.scorer.spec.scope == "group" else []
-        pieces = batches_of(range(len(batch)), self.max_batch, keys)
+        pieces = batches_of(range(len(batch)), self._most(batch), keys)
         outputs = [self._call(batch if len(pieces) == 1 else batch.rows(piece)) for piece in pieces]
         order = torch.tensor([row for piece in pieces for row in piece]).argsort()
         return _ordered(outputs, order)

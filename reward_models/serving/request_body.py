@@ -9,10 +9,10 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -27,27 +27,39 @@ from reward_models.serving.lossless import (
 )
 from reward_models.serving.wire import JSON, SAFETENSORS, SIDE, Limits, RefusedError
 
+VALUE = 256
+"""Bytes that a value takes once JSON is parsed, at most, beside its text: a key and an object to be in."""
+DECODING = 27
+"""Bytes a pixel that a picture takes while it is decoded, at most: PNG takes 10 to 18, WebP up to 27."""
+
+Reserve = Callable[[int], None]
+
 
 def decode_request(
-    content_type: str, body: bytes, limits: Limits, reserve: Callable[[int], None] = lambda size: None
+    content_type: str, body: bytes | bytearray, limits: Limits, reserve: Reserve = lambda size: None
 ) -> RewardBatch:
     """The batch in the body of a request.
 
     Args:
         content_type: of the request; what follows a semicolon is ignored.
-        body: its bytes.
+        body: its bytes. Media of safetensors in a bytearray are not copied: it must not be changed any more.
         limits: of the service.
-        reserve: told how many bytes the media will take before they are decoded; may raise a `RefusedError`.
+        reserve: told how many bytes parsing and decoding will take before they are taken, and what of them is free
+            again as a negative number: what is left is the batch. May raise a `RefusedError`.
 
     Raises:
         RefusedError: 400 not JSON or safetensors, 413 too much, 415 another type or a lossy picture, 422 wrong fields.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON:
-        side = _json(body, "The body")
-        if not isinstance(side, dict):
-            raise RefusedError(400, f"The body must be a JSON object with media and prompts. Got {_kind_of(side)}.")
-        media = _media_of_files(side.pop("media", None), limits, reserve)
+        character = 1 if body.isascii() else 4  # one character beyond makes a text of four bytes each
+        with _reserved(reserve, (2 * character + 1) * len(body)):  # as a text, as texts in it, decoded from base64
+            side = _json(body, "The body", limits, reserve)
+            if not isinstance(side, dict):
+                raise RefusedError(400, f"The body must be a JSON object with media and prompts. Got {_kind_of(side)}.")
+            files = side.pop("media", None)
+            _claim_side(len(body) - _length(files), limits, reserve)
+            media = _media_of_files(files, limits, reserve)
     elif kind == SAFETENSORS:
         side, media = _safetensors(body, limits, reserve)
     else:
@@ -76,7 +88,42 @@ def _batch(media: Tensor, side: Mapping[str, Any]) -> RewardBatch:
         raise RefusedError(422, str(error)) from None
 
 
-def _json(data: bytes | str, what: str) -> Any:
+@contextmanager
+def _reserved(reserve: Reserve, size: int) -> Iterator[None]:
+    """Hold bytes for a while."""
+    reserve(size)
+    try:
+        yield
+    finally:
+        reserve(-size)
+
+
+def _length(files: Any) -> int:
+    """Characters of files as texts, or of lists of them."""
+    clips = [file if isinstance(file, list) else [file] for file in (files if isinstance(files, list) else [])]
+    return sum(len(file) for clip in clips for file in clip if isinstance(file, str))
+
+
+def _claim_side(size: int, limits: Limits, reserve: Reserve) -> None:
+    """Refuse too much beside the media, and reserve the memory of its texts."""
+    if size > limits.max_side_mb * 1e6:
+        raise RefusedError(
+            413,
+            f"What a request says beside its media may have {limits.max_side_mb:g} MB. Got {size / 1e6:.1f} MB. Send "
+            "shorter prompts and metadata, or fewer samples at once.",
+        )
+    reserve(4 * size)  # a text has up to four bytes a character
+
+
+def _json(data: bytes | bytearray, what: str, limits: Limits, reserve: Reserve) -> Any:
+    """What JSON says; it is not parsed if it may have too many values, and the memory of others is reserved."""
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))  # each follows a comma or begins in brackets
+    if values > limits.max_values:
+        raise RefusedError(
+            413, f"{what} may have {limits.max_values} values. It has up to {values}. Send fewer at once."
+        )
+    reserve(VALUE * values)
+
     def refuse(token: str) -> None:
         raise ValueError(f"{token} is not JSON")
 
@@ -86,7 +133,7 @@ def _json(data: bytes | str, what: str) -> Any:
         raise RefusedError(400, f"{what} is not valid JSON: {str(error)[:120]}.") from None
 
 
-def _media_of_files(files: Any, limits: Limits, reserve: Callable[[int], None]) -> Tensor:
+def _media_of_files(files: Any, limits: Limits, reserve: Reserve) -> Tensor:
     if not isinstance(files, list) or not files:
         raise RefusedError(
             422, f"media must be a list of base64 pictures, or of lists of frames. Got {_kind_of(files)}."
@@ -103,13 +150,13 @@ def _media_of_files(files: Any, limits: Limits, reserve: Callable[[int], None]) 
         told = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:4])
         raise RefusedError(422, f"All pictures of a request must have one size. Got {told}. Send each size on its own.")
     ((width, height),) = sizes
-    _claim((len(raw), len(raw[0]), 3, height, width), limits, reserve)
-    media = torch.stack(
-        [
-            torch.stack([_told(row, decode_picture, file, limits.max_pixels) for file in clip])
-            for row, clip in enumerate(raw)
-        ]
-    )
+    shape = (len(raw), len(raw[0]), 3, height, width)
+    _claim(shape, limits, reserve)
+    with _reserved(reserve, DECODING * width * height):
+        media = torch.empty(shape, dtype=torch.uint8)
+        for row, clip in enumerate(raw):
+            for frame, file in enumerate(clip):
+                media[row, frame] = _told(row, decode_picture, file, limits.max_pixels)
     return media if isinstance(files[0], list) else media[:, 0]
 
 
@@ -129,11 +176,12 @@ def _told(row: int, function: Callable[..., Any], *arguments: Any) -> Any:
         raise RefusedError(status, f"Picture {row} {error}.") from None
 
 
-def _safetensors(body: bytes, limits: Limits, reserve: Callable[[int], None]) -> tuple[dict[str, Any], Tensor]:
+def _safetensors(body: bytes | bytearray, limits: Limits, reserve: Reserve) -> tuple[dict[str, Any], Tensor]:
     length = int.from_bytes(body[:8], "little")
     if len(body) < 8 or length > len(body) - 8:
         raise RefusedError(400, "The body is not a whole safetensors file.")
-    header = _json(body[8 : 8 + length], "The header of the safetensors file")
+    _claim_side(length, limits, reserve)
+    header = _json(body[8 : 8 + length], "The header of the safetensors file", limits, reserve)
     if not isinstance(header, dict) or set(header) - {"__metadata__"} != {"media"}:
         raise RefusedError(422, "The safetensors file must hold one tensor, `media`, uint8 RGB (B, 3, H, W).")
     entry, notes = header["media"], header.get("__metadata__", {})
@@ -145,11 +193,18 @@ def _safetensors(body: bytes, limits: Limits, reserve: Callable[[int], None]) ->
         raise RefusedError(422, f"media must be uint8 (U8) RGB of shape (B, 3, H, W) or (B, F, 3, H, W). Got {told}.")
     _refuse_many(shape[0], limits)
     _claim(shape, limits, reserve)
-    try:
-        media = safetensors.torch.load(body)["media"]
-    except Exception as error:  # the library raises its own, of several kinds, for offsets that do not fit
-        raise RefusedError(400, f"The body is not a whole safetensors file: {str(error)[:120]}.") from None
-    return {key: _json(str(text), f"{key} in the safetensors header") for key, text in notes.items()}, media
+    size = math.prod(shape)
+    if entry.get("data_offsets") != [0, size] or len(body) != 8 + length + size:
+        raise RefusedError(
+            400, "The body is not a whole safetensors file: its tensor does not fill it from end to end."
+        )
+    held = body if isinstance(body, bytearray) else bytearray(body)  # a tensor on bytes could change them
+    media = torch.frombuffer(held, dtype=torch.uint8, count=size, offset=8 + length).reshape(shape)
+    side = {}
+    for key, text in notes.items():
+        data = str(text).encode("utf-8", "surrogatepass")
+        side[key] = _json(data, f"{key} in the safetensors header", limits, reserve)
+    return side, media
 
 
 def _refuse_many(count: int, limits: Limits) -> None:
@@ -157,7 +212,7 @@ def _refuse_many(count: int, limits: Limits) -> None:
         raise RefusedError(413, f"A request may have {limits.max_samples} samples. Got {count}. Send fewer at once.")
 
 
-def _claim(shape: Sequence[int], limits: Limits, reserve: Callable[[int], None]) -> None:
+def _claim(shape: Sequence[int], limits: Limits, reserve: Reserve) -> None:
     """Refuse media that are too large, and reserve the memory of others."""
     height, width = shape[-2:]
     if not 0 < height * width <= limits.max_pixels:

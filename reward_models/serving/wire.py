@@ -49,29 +49,37 @@ class Limits:
 
     Args:
         max_body_mb: size of a request, in 10^6 bytes.
+        max_side_mb: what a request says beside its media: prompts, metadata, ...
+        max_values: values in a request's JSON, counted before it is parsed by its commas and opening brackets.
         max_media_mb: size of a request's media once decoded.
         max_pixels: of one picture or frame.
         max_samples: of one request.
         max_batch: samples given to a scorer at once; requests for one scorer with media of one size are joined.
+        max_batch_pixels: of the samples given to a scorer at once, all frames; a sample that has more comes alone.
         max_wait_ms: how long a request waits for others to join it, in milliseconds.
-        queue_size: requests that are received, waiting or scored at one time; more are answered 503.
-        max_held_mb: bytes of requests and media that are held at one time; more are answered 503.
+        queue_size: requests that are waiting or scored at one time, from their last byte on; more are answered 503.
+        max_held_mb: memory that requests may take at one time, received, parsed and decoded; more are answered 503.
+        body_timeout: seconds in which each further 256 kB of a body, or its end, have to arrive.
         request_timeout: seconds from a request's first byte to its answer.
     """
 
     max_body_mb: float = 64
+    max_side_mb: float = 4
+    max_values: int = 200_000
     max_media_mb: float = 256
     max_pixels: int = 4096 * 4096
     max_samples: int = 256
     max_batch: int = 16
+    max_batch_pixels: int = 4096 * 4096
     max_wait_ms: float = 5.0
     queue_size: int = 64
     max_held_mb: float = 1024
+    body_timeout: float = 10.0
     request_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         """Refuse what would let nothing through."""
-        whole = ("max_pixels", "max_samples", "max_batch", "queue_size")
+        whole = ("max_values", "max_pixels", "max_samples", "max_batch", "max_batch_pixels", "queue_size")
         for item in fields(self):
             value = getattr(self, item.name)
             least = 0 if item.name == "max_wait_ms" else 1 if item.name in whole else 1e-6

@@ -62,6 +62,19 @@ def results(jobs):
     return [job.future.result(LONG).raw.tolist() for job in jobs]
 
 
+def test_large_samples_come_in_smaller_batches():
+    scorer = Mean()
+    batcher = MicroBatcher(scorer, max_batch=8, max_wait_ms=0, max_pixels=2 * 25)
+    jobs = [
+        batcher.submit(request(1, 2, 3)),
+        batcher.submit(request(4, 5, side=11)),
+        batcher.submit(request(6, fps=8.0)),
+    ]
+    assert results(jobs) == [[1, 2, 3], [4, 5], [6]]
+    assert [count for count, _ in scorer.calls] == [2, 1, 1, 1, 1]
+    batcher.close()
+
+
 def test_waiting_requests_of_one_size_are_joined_and_split(held):
     scorer, batcher = held
     jobs = [batcher.submit(request(1, 2)), batcher.submit(request(9, side=7)), batcher.submit(request(3))]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ from reward_models import RewardBatch, load_reward
 from reward_models.base import ScorerSpec
 from reward_models.self_test import drawing
 from reward_models.server import background
+from reward_models.serving import endpoints
+from reward_models.serving.admission import Admission, BusyError
 from reward_models.serving.wire import JSON, SAFETENSORS, decode_output, encode_request
 from tests.patience import LONG, until
 from tests.reward_models.test_microbatch import Mean, request
@@ -164,13 +167,87 @@ def test_no_more_bytes_are_held_than_allowed():
         for n in (1, 2):
             threads.append(threading.Thread(target=post, args=(url, request(n, side=side))))
             threads[-1].start()
-            until(lambda held=0.75 * n: health(url)["held_mb"] == held)
+            until(lambda held=0.75 * n: abs(health(url)["held_mb"] - held) < 0.01)
         answer = post(url, request(9, side=side))
         assert answer.status_code == 503 and "MB of requests already" in answer.json()["error"]
         scorer.gate.set()
         for thread in threads:
             thread.join()
         assert post(url, request(9, side=side)).status_code == 200
+
+
+def half_sent(url, sent=b"half"):
+    """A connection with the head of a request and a part of its body."""
+    slow = http.client.HTTPConnection(urlsplit(url).netloc, timeout=LONG)
+    slow.putrequest("POST", "/v1/score/mean")
+    slow.putheader("Content-Length", "100")
+    slow.endheaders(sent)
+    return slow
+
+
+def test_bodies_that_are_half_sent_take_no_places():
+    with background({"mean": Mean()}, queue_size=2) as url:
+        slow = [half_sent(url) for _ in range(5)]
+        until(lambda: health(url)["arriving"] == 5)
+        assert post(url, request(7)).json()["raw"] == [7.0]
+        for connection in slow:
+            connection.close()
+        until(lambda: health(url)["arriving"] == 0)
+        assert health(url)["held_mb"] == 0 and health(url)["under_way"] == 0
+
+
+def test_a_body_that_stands_still_is_cut_off_with_its_connection():
+    with background({"mean": Mean()}, body_timeout=0.2) as url:
+        slow = half_sent(url)
+        answer = slow.getresponse()
+        assert answer.status == 408 and b"within 0.2 s" in answer.read()
+        assert answer.getheader("Connection") == "close"
+
+
+def test_a_body_that_gets_on_has_more_time_than_one_that_stands_still(monkeypatch):
+    monkeypatch.setattr(endpoints, "STEP", 10)
+    for limit in (0.5, 15):  # more, where the machine stood still meanwhile
+        with background({"mean": Mean()}, body_timeout=limit) as url:
+            slow = half_sent(url, b"x" * 20)
+            for _ in range(4):
+                time.sleep(0.4 * limit)
+                slow.send(b"x" * 20)
+            if (status := slow.getresponse().status) != 408:
+                break
+    assert status == 415  # it was received, and is no request
+
+
+def test_memory_is_given_back_once_large_requests_are_done(monkeypatch):
+    trims = []
+    monkeypatch.setattr(endpoints, "IDLE", 0.01)
+    monkeypatch.setattr(endpoints, "TRIMMED", 500_000)
+    monkeypatch.setattr(endpoints, "trim", lambda: trims.append(health(url)["under_way"]))
+    with held_server() as (url, scorer):
+        thread = threading.Thread(target=post, args=(url, request(1, side=500)))
+        thread.start()
+        until(lambda: health(url)["under_way"] == 1)
+        assert not trims
+        scorer.gate.set()
+        thread.join()
+        until(lambda: trims)
+        assert trims == [0]
+        for _ in range(3):  # too little to look for what is free
+            post(url, request(1))
+    assert trims == [0]
+
+
+def test_a_request_that_is_alone_is_never_refused_for_what_it_takes():
+    admission = Admission(2, 100)
+    with admission.request() as one:
+        one.reserve(150)
+        with admission.request() as two, pytest.raises(BusyError):
+            two.reserve(1)
+        one.reserve(-100)
+        with admission.request() as two:
+            two.reserve(50)
+            with pytest.raises(BusyError):
+                one.reserve(1)
+    assert (admission.arriving, admission.requests, admission.bytes) == (0, 0, 0)
 
 
 def test_a_request_that_takes_too_long_is_answered_so():
@@ -181,10 +258,7 @@ def test_a_request_that_takes_too_long_is_answered_so():
                 break
     assert answer.status_code == 503 and f"not scored within {limit:g} s" in answer.json()["error"]
     with held_server(request_timeout=0.3) as (url, scorer):
-        slow = http.client.HTTPConnection(urlsplit(url).netloc, timeout=LONG)
-        slow.putrequest("POST", "/v1/score/mean")
-        slow.putheader("Content-Length", "100")
-        slow.endheaders(b"half")
+        slow = half_sent(url)
         assert slow.getresponse().status == 408
         slow.close()
 
