@@ -8,12 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.media import to_pil
 from reward_models.self_test import Contrast, Sample, drawing, noise
 
 QUALITY = 95
 """Of the JPEG encoder, as in DDPO."""
+LONGEST = 65_500
+"""Pixels a side of a JPEG, as its library has it."""
 
 
 def kilobytes(picture: Tensor) -> float:
@@ -29,6 +31,8 @@ class IncompressibilityScorer:
     raw = bytes / 1000 of the picture as a JPEG of quality 95 (Pillow, otherwise its defaults, so chroma is halved), as
     in DDPO (Black et al. 2023, arXiv:2305.13301) and Flow-GRPO. It grows with the number of pixels: compare pictures of
     one size. The version of Pillow's JPEG library may move it by a few bytes.
+
+    A picture with more than 65,500 pixels a side is no JPEG: it is not scored.
 
     Scaling: DDPO and Flow-GRPO use kB as they are here, but Flow-GRPO divides compressibility by 500; (0, 500) puts
     pictures of 512 x 512 pixels into [0, 0.7].
@@ -51,7 +55,11 @@ class IncompressibilityScorer:
             RewardError: the media are videos.
         """
         self.spec.require(batch)
-        return output_of_scores(self.sign * torch.tensor([kilobytes(picture) for picture in batch.media]))
+        height, width = batch.media.shape[-2:]
+        if not (0 < height <= LONGEST and 0 < width <= LONGEST):
+            why = f"a JPEG has 1 to {LONGEST:,} pixels a side, this picture has {width:,} x {height:,}"
+            return output_of_rows([(math.nan, {}, why)] * len(batch))
+        return output_of_rows([(self.sign * kilobytes(picture), {}, None) for picture in batch.media])
 
     def to(self, device: str | torch.device) -> IncompressibilityScorer:
         """Nothing to move: JPEG is written on the CPU."""

@@ -19,6 +19,23 @@ from reward_models.base import RewardBatch, RewardOutput, Scorer, ask, output_of
 from reward_models.errors import RewardError
 from reward_models.suffixes import VIDEO_SUFFIXES
 
+WEBP_LONGEST = 16_383
+"""Pixels a side of a WebP, as its format has it."""
+
+
+def require_webp(media: Tensor) -> None:
+    """Refuse a picture (..., H, W) that WebP cannot hold.
+
+    Raises:
+        RewardError: it is too large.
+    """
+    height, width = media.shape[-2:]
+    if max(height, width) > WEBP_LONGEST:
+        raise RewardError(
+            f"A picture that is kept as WebP has at most {WEBP_LONGEST:,} pixels a side. Got {width:,} x {height:,}. "
+            "Make it smaller."
+        )
+
 
 def to_pil(picture: Tensor) -> Image.Image:
     """A uint8 (3, H, W) tensor, on any device, as an RGB image."""
@@ -47,7 +64,12 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def save_webp_lossless(picture: Tensor, path: Path) -> None:
-    """Write a uint8 (3, H, W) picture so that reading it gives the same bytes; no reader sees half a file."""
+    """Write a uint8 (3, H, W) picture so that reading it gives the same bytes; no reader sees half a file.
+
+    Raises:
+        RewardError: it is too large for WebP.
+    """
+    require_webp(picture)
     temporary = path.with_name(f".{path.name}.tmp")
     to_pil(picture).save(temporary, format="WEBP", lossless=True, quality=20, method=2)
     os.replace(temporary, path)
@@ -60,10 +82,14 @@ def save_media(media: Tensor, path: Path, fps: float) -> None:
         media: uint8 RGB.
         path: ends in .webp.
         fps: frames per second of a clip.
+
+    Raises:
+        RewardError: it is too large for WebP.
     """
     if media.ndim == 3:
         save_webp_lossless(media, path)
         return
+    require_webp(media)
     first, *others = (to_pil(frame) for frame in media)
     temporary = path.with_name(f".{path.name}.tmp")
     # Encoders merge equal frames into one that is shown longer; the count brings them back.

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from reward_models.errors import RewardError
-from reward_models.media import from_pil, to_pil
+from reward_models.media import from_pil, require_webp, to_pil
 
 PictureFormat = Literal["png", "webp"]
 
@@ -32,11 +32,16 @@ class HugePictureError(ValueError):
 
 
 def encode_picture(picture: Tensor, form: PictureFormat) -> bytes:
-    """A uint8 (3, H, W) picture as a file that decodes to the same values."""
+    """A uint8 (3, H, W) picture as a file that decodes to the same values.
+
+    Raises:
+        RewardError: it is too large for WebP.
+    """
     buffer = io.BytesIO()
     if form == "png":
         to_pil(picture).save(buffer, format="PNG", compress_level=1)
     else:
+        require_webp(picture)
         to_pil(picture).save(buffer, format="WEBP", lossless=True, quality=20, method=2)
     return buffer.getvalue()
 

@@ -10,6 +10,7 @@ from PIL import Image
 from reward_models import RewardBatch, RewardError, ScorerSpec, load_reward, score_media
 from reward_models.base import output_of_rows
 from reward_models.media import as_media, batches_of, from_pil, open_media, save_media, to_pil
+from reward_models.serving.wire import encode_request
 
 
 def noise(*shape, seed=0):
@@ -155,3 +156,13 @@ def test_a_scorers_own_mistake_is_one_error_with_its_place():
     rule = r"The reward sizes failed on '0' and 1 others: ZeroDivisionError: .*test_media"
     with pytest.raises(RewardError, match=rule):
         score_media(Breaks(), [noise(3, 8, 8)] * 2, ["0", "1"])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 16_384), (2, 3, 16_384, 1)])
+def test_what_webp_cannot_hold_is_refused_in_a_sentence(shape, tmp_path):
+    media = torch.zeros(shape, dtype=torch.uint8)
+    with pytest.raises(RewardError, match=r"at most 16,383 pixels a side"):
+        save_media(media, tmp_path / "x.webp", fps=8.0)
+    with pytest.raises(RewardError, match=r"at most 16,383 pixels a side"):
+        encode_request(RewardBatch(media[None], ["p"]), "webp")
+    assert not list(tmp_path.iterdir())
