@@ -12,6 +12,8 @@ from diffrl.gallery.progress import Progress
 from diffrl.gallery.records import Source
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
+from diffrl.tracking.index import PICTURES
+from diffrl.tracking.trees import TREES
 
 DEEP = 20
 """Levels of a JSON object that have names of their own."""
@@ -79,6 +81,17 @@ def missing(course: Progress | None, pairs: Pairs) -> list[str]:
     if course.state == "unknown":
         notes.append("config.yaml and summary.json are not there: nothing tells whether this run has ended.")
     return notes
+
+
+def led_out(run: RunSource) -> list[str]:
+    """Sentences on folders of pictures that are links out of the run: nothing is shown of them."""
+    told = []
+    for folder in (PICTURES, TREES):
+        try:
+            run.place(folder)
+        except GalleryError as error:
+            told.append(str(error))
+    return told
 
 
 def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
     Args:
         root: what `file` is relative to.
         file: as it stands in an address.
-        folders: where it may lie, after every link was followed.
+        folders: where it may lie, after every link was followed; a folder that is itself a link out of `root` is none.
 
     Raises:
         GalleryError: 404: it lies elsewhere, is no picture, or is missing; the sentence does not tell which is there.
@@ -32,8 +32,9 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
     if "\0" in file or "\\" in file or Path(file).suffix.lower() not in PICTURES + VIDEOS:
         raise unknown
     try:
-        path = (root / file).resolve()
-        if any(path.is_relative_to(folder.resolve()) for folder in folders) and path.is_file():
+        path, real = (root / file).resolve(), root.resolve()
+        below = any(path.is_relative_to(folder.resolve()) for folder in folders)
+        if below and path.is_relative_to(real) and path.is_file():
             return path
     except (OSError, ValueError, RuntimeError):  # a name too long for the disk, a loop of links
         pass

@@ -95,7 +95,7 @@ def progress(run: RunSource) -> Progress:
     Raises:
         GalleryError: a file of it cannot be read (503).
     """
-    evaluations, training, done, broken = read_rows(run.path / "metrics.jsonl")
+    evaluations, training, done, broken = read_rows(run.place("metrics.jsonl"))
     written = max(changed(run.path / name) for name in MARKS) / 1e9
     ended = _ended(run)
     state = state_now(run, written, ended)
@@ -158,11 +158,10 @@ def read_rows(
 
 def first_rewards(run: RunSource) -> list[str]:
     """Names of the held-out rewards without parts, in their order, from the first evaluation alone."""
-    path = run.path / "metrics.jsonl"
     try:
-        with path.open("rb") as file:
+        with run.place("metrics.jsonl").open("rb") as file:
             line = next((line for line in file if b'"held_out/' in line), b"")
-    except OSError:
+    except (GalleryError, OSError):
         return []
     names = (name.removeprefix(HELD_OUT) for name in _row(line) or {} if name.startswith(HELD_OUT))
     return [name for name in names if "/" not in name]
@@ -178,7 +177,7 @@ def _ended(run: RunSource) -> str:
     """One of `ENDED` if the run was stopped so and has not been resumed since."""
     try:
         lines = run.read_text("log.txt").splitlines()
-    except OSError:
+    except (GalleryError, OSError):
         return ""
     for line in reversed(lines):
         if line.startswith((STOPPED, FAILED, RESUMED)):
@@ -197,7 +196,7 @@ def setting(run: RunSource, name: str, section: str = "run") -> object:
 
     try:
         return _config(run.read_text("config.yaml"))[section][name]
-    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
+    except (GalleryError, OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
         return None
 
 

@@ -15,7 +15,7 @@ from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import finite, sign, three
-from diffrl.gallery.overview import before_and_after, flat, missing, read_json, text
+from diffrl.gallery.overview import before_and_after, flat, led_out, missing, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
 from diffrl.gallery.progress import Change, Progress, progress, said, updates_once
 from diffrl.gallery.records import told
@@ -77,7 +77,7 @@ def report_values(run: RunSource) -> dict[str, Any]:
     alarms, notes = said(run)
     drawn, constant = figures(track, updates_once(run))
     found = before_and_after(run, PAIRS)
-    problems += missing(course, found)
+    problems += [*led_out(run), *missing(course, found)]
     shown, words = pairs(run, found, [change.name for change in changes])
     return {
         "run": run,

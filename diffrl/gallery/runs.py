@@ -16,6 +16,7 @@ from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
 from diffrl.tracking.trees import TREES
 
@@ -89,16 +90,27 @@ class RunSource:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl; none before the first is written."""
-        path = self.path / "metrics.jsonl"
+        path = self.place("metrics.jsonl")
         return read_metrics(path) if path.exists() else []
+
+    def place(self, name: str) -> Path:
+        """A file of the run.
+
+        Raises:
+            GalleryError: it is a link out of the run's directory (503).
+        """
+        try:
+            return place(self.path, name)
+        except DiffrlError as error:
+            raise GalleryError(str(error), 503) from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run, {} if it is not there (yet).
 
         Raises:
-            GalleryError: it is no JSON object.
+            GalleryError: it is no JSON object, or lies elsewhere.
         """
-        path = self.path / name
+        path = self.place(name)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict):
@@ -110,8 +122,12 @@ class RunSource:
             raise GalleryError(f"{path} cannot be read: {error}.", 503) from error
 
     def read_text(self, name: str) -> str:
-        """A text file of the run, "" if it is not there."""
-        path = self.path / name
+        """A text file of the run, "" if it is not there.
+
+        Raises:
+            GalleryError: it lies elsewhere.
+        """
+        path = self.place(name)
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     @contextmanager

@@ -112,8 +112,8 @@ _LOCK = threading.Lock()
 
 def track_of(run: RunSource) -> Track:
     """What a run has measured so far; what cannot be read is a sentence."""
-    path = run.path / "metrics.jsonl"
     try:
+        path = run.place("metrics.jsonl")
         with _LOCK:
             if not path.is_file():
                 _FILES.pop(path, None)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diffrl.errors import DiffrlError
+from diffrl.tracking.places import place
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 SCHEMA_VERSION = 1
@@ -44,9 +45,9 @@ def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
     """Open a run's index; a reader never blocks the run that writes to it.
 
     Raises:
-        DiffrlError: it is missing, made by another version, or no index at all.
+        DiffrlError: it is missing, made by another version, no index at all, or read and lies elsewhere.
     """
-    index = run_dir / INDEX
+    index = place(run_dir, INDEX) if readonly else run_dir / INDEX
     if readonly and not index.is_file():
         raise DiffrlError(f"{run_dir} holds no samples: {INDEX} is missing. Give the directory of a run.")
     with explained(run_dir):

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
+from diffrl.tracking.places import place
 from reward_models.media import read_media, save_media
 
 KEY = "stage, iteration, group_id, root, path"
@@ -157,7 +158,7 @@ class SampleStore:
         if sample.file is None:
             raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without a picture.")
         file = self.run_dir / sample.file
-        if not file.resolve().is_relative_to((self.run_dir / PICTURES).resolve()):
+        if not file.resolve().is_relative_to(place(self.run_dir, PICTURES).resolve()):
             raise DiffrlError(f"{self.index} names a picture outside its run: {sample.file!r}. Do not trust this run.")
         try:
             with Image.open(file) as image:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
+from diffrl.tracking.places import place
 from diffrl.tracking.trees_checks import LEAF, NODE, RECORD, require_kinds, require_order, require_steps
 
 TREES, DOCUMENT = "trees", "tree.json"
@@ -172,9 +173,9 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
     """A tree that was kept.
 
     Raises:
-        DiffrlError: it is missing, or no tree.
+        DiffrlError: it is missing, no tree, or lies elsewhere.
     """
-    path = run_dir / TREES / tree_name(iteration, group) / DOCUMENT
+    path = place(run_dir, f"{TREES}/{tree_name(iteration, group)}/{DOCUMENT}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
         if data.pop("format") != FORMAT:
