@@ -19,6 +19,15 @@ PALETTE = ("#1b7f6b", "#d1762a", "#3f6fb5", "#a8457f", "#7f8a1f", "#5b5fc7", "#b
 DASHES = ("solid", (0, (6, 2.5)), (0, (1.5, 2)), (0, (8, 2.5, 1.5, 2.5)))
 INK, FAINT, PAPER = "#23262b", "#d9d7d2", "#ffffff"
 WIDTH, HEIGHT = 5.6, 3.0
+LEFT, RIGHT, TOP, BOTTOM, TITLE = 0.85, 0.15, 0.32, 0.5, 0.35
+"""Inches around the axes of a panel, and above all panels where they have a title.
+
+matplotlib would measure these (`layout="constrained"`), by making every label three times: most of a drawing's time.
+"""
+HANDLE, LETTER = 0.5, 0.065
+"""Inches that the line in a legend takes, and a letter beside it."""
+FINE = 800
+"""Points of a line, two a point of the typographer's: more do not show in a panel of this width."""
 MANY = 60
 """Points of a line above which single points are not marked."""
 
@@ -49,19 +58,27 @@ def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns
         warnings.simplefilter("ignore")  # a font without a character of some name is the viewer's affair
         columns = min(columns, len(panels))
         rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained", facecolor=PAPER)
+        wide, high = WIDTH * columns, HEIGHT * rows + (TITLE if title else 0)
+        figure = Figure(figsize=(wide, high), facecolor=PAPER)
         canvas = FigureCanvasSVG(figure)
-        grid = figure.subplots(rows, columns, squeeze=False).flatten()
-        for axes, panel in zip(grid, panels, strict=False):
-            draw(axes, panel, lines_of(panel, tracks), tracks, x)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
+        for n, panel in enumerate(panels):
+            lines = lines_of(panel, tracks)
+            left, bottom = n % columns * WIDTH + LEFT, (rows - 1 - n // columns) * HEIGHT + BOTTOM
+            width, height = WIDTH - LEFT - RIGHT - beside(lines), HEIGHT - BOTTOM - TOP
+            axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))
+            draw(axes, panel, lines, tracks, x)
         if title:
-            figure.suptitle(plain(title), fontsize=11, color=INK)
+            figure.text(0.5, 1 - TITLE / 2 / high, plain(title), fontsize=11, color=INK, ha="center", va="center")
         out = io.StringIO()
         # The same bytes as savefig, which draws everything twice.
         canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return out.getvalue()
+
+
+def beside(lines: Sequence[Line]) -> float:
+    """Inches that the legend takes beside the axes, at most half of a panel."""
+    longest = max((len(line.label) for line in lines), default=0)
+    return min(HANDLE + LETTER * longest, WIDTH / 2) if len(lines) > 1 else 0.0
 
 
 def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track], x: str) -> None:
@@ -71,7 +88,7 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
     for line in lines:
         track, colour = tracks[line.track], PALETTE[line.colour % len(PALETTE)]
         places = track.along(column)
-        placed = [(places[row], value, row) for row, value in thin(line.points) if is_drawn(places[row])]
+        placed = [(places[row], value, row) for row, value in thin(line.points, FINE) if is_drawn(places[row])]
         xs = [place for place, _, _ in placed]
         ys = [value * panel.scale if is_drawn(value) else math.nan for _, value, _ in placed]
         style = {"color": colour, "linestyle": DASHES[line.dash % len(DASHES)], "linewidth": 1.5}
@@ -82,9 +99,15 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
             spread = [half * panel.scale if is_drawn(half := band[row]) else 0.0 for _, _, row in placed]
             low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_title(plain(panel.title), fontsize=10, loc="left", color=INK)
+    axes.set_title(plain(panel.title), fontsize=10, loc="left", color=INK, y=1.0)
     axes.set_xlabel(words, color=INK)
     axes.set_ylabel(plain(panel.unit or panel.title), color=INK)
+    box = axes.get_position()
+    wide, high = axes.figure.get_size_inches() * (box.width, box.height)
+    axes.xaxis.set_label_coords(0.5, -0.28 / high)
+    axes.yaxis.set_label_coords(-0.62 / wide, 0.5)
+    axes.ticklabel_format(axis="y", scilimits=(-3, 5))  # labels that fit beside the axes
+    axes.yaxis.set_offset_position("right")  # the title is on the left
     if x != "seconds":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.tick_params(colors=INK)

@@ -193,6 +193,15 @@ def _object(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def mark(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file: its number, size and time of change; None if it is not there."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def changed(path: Path) -> int:
     """Nanoseconds since 1970 of a file's last change; 0 if it is not there, or empty as a -wal file of readers is."""
     try:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from diffrl import __version__
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.kept import Kept
 from diffrl.gallery.links import Links
 from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import sign, signed, three
@@ -21,6 +22,11 @@ from diffrl.gallery.records import Answer, Source, State, told
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails
 from diffrl.tracking.trees import list_trees
+
+DRAWINGS, REPORTS = 32 * 2**20, 8
+"""Characters of the drawings, and number of the reports, a few MB each, that stay in memory."""
+QUEUE = 8
+"""Visitors who may wait for a drawing, or for a report. They take seconds each of a core that training may use too."""
 
 Page = Callable[["Site", Query], Answer]
 
@@ -62,6 +68,8 @@ class Site:
         self._sources = sources if callable(sources) else partial(list, sources)
         self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
+        self.drawings: Kept[str] = Kept(DRAWINGS, len, makers=1, waiting=QUEUE)
+        self.reports: Kept[Mapping[str, Any]] = Kept(REPORTS, lambda values: 1, makers=1, waiting=QUEUE)
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("diffrl.gallery", "templates"),
             autoescape=True,
@@ -143,7 +151,8 @@ class Site:
 
     def message(self, error: GalleryError) -> Answer:
         """A page that says what is wrong."""
-        return Answer(self.render("message.html", message=str(error), status=error.status), status=error.status)
+        body = self.render("message.html", message=str(error), status=error.status)
+        return Answer(body, status=error.status, retry_after=error.retry_after)
 
     def picture(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True

@@ -6,13 +6,13 @@ import contextlib
 import io
 import struct
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import escape
 
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.kept import Kept
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,10 +53,7 @@ class Thumbnails:
     """
 
     def __init__(self, limit: int = 64 * 2**20):
-        self.limit, self._held = limit, 0
-        self._cache: OrderedDict[tuple[str, int, int, int | None, bool], bytes] = OrderedDict()
-        self._making: set[tuple[str, int, int, int | None, bool]] = set()
-        self._made = threading.Condition()
+        self._kept: Kept[bytes] = Kept(limit, len)
 
     def get(self, path: Path, size: int | None, still: bool) -> bytes | None:
         """A WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
@@ -71,25 +68,7 @@ class Thumbnails:
         """
         stat = path.stat()
         key = (str(path), stat.st_mtime_ns, stat.st_size, size, still)
-        with self._made:
-            self._made.wait_for(lambda: key not in self._making)  # what another makes already is not made twice
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
-            self._making.add(key)
-        made = None
-        try:
-            made = shrink(path, size, still)
-        finally:
-            with self._made:
-                self._making.remove(key)
-                if made is not None:
-                    self._cache[key] = made
-                    self._held += len(made)
-                    while self._held > self.limit and len(self._cache) > 1:
-                        self._held -= len(self._cache.popitem(last=False)[1])
-                self._made.notify_all()
-        return made
+        return self._kept.get(key, lambda: shrink(path, size, still))
 
 
 def unreadable() -> tuple[type[Exception], ...]:

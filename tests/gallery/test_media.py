@@ -199,7 +199,8 @@ def test_each_picture_is_made_once_and_two_at_a_time(tmp_path, monkeypatch):
         found = list(pool.map(lambda number: made.get(paths[number % 3], 128, False), range(12)))
     assert len(calls) == 3 and most[0] == 2
     assert len(set(found)) == 3 and None not in found
-    assert made._held == sum(map(len, made._cache.values())) and not made._making
+    kept = made._kept
+    assert kept._held == sum(map(len, kept._kept.values())) and not kept._making
 
 
 def test_what_failed_once_can_be_asked_again(tmp_path):
@@ -208,7 +209,7 @@ def test_what_failed_once_can_be_asked_again(tmp_path):
     for _ in range(2):
         with pytest.raises(GalleryError):
             made.get(tmp_path / "a.png", 128, False)
-    assert not made._making
+    assert not made._kept._making
 
 
 def test_browsers_ask_again_and_get_new_pictures_only(client_of, tmp_path):
@@ -280,8 +281,9 @@ def test_the_cache_of_thumbnails_is_bounded_and_follows_changes(tmp_path):
         paths.append(tmp_path / f"{number}.png")
         Image.effect_noise((200, 200), 50).save(paths[-1])
         assert made.get(paths[-1], 128, False)
-        assert made._held == sum(map(len, made._cache.values()))
-        assert len(made._cache) == 1 or made._held <= 3000
+        kept = made._kept
+        assert kept._held == sum(map(len, kept._kept.values()))
+        assert len(kept._kept) == 1 or kept._held <= 3000
     before = made.get(paths[0], 128, False)
     Image.new("RGB", (300, 300), "red").save(paths[0])
     os.utime(paths[0], (1, 1))

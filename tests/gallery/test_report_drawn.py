@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 
 import pytest
 
+from diffrl.gallery import progress
 from diffrl.gallery.curves import AXES, columns_of, lines_of, page_data
 from diffrl.gallery.pages import report as report_page
 from diffrl.gallery.panels import panels_of
@@ -15,6 +15,7 @@ from diffrl.gallery.plots import panels_svg
 from diffrl.gallery.report_parts import figures
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
+from diffrl.gallery.site import REPORTS
 from tests.gallery.made import keep_columns, metrics_rows, write_metrics
 from tests.gallery.test_report import report_of
 
@@ -32,19 +33,20 @@ def test_of_a_finished_run_it_is_made_once_until_a_file_changes(made, client_of,
         with (made / name).open("a") as file:
             file.write("\n")
         assert client.get("/report").status_code == 200 and len(drawn) == n, name
-    assert client_of(made).get("/report").status_code == 200 and len(drawn) == n  # another client of this process
-    (made / "summary.json").unlink()  # a run that goes on changes without its files: it stops being fresh
-    assert [client.get("/report").status_code for _ in range(2)] == [200, 200] and len(drawn) == n + 2
+    (made / "summary.json").unlink()
+    assert [client.get("/report").status_code for _ in range(2)] == [200, 200] and len(drawn) == n + 1
+    monkeypatch.setattr(progress, "FRESH", -1)  # a run that goes on changes without its files: it stops being fresh
+    assert client.get("/report").status_code == 200 and len(drawn) == n + 2
 
 
-def test_reports_of_no_more_than_a_few_runs_stay_in_memory(made, monkeypatch):
-    monkeypatch.setattr(report_page, "report_values", lambda run: {"key": run.key})
-    monkeypatch.setattr(report_page, "_MADE", OrderedDict())
-    runs = [RunSource(f"r{n}", made) for n in range(report_page.KEPT + 2)]
-    assert [report_page.values_of(run)["key"] for run in runs] == [run.key for run in runs]
-    assert [key[0] for key in report_page._MADE] == [run.key for run in runs[2:]]
-    report_page.values_of(runs[2])
-    assert list(report_page._MADE)[-1][0] == runs[2].key
+def test_reports_of_no_more_than_a_few_runs_stay_in_memory(made, site_of, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report_page, "report_values", lambda run: drawn.append(run.key) or {"key": run.key})
+    site, runs = site_of(made), [RunSource(f"r{n}", made) for n in range(REPORTS + 2)]
+    assert [report_page.values_of(site, run)["key"] for run in runs] == [run.key for run in runs]
+    for run in (runs[2], runs[-1], runs[1]):
+        assert report_page.values_of(site, run)["key"] == run.key
+    assert drawn == [*(run.key for run in runs), runs[1].key]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections import OrderedDict
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +17,6 @@ from diffrl.gallery import answers
 from diffrl.gallery.answers import answered
 from diffrl.gallery.app import make_app
 from diffrl.gallery.links import ServerLinks
-from diffrl.gallery.pages import report
 from diffrl.gallery.query import Query
 from diffrl.gallery.site import PAGES, Site
 from diffrl.gallery.sources import find_sources
@@ -252,20 +250,21 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def breakable(whole, tmp_path_factory):
-    """A client of a gallery with a run to be broken and another, and the place of the former."""
+    """A client of a gallery with a run to be broken and another, the place of the former, and the gallery's site."""
     runs = tmp_path_factory.mktemp("runs")
     shutil.copytree(whole, runs / "made")
     make_run(runs / "other", iterations=2)
     site = Site(find_sources([runs]), ServerLinks("test"), {"votes": runs / "votes.jsonl", "rewards": ()})
-    return TestClient(make_app(site), base_url="http://127.0.0.1"), runs / "made"
+    return TestClient(make_app(site), base_url="http://127.0.0.1"), runs / "made", site
 
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["pages", "figures"])
 @pytest.mark.parametrize("way", broken())
 def test_a_broken_run_is_told_on_its_pages(breakable, whole, monkeypatch, caplog, capfd, way, slow):
     monkeypatch.setattr(answers, "_noted", set())
-    monkeypatch.setattr(report, "_MADE", OrderedDict())
-    client, run = breakable
+    client, run, site = breakable
+    site.reports.clear()
+    site.drawings.clear()
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(whole, run)
     broken()[way](run)

@@ -14,7 +14,7 @@ from diffrl.gallery.panels import BEFORE, OWN_POLICY, Panel, panels_of
 from diffrl.gallery.progress import updates_once
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
-from diffrl.gallery.runs import RunSource
+from diffrl.gallery.runs import RunSource, mark
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
 
@@ -59,28 +59,42 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
 
 
 def curves_svg(site: Site, query: Query) -> Answer:
-    """One panel, or all that are not folded away, as an SVG document."""
+    """One panel, or all that are not folded away, as an SVG document; drawn once for what the runs have written."""
+    runs, x, panel = _runs(site, query), query.choice("x", AXES, "iteration"), query.text("panel")
+    svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(runs, x, query))
+    return Answer(svg or "", "image/svg+xml", filename=_filename(runs, panel, "svg"))
+
+
+def _drawn(runs: Sequence[RunSource], x: str, query: Query) -> str:
     from diffrl.gallery.plots import panels_svg
 
-    runs, x = _runs(site, query), query.choice("x", AXES, "iteration")
     tracks = [track_of(run) for run in runs]
     panel = _panel(query, tracks)
     chosen = [panel] if panel else [p for p in panels_of(columns_of(tracks), len(tracks)) if not p.fold]
     if not chosen:
         raise GalleryError("There is nothing to draw: none of these runs has metrics yet. Come back later.", 404)
     title = ", ".join(run.title for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
-    svg = panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title)
-    return Answer(svg, "image/svg+xml", filename=_filename(runs, panel, "svg"))
+    return panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title)
 
 
 def curves_csv(site: Site, query: Query) -> Answer:
-    """All metrics, or those of a panel, as CSV; nothing is thinned."""
-    runs = _runs(site, query)
+    """All metrics, or those of a panel, as CSV; nothing is thinned. Made once, as the drawings are."""
+    runs, panel = _runs(site, query), query.text("panel")
+    text = site.drawings.get(("csv", panel, *_written(runs)), lambda: _listed(runs, query))
+    return Answer(text or "", "text/csv; charset=utf-8", filename=_filename(runs, panel, "csv"))
+
+
+def _listed(runs: Sequence[RunSource], query: Query) -> str:
     tracks = [track_of(run) for run in runs]
     panel = _panel(query, tracks)
     columns = None if panel is None else [*panel.columns, *([panel.band] if panel.band else [])]
     rows = [(run.key, [] if track.problem else run.metrics()) for run, track in zip(runs, tracks, strict=True)]
-    return Answer(csv_of(rows, columns), "text/csv; charset=utf-8", filename=_filename(runs, panel, "csv"))
+    return csv_of(rows, columns)
+
+
+def _written(runs: Sequence[RunSource]) -> list[tuple[object, ...]]:
+    """What changes as the runs go on."""
+    return [(run.key, run.title, str(run.path), mark(run.path / "metrics.jsonl")) for run in runs]
 
 
 def _runs(site: Site, query: Query) -> list[RunSource]:
@@ -134,6 +148,6 @@ def _shown(site: Site, panel: Panel, lines: Sequence[Line], keys: Sequence[str],
     }
 
 
-def _filename(runs: Sequence[RunSource], panel: Panel | None, suffix: str) -> str:
-    parts = ["curves", runs[0].key if len(runs) == 1 else f"{len(runs)}-runs", panel.id if panel else ""]
+def _filename(runs: Sequence[RunSource], panel: str, suffix: str) -> str:
+    parts = ["curves", runs[0].key if len(runs) == 1 else f"{len(runs)}-runs", panel]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)) + f".{suffix}"
