@@ -192,21 +192,23 @@ def updates_once(run: RunSource) -> bool:
 
 def setting(run: RunSource, name: str, section: str = "run") -> object:
     """An entry of a section of the configuration; None where there is none, or config.yaml cannot be read."""
-    import yaml
-
     try:
         return _config(run.read_text("config.yaml"))[section][name]
-    except (GalleryError, OSError, yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError):
+    except (GalleryError, OSError, TypeError, KeyError):
         return None
 
 
 @lru_cache(maxsize=16)
 def _config(text: str) -> Any:
+    """The configuration; None where it cannot be read, which may take seconds too."""
     import yaml
 
     from reward_models.yaml12 import Loader
 
-    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
 
 
 def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
