@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reward_models.errors import LONGEST_MESSAGE
+from reward_models.messages import cut
+
 
 class DiffrlError(Exception):
     """Something the user can mend: bad input, a missing file, a run that cannot go on."""
@@ -18,7 +21,8 @@ class ConfigError(DiffrlError):
     """One or more problems in a configuration, all reported at once."""
 
     def __init__(self, problems: str | Sequence[str], source: str | None = None):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        given = [problems] if isinstance(problems, str) else problems
+        self.problems = [cut(problem, LONGEST_MESSAGE) for problem in given]
         where = f" in {source}" if source else ""
         if len(self.problems) == 1:
             text = f"{source}: {self.problems[0]}" if source else self.problems[0]

@@ -6,12 +6,12 @@ their own (`reward_models.registry`), because they are used without diffrl.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from diffrl.errors import ConfigError
+from reward_models.messages import closest, cut, quote
 
 OBJECTIVES: Mapping[str, str] = {"grpo": "diffrl.objectives.grpo:GRPO", "nft": "diffrl.objectives.nft:NFT"}
 DYNAMICS: Mapping[str, str] = {
@@ -35,13 +35,14 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
     """
     path = table.get(name, name)
     if ":" not in path:
-        close = difflib.get_close_matches(name, table, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        close = closest(name, table)
+        hint = f" Did you mean {close!r}?" if close else ""
         raise ConfigError(
-            f"{kind} must be a known name or 'module:Object'. Got {name!r}.{hint} Known: {', '.join(sorted(table))}."
+            f"{kind} must be a known name or 'module:Object'. Got {quote(name)}.{hint} Known: "
+            f"{', '.join(sorted(table))}."
         )
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}.") from error
+        raise ConfigError(f"{kind} {quote(name)} cannot be imported: {cut(str(error), 300)}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from reward_models.errors import RewardError
+from reward_models.messages import closest, quote
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer
@@ -58,10 +58,11 @@ def resolve_scorer(name: str) -> str:
         return SCORERS[name]
     if ":" in name:
         return name
-    close = difflib.get_close_matches(name, SCORERS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(name, SCORERS)
+    hint = f" Did you mean {close!r}?" if close else ""
     raise RewardError(
-        f"A reward is a known name or 'module:Object'. Got {name!r}.{hint} Known names: {', '.join(sorted(SCORERS))}."
+        f"A reward is a known name or 'module:Object'. Got {quote(name)}.{hint} Known names: "
+        f"{', '.join(sorted(SCORERS))}."
     )
 
 
@@ -76,7 +77,7 @@ def factory_of(name: str) -> Any:
         return getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything, or be a script that exits
         raise RewardError(
-            f"The reward {name!r} cannot be imported: {_told(error)} Check the name, and the module."
+            f"The reward {quote(name)} cannot be imported: {_told(error)} Check the name, and the module."
         ) from error
 
 

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from reward_models.messages import show
+
 Item = TypeVar("Item")
 ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
 """A YAML list, kept as a tuple; its items stay strict."""
 
-SHOWN_CHARACTERS = 80
+MOST_ITERATIONS = 10_000_000
+"""Of a run; what counts in iterations ends there too."""
+
+MOST_SAMPLES = 100_000
+"""Of a prompt, a batch or an iteration's prompts: more than any machine holds at once."""
+
+MOST_STEPS = 1000
+"""Of denoising: as many noise levels as such models were trained on."""
+
+MOST_GUIDANCE = 1000
+
+LONGEST_PATH = 4096
+"""Characters, as on Linux."""
+
+LONGEST_TEXT = 200
+"""Characters of a name."""
+
+__all__ = ["ListOf", "Section", "only", "problems", "rule", "show"]
 
 
 class Section(BaseModel):
     """A section of keys: unknown keys refused, values neither coerced nor changed afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
-
-
-def show(value: Any) -> str:
-    """A value as the user would write it, cut to a readable length."""
-    try:
-        text = json.dumps(value, default=str, ensure_ascii=False)
-    except (TypeError, ValueError):  # keys that are no text, or a list that contains itself
-        text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def rule(text: str) -> PydanticCustomError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,8 +10,12 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from diffrl.config.base import show
+from reward_models.messages import LONGEST_NAME, closest, cut
 
 Location = tuple[int | str, ...]
+
+MOST_PROBLEMS = 50
+"""That are told at once."""
 
 WRONG_TYPE = {
     "int_type": "must be a whole number",
@@ -45,8 +48,10 @@ def explain(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
         root: the model that was validated; its keys are what "did you mean" chooses from.
     """
     found: list[str] = []
-    for error in errors:
+    for error in errors[:MOST_PROBLEMS]:
         found += _explain_one(error, root)
+    if len(errors) > MOST_PROBLEMS:
+        found.append(f"There are {len(errors) - MOST_PROBLEMS:,} further problems. Mend these first.")
     return list(dict.fromkeys(found))
 
 
@@ -67,13 +72,19 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
         kinds = [_kind_of(model) for model in _models_in(_field_type(error["loc"], root))]
         if kind == "union_tag_not_found":
             return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(given)}."]
-        return [_not_a_choice(f"{path}.kind", given["kind"], kinds, NOT_HERE.get((path, str(given["kind"]))))]
+        return [
+            _not_a_choice(f"{path}.kind", given["kind"], kinds, NOT_HERE.get((path, show(given["kind"]).strip('"'))))
+        ]
     if kind == "too_short":
         if len(given) >= context["min_length"]:  # entries that are wrong themselves have their own problem
             return []
         return [f"{path} must have at least {context['min_length']} entry. Got {show(given)}. Add one."]
     if kind == "string_too_short":
         return [f"{path} must not be empty. Got {show(given)}."]
+    if kind == "string_too_long":
+        return [f"{path} must have at most {context['max_length']:,} characters. Got {len(given):,}. Shorten it."]
+    if kind == "too_long":
+        return [f"{path} must have at most {context['max_length']:,} entries. Got {len(given):,}. Remove some."]
     if kind in BOUNDS:
         name, sign = BOUNDS[kind]
         return [f"{path} must be {sign} {show(context[name])}. Got {show(given)}."]
@@ -94,8 +105,8 @@ def _not_a_choice(path: str, given: Any, choices: Sequence[Any], reason: str | N
     shown = ", ".join(str(choice) if isinstance(choice, str) else show(choice) for choice in choices)
     if len(choices) == 1:
         return f"{path} must be {shown}, the only one in this version. Got {show(given)}. Set it to {shown}."
-    close = difflib.get_close_matches(str(given), [str(choice) for choice in choices], n=1)
-    hint = f" {reason}." if reason else f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(given, [str(choice) for choice in choices])
+    hint = f" {reason}." if reason else f" Did you mean {close!r}?" if close else ""
     return f"{path} must be one of {shown}. Got {show(given)}.{hint}"
 
 
@@ -103,15 +114,16 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     *parents, key = location
     model = next(iter(_models_at(tuple(parents), root)), root)
     path = dotted(location, root)
-    close = difflib.get_close_matches(str(key), model.model_fields, n=1)
+    close = closest(key, model.model_fields)
     if close:
-        return f"{path} is not a known key. Did you mean {close[0]!r}?"
+        return f"{path} is not a known key. Did you mean {close!r}?"
     known = ", ".join(model.model_fields)
     if parents and parents[-1] == _kind_of(model):  # one of several kinds of section
         section, rest = path.rpartition(".")[0], ", ..." if len(model.model_fields) > 1 else ""
         return (
-            f"{path} is not a key of kind {_kind_of(model)}. Its keys: {known}. Remove {key}, or give the section as a "
-            f"whole: {section}={{kind: {_kind_of(model)}{rest}}}."
+            f"{path} is not a key of kind {_kind_of(model)}. Its keys: {known}. Remove "
+            f"{cut(str(key), LONGEST_NAME)}, or give the section as a whole: "
+            f"{section}={{kind: {_kind_of(model)}{rest}}}."
         )
     elsewhere = [".".join(place) for place in _places(root) if place[-1] == key]
     hint = f"Did you mean {' or '.join(elsewhere)}?" if elsewhere else f"Known keys: {known}."
@@ -124,7 +136,7 @@ def dotted(location: Location, root: type[BaseModel]) -> str:
     for index, part in enumerate(location):
         models = _models_at(location[:index], root, choose=False)
         if len(models) < 2 or part not in {_kind_of(model) for model in models}:
-            parts.append(str(part))
+            parts.append(cut(str(part), LONGEST_NAME))
     return ".".join(parts)
 
 

@@ -13,7 +13,9 @@ from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
-from reward_models.yaml12 import Loader, use_scalars
+from reward_models.messages import cut, quote
+from reward_models.reading import MOST_DEPTH, Unreadable, read_text
+from reward_models.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 BREAKS = frozenset("\x85\u2028\u2029")
@@ -47,13 +49,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, 4 * MOST_CHARACTERS)
     except FileNotFoundError as error:
         raise ConfigError(
             f"The configuration must be a file. Got {path}, which is not there. Check the path."
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration {path} cannot be read: {error}.") from error
+    except Unreadable as error:
+        raise ConfigError(f"The configuration {path} {error}.") from error
     data = _parse(text, str(path))
     if not isinstance(data, dict):
         got = "an empty file" if data is None else f"a {type(data).__name__}"
@@ -108,33 +110,31 @@ def _valid_sections(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=Loader)  # a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{where}{error.problem or error.context}.", source) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"This is not YAML: {error}.", source) from error
+        return load_yaml(text)
+    except Unreadable as error:
+        raise ConfigError(f"It cannot be read as YAML: {error}.", source) from error
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
     """Put one override into the data. A key that nobody knows is found later, with all the others."""
     path, equals, text = override.partition("=")
-    parts = path.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(f"An override must be section.key=value. Got {override!r}. Write for example run.seed=1.")
+    parts, told = path.strip().split(".", MOST_DEPTH), quote(override)
+    if not equals or not all(parts) or "." in parts[-1]:
+        raise ConfigError(f"An override must be section.key=value. Got {told}. Write for example run.seed=1.")
     if not text.strip():
-        raise ConfigError(f"The override {override!r} must have a value. Write {path}=null for none, or '' for empty.")
-    value = _parse(text, f"override {override!r}")
+        raise ConfigError(
+            f"The override {told} must have a value. Write {cut(path, 100)}=null for none, or '' for empty."
+        )
+    value = _parse(text, f"override {told}")
     here: Any = data
     for index, part in enumerate(parts):
-        reached, last = ".".join(parts[:index]), index == len(parts) - 1
+        reached, last = cut(".".join(parts[:index]), 100), index == len(parts) - 1
         if isinstance(here, list):
-            key: Any = _list_index(part, here, reached, override)
+            key: Any = _list_index(part, here, reached, told)
         elif isinstance(here, dict):
             key = part
         else:
-            raise ConfigError(f"{reached} has no keys of its own. Got the override {override!r}. Override {reached}.")
+            raise ConfigError(f"{reached} has no keys of its own. Got the override {told}. Override {reached}.")
         if last:
             here[key] = value
         else:
@@ -143,12 +143,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
             here = here[key]
 
 
-def _list_index(part: str, values: list[Any], path: str, override: str) -> int:
-    if part.isdecimal() and int(part) < len(values):
+def _list_index(part: str, values: list[Any], path: str, told: str) -> int:
+    if part.isdecimal() and len(part) < 10 and int(part) < len(values):
         return int(part)
     have = f"{len(values)} entries, numbered from 0" if len(values) != 1 else "one entry, number 0"
     raise ConfigError(
-        f"{path} is a list of {have}. Got the override {override!r}. Use a number in range or override all of {path}."
+        f"{path} is a list of {have}. Got the override {told}. Use a number in range or override all of {path}."
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.config.base import Section, problems, show
+from diffrl.config.base import MOST_ITERATIONS, MOST_SAMPLES, Section, problems, show
 
 
 class EmaSettings(Section):
@@ -20,24 +20,31 @@ class TrainSettings(Section):
 
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate over the run's updates.")
-    warmup_updates: int = Field(0, ge=0, description="Updates of a linear rise, from 1 / warmup_updates of the rate.")
+    warmup_updates: int = Field(
+        0, ge=0, le=MOST_ITERATIONS, description="Updates of a linear rise, from 1 / warmup_updates of the rate."
+    )
     final_learning_rate: float = Field(
         0.1, ge=0, le=1, description="Where cosine ends, as a fraction of learning_rate. No effect with constant."
     )
     updates_per_iteration: int = Field(
         1,
         ge=1,
+        le=10_000,
         description="Optimiser updates that share what an iteration has to train on; each part of it is used once.",
     )
-    micro_batch: int = Field(128, ge=1, description="Samples or steps in one forward and backward pass; bounds memory.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm. null = never.")
+    micro_batch: int = Field(
+        128, ge=1, le=MOST_SAMPLES, description="Samples or steps in one forward and backward pass; bounds memory."
+    )
+    max_grad_norm: float | None = Field(
+        1.0, ge=1.0e-6, le=1.0e12, description="Gradients are scaled down to this norm. null = never."
+    )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw", description="adamw_8bit needs CUDA and bitsandbytes, which is checked at the start."
     )
     betas: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
                      Field(strict=False)] = Field((0.9, 0.999), description="AdamW's two decay rates.")  # fmt: skip
-    epsilon: float = Field(1.0e-8, gt=0, description="AdamW's denominator floor.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
+    epsilon: float = Field(1.0e-8, ge=1.0e-16, le=1, description="AdamW's denominator floor.")
+    weight_decay: float = Field(0.0, ge=0, le=100, description="AdamW's decoupled weight decay.")
     ema: EmaSettings | None = Field(None, description="Moving average of the trained weights. null = none.")
     gradient_checkpointing: bool = Field(False, description="Compute activations twice: less memory, slower.")
     sharding: Literal["none", "fsdp"] = Field(

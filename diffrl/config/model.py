@@ -7,17 +7,26 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES, Family, find_family
+from diffrl.models.shipped import MOST_OPTIONS
+
+MOST_RANK = 4096
+"""Of a LoRA: the width of the largest networks, where it would be no longer low."""
 
 
 class LoraSettings(Section):
     """Low-rank adapters, trained in place of the network's own weights."""
 
-    rank: int = Field(32, ge=1, description="Rank of each adapter.")
-    alpha: float = Field(64.0, gt=0, description="Adapters are scaled by alpha / rank.")
-    targets: Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = Field(
+    rank: int = Field(32, ge=1, le=MOST_RANK, description="Rank of each adapter.")
+    alpha: float = Field(64.0, ge=1.0e-3, le=1.0e6, description="Adapters are scaled by alpha / rank.")
+    targets: (
+        Annotated[
+            ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(min_length=1, max_length=1000)
+        ]
+        | None
+    ) = Field(
         None,
         description="Linear layers that get an adapter: their names' last parts, as peft matches them. null = the "
         "family's attention layers.",
@@ -35,12 +44,21 @@ def _known_family(name: str) -> str:
 class ModelSettings(Section):
     """The pipeline that is aligned."""
 
-    family: Annotated[str, AfterValidator(_known_family)] = Field(
+    family: Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_known_family)] = Field(
         description="; ".join(f"{family.name} = {family.title}" for family in FAMILIES.values())
         + "; or 'module:Adapter' of your own."
     )
-    path: str = Field(min_length=1, description="A pipeline's folder in diffusers format, or its name on the hub.")
-    revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the newest.")
+    path: str = Field(
+        min_length=1,
+        max_length=LONGEST_PATH,
+        description="A pipeline's folder in diffusers format, or its name on the hub.",
+    )
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        max_length=LONGEST_TEXT,
+        description="Branch, tag or commit on the hub; null = the newest.",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Of frozen weights and of network calls; trained weights are always float32."
     )
@@ -56,18 +74,28 @@ class ModelSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto = cuda if there is one; what really runs is recorded with the run."
     )
-    height: int | None = Field(None, ge=1, description="Picture height in pixels. null = the pipeline's own.")
-    width: int | None = Field(None, ge=1, description="Picture width in pixels. null = the pipeline's own.")
+    height: int | None = Field(
+        None, ge=1, le=MOST_OPTIONS["height"], description="Picture height in pixels. null = the pipeline's own."
+    )
+    width: int | None = Field(
+        None, ge=1, le=MOST_OPTIONS["width"], description="Picture width in pixels. null = the pipeline's own."
+    )
     frames: int | None = Field(
-        None, ge=1, description="Frames of a video. null = the pipeline's own. Only with families that draw videos."
+        None,
+        ge=1,
+        le=MOST_OPTIONS["frames"],
+        description="Frames of a video. null = the pipeline's own. Only with families that draw videos.",
     )
     fps: float | None = Field(
-        None, gt=0, description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16."
+        None,
+        ge=0.1,
+        le=1000,
+        description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16.",
     )
     max_sequence_length: int | None = Field(
         None,
         ge=1,
-        le=1024,
+        le=MOST_OPTIONS["max_sequence_length"],
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
         "pipeline (sd3: 256 of T5, flux, wan and qwen_image: 512, sana: 300). An SD3 without T5 gets zeros instead.",
     )

@@ -8,28 +8,53 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.config.base import (
+    LONGEST_TEXT,
+    MOST_GUIDANCE,
+    MOST_ITERATIONS,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    ListOf,
+    Section,
+    problems,
+    rule,
+    show,
+)
+
+LEAST_NOISE, MOST_NOISE = 1.0e-4, 100
+"""Of a stochastic step: below it float32 keeps less than three digits of the noise, and densities overflow."""
+
+MOST_CHILDREN = 1000
 
 
 class FlowSde(Section):
     """Flow-GRPO's stochastic step, std = noise_level * sqrt(sigma / (1 - sigma)) * sqrt(step length)."""
 
     kind: Literal["flow_sde"] = Field(description="Flow-GRPO, arXiv 2505.05470.")
-    noise_level: float = Field(0.7, gt=0, description="Size of the injected noise; 0.7 in the paper.")
+    noise_level: float = Field(
+        0.7, ge=LEAST_NOISE, le=MOST_NOISE, description="Size of the injected noise; 0.7 in the paper."
+    )
 
 
 class DanceSde(Section):
     """DanceGRPO's stochastic step, std = eta * sqrt(step length)."""
 
     kind: Literal["dance_sde"] = Field(description="DanceGRPO, arXiv 2505.07818.")
-    eta: float = Field(0.3, gt=0, description="Size of the injected noise, the same at every step; 0.3 in the paper.")
+    eta: float = Field(
+        0.3,
+        ge=LEAST_NOISE,
+        le=MOST_NOISE,
+        description="Size of the injected noise, the same at every step; 0.3 in the paper.",
+    )
 
 
 class Cps(Section):
     """Coefficient-preserving sampling, std = next sigma * sin(noise_level * pi / 2)."""
 
     kind: Literal["cps"] = Field(description="Coefficient-preserving sampling, arXiv 2509.05952.")
-    noise_level: float = Field(gt=0, le=1, description="Share of fresh noise in each step's noise, in (0, 1].")
+    noise_level: float = Field(
+        ge=LEAST_NOISE, le=1, description="Share of fresh noise in each step's noise, in (0, 1]."
+    )
 
 
 class SplitsOnly(Section):
@@ -54,11 +79,16 @@ class Window(Section):
     """Only the steps of a window and the splits are stochastic and trained; the others are deterministic."""
 
     kind: Literal["window"] = Field(description="MixGRPO: a window of steps, and the splits.")
-    start: int = Field(0, ge=0, description="First stochastic step, counted from 0, in the first iteration.")
-    size: int = Field(ge=1, description="Number of stochastic steps. start + size must be <= rollout.steps - 1.")
+    start: int = Field(
+        0, ge=0, le=MOST_STEPS, description="First stochastic step, counted from 0, in the first iteration."
+    )
+    size: int = Field(
+        ge=1, le=MOST_STEPS, description="Number of stochastic steps. start + size must be <= rollout.steps - 1."
+    )
     slide_every: int | None = Field(
         None,
         ge=1,
+        le=MOST_ITERATIONS,
         description="Training iterations after which the window moves one step on; after the last place where it "
         "fits it goes back to step 0 (MixGRPO). null = it stays.",
     )
@@ -72,10 +102,10 @@ def _split_steps(splits: tuple[int, ...]) -> tuple[int, ...]:
 
 def _children(given: Any) -> Any:
     items = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not items or any(type(item) is not int or item < 2 for item in items):
+    if not items or any(type(item) is not int or not 2 <= item <= MOST_CHILDREN for item in items):
         raise rule(
-            f"must be a whole number >= 2, or a list of them with one entry a split. Got {show(given)}. "
-            "A step without a split needs no entry."
+            f"must be a whole number >= 2 and <= {MOST_CHILDREN}, or a list of them with one entry a split. Got "
+            f"{show(given)}. A step without a split needs no entry."
         )
     return tuple(items) if isinstance(given, (list, tuple)) else given
 
@@ -83,16 +113,25 @@ def _children(given: Any) -> Any:
 class TreeSettings(Section):
     """The paths drawn for one prompt. Without splits these are chains: one path from each root."""
 
-    roots: int = Field(ge=1, description="Initial noises of a prompt, each the root of a tree; of a chain, the sample.")
-    branches: Annotated[int | ListOf[int], BeforeValidator(_children)] = Field(
+    roots: int = Field(
+        ge=1,
+        le=MOST_SAMPLES,
+        description="Initial noises of a prompt, each the root of a tree; of a chain, the sample.",
+    )
+    branches: Annotated[
+        Annotated[int, Field(ge=2, le=MOST_CHILDREN)]
+        | Annotated[ListOf[Annotated[int, Field(ge=2, le=MOST_CHILDREN)]], Field(max_length=MOST_STEPS)],
+        BeforeValidator(_children),
+    ] = Field(
         2, description="Children of a node at a split; a list gives each split its own. No effect without splits."
     )
-    splits: Annotated[ListOf[int], AfterValidator(_split_steps)] = Field(
+    splits: Annotated[ListOf[int], Field(max_length=MOST_STEPS), AfterValidator(_split_steps)] = Field(
         (), description="Steps in which every node gets several children, from 0. Empty = chains."
     )
     correlation: float | None = Field(
         4.0,
         ge=0,
+        le=1.0e6,
         description="Weight c of a sibling's own noise: siblings correlate by 1 / (1 + c^2). null = independent. No "
         "effect without splits.",
     )
@@ -136,7 +175,9 @@ class FidelitySettings(Section):
         description="warn = say so; widen = keep half as many samples more; fall_back = explore in the training "
         "precision and with all steps from then on.",
     )
-    patience: int = Field(3, ge=1, description="Iterations in a row below it before the action is taken.")
+    patience: int = Field(
+        3, ge=1, le=MOST_ITERATIONS, description="Iterations in a row below it before the action is taken."
+    )
 
 
 class ExploreSettings(Section):
@@ -154,21 +195,31 @@ class ExploreSettings(Section):
     compile: bool = Field(
         False, description="Let torch.compile make the copy's graph; the first rollout then waits for it."
     )
-    exclude: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(
+    exclude: (
+        Annotated[ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(max_length=1000)] | None
+    ) = Field(
         None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
     )
     steps: int | None = Field(
         None,
         ge=1,
+        le=MOST_STEPS,
         description="Denoising steps of the pool: a part of the full grid, all stochastic steps in it. null = all.",
     )
-    candidates: int = Field(ge=2, description="Samples of a prompt's pool, a multiple of the leaves of a tree.")
-    keep: int = Field(ge=2, description="Samples of a prompt that are drawn again: roots * leaves of a tree.")
+    candidates: int = Field(
+        ge=2, le=MOST_SAMPLES, description="Samples of a prompt's pool, a multiple of the leaves of a tree."
+    )
+    keep: int = Field(
+        ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
+    )
     select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
         "best_worst", description="How they are chosen by their proxy rewards."
     )
     audit: int = Field(
-        1, ge=0, description="Further samples of a prompt, drawn again at random to check the ranking; not trained."
+        1,
+        ge=0,
+        le=MOST_SAMPLES,
+        description="Further samples of a prompt, drawn again at random to check the ranking; not trained.",
     )
     fidelity: FidelitySettings = FidelitySettings()
 
@@ -176,9 +227,14 @@ class ExploreSettings(Section):
 class RolloutSettings(Section):
     """How samples are drawn for training."""
 
-    steps: int = Field(ge=2, description="Denoising steps of a sample. The last is always deterministic.")
+    steps: int = Field(
+        ge=2, le=MOST_STEPS, description="Denoising steps of a sample. The last is always deterministic."
+    )
     guidance_scale: float = Field(
-        1.0, ge=1, description="Classifier-free guidance; 1 = none, above 1 every step costs two network evaluations."
+        1.0,
+        ge=1,
+        le=MOST_GUIDANCE,
+        description="Classifier-free guidance; 1 = none, above 1 every step costs two network evaluations.",
     )
     grid: Literal["stock", "merged"] = Field(
         "stock",
@@ -197,11 +253,16 @@ class RolloutSettings(Section):
     )
     tree: TreeSettings
     explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")
-    micro_batch: int = Field(128, ge=1, description="Samples in one network call of the rollout; bounds memory.")
-    decode_batch: int = Field(128, ge=1, description="Samples in one call of the picture decoder; bounds memory.")
+    micro_batch: int = Field(
+        128, ge=1, le=MOST_SAMPLES, description="Samples in one network call of the rollout; bounds memory."
+    )
+    decode_batch: int = Field(
+        128, ge=1, le=MOST_SAMPLES, description="Samples in one call of the picture decoder; bounds memory."
+    )
     prompts_at_once: int | None = Field(
         None,
         ge=1,
+        le=MOST_SAMPLES,
         description="Prompts whose samples are drawn together, and scored while the next ones' are drawn. null = "
         "all of the iteration's: fewest network calls, and pictures are scored while others are decoded.",
     )
@@ -260,6 +321,11 @@ def _split_problems(r: RolloutSettings) -> list[str]:
         found.append(
             "rollout.tree.splits must be empty with rollout.stochastic.kind: none, because siblings differ by noise. "
             f"Got splits={show(splits)}. Remove the splits or choose splits, window or all."
+        )
+    if r.tree.samples > MOST_SAMPLES:
+        found.append(
+            f"rollout.tree.roots * the leaves of a tree must be <= {MOST_SAMPLES}, the samples of a prompt. Got "
+            f"roots={r.tree.roots}, leaves={show(r.tree.leaves_per_root)}. Lower roots or branches, or remove splits."
         )
     if r.tree.samples < 2:
         found.append(

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import Section, problems, rule, show
+from diffrl.config.base import (
+    LONGEST_PATH,
+    LONGEST_TEXT,
+    MOST_GUIDANCE,
+    MOST_ITERATIONS,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    Section,
+    problems,
+    rule,
+    show,
+)
 from diffrl.config.checks import cross_section_problems
 from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
+from reward_models.messages import closest
 
 BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out", "moving:train", "moving:held_out")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -29,34 +40,53 @@ def _folder_name(name: str) -> str:
     return name
 
 
+def _folder_path(path: str) -> str:
+    if "\0" in path:
+        raise rule(f"must be the path of a folder. Got {show(path)}, with a zero byte. Remove it.")
+    return path
+
+
 def _prompt_source(source: str) -> str:
     if source in BUILT_IN_PROMPTS or source.endswith((".txt", ".jsonl")):
         return source
     if source.startswith("hub:") and len(source) > len("hub:"):
         return source
-    close = difflib.get_close_matches(source, BUILT_IN_PROMPTS, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else "Give the file its ending or name a data set."
+    close = closest(source, BUILT_IN_PROMPTS)
+    hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
     raise rule(
         f"must be {' or '.join(BUILT_IN_PROMPTS)}, a .txt or .jsonl file, or hub:<dataset>. Got {show(source)}. {hint}"
     )
 
 
-PromptSource = Annotated[str, AfterValidator(_prompt_source)]
+PromptSource = Annotated[str, Field(max_length=LONGEST_PATH), AfterValidator(_prompt_source)]
 
 
 class RunSettings(Section):
     """What the run is called, where it is kept and how long it is."""
 
     name: Annotated[str, AfterValidator(_folder_name)] = Field("run", description="Folder of the run within dir.")
-    dir: str = Field("runs", min_length=1, description="Folder that holds runs, relative to where diffrl is started.")
+    dir: Annotated[str, AfterValidator(_folder_path)] = Field(
+        "runs",
+        min_length=1,
+        max_length=LONGEST_PATH,
+        description="Folder that holds runs, relative to where diffrl is started.",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in training.")
-    iterations: int = Field(ge=1, description="Training iterations: rollout, reward, update.")
-    checkpoint_every: int = Field(20, ge=1, description="Iterations between checkpoints; one more at the end.")
+    iterations: int = Field(ge=1, le=MOST_ITERATIONS, description="Training iterations: rollout, reward, update.")
+    checkpoint_every: int = Field(
+        20, ge=1, le=MOST_ITERATIONS, description="Iterations between checkpoints; one more at the end."
+    )
     keep_checkpoints: int | None = Field(
-        3, ge=2, description="Newest checkpoints kept, at least 2 so that a torn one has a predecessor. null = all."
+        3,
+        ge=2,
+        le=MOST_ITERATIONS,
+        description="Newest checkpoints kept, at least 2 so that a torn one has a predecessor. null = all.",
     )
     eval_every: int | None = Field(
-        20, ge=1, description="Iterations between held-out evaluations. null = only before and after training."
+        20,
+        ge=1,
+        le=MOST_ITERATIONS,
+        description="Iterations between held-out evaluations. null = only before and after training.",
     )
 
 
@@ -65,18 +95,20 @@ class PromptSettings(Section):
 
     train: PromptSource = Field(description="shapes:train, a .txt (a prompt a line) or .jsonl file, or hub:<dataset>.")
     eval: PromptSource = Field(description="Held-out prompts, in the same forms; shapes:held_out is built in.")
-    per_iteration: int = Field(ge=1, description="Prompts of one iteration, over all processes; each is one group.")
+    per_iteration: int = Field(
+        ge=1, le=MOST_SAMPLES, description="Prompts of one iteration, over all processes; each is one group."
+    )
 
 
 class EvalSettings(Section):
     """Held-out evaluation with deterministic sampling and the same noise every time."""
 
     rewards: Rewards = Field(description="What is measured; need not be what is trained on.")
-    samples: int = Field(ge=1, description="Pictures of one evaluation; prompts are taken in turn.")
-    steps: int = Field(ge=1, description="Denoising steps, all deterministic.")
-    guidance_scale: float = Field(1.0, ge=1, description="Classifier-free guidance; 1 = none.")
+    samples: int = Field(ge=1, le=MOST_SAMPLES, description="Pictures of one evaluation; prompts are taken in turn.")
+    steps: int = Field(ge=1, le=MOST_STEPS, description="Denoising steps, all deterministic.")
+    guidance_scale: float = Field(1.0, ge=1, le=MOST_GUIDANCE, description="Classifier-free guidance; 1 = none.")
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the evaluation's noise, apart from run.seed.")
-    batch: int = Field(128, ge=1, description="Samples in one network call; bounds memory.")
+    batch: int = Field(128, ge=1, le=MOST_SAMPLES, description="Samples in one network call; bounds memory.")
     solver: Literal["ode", "ab2"] = Field("ode", description="ode = Euler, the stock sampler; ab2 = Adams-Bashforth.")
 
     @model_validator(mode="after")
@@ -94,8 +126,8 @@ class EvalSettings(Section):
 class WandbSettings(Section):
     """Weights & Biases."""
 
-    project: str = Field(min_length=1, description="Project that the run is logged to.")
-    entity: str | None = Field(None, description="Team or user; null = your default.")
+    project: str = Field(min_length=1, max_length=LONGEST_TEXT, description="Project that the run is logged to.")
+    entity: str | None = Field(None, max_length=LONGEST_TEXT, description="Team or user; null = your default.")
     mode: Literal["online", "offline"] = Field("online", description="offline = written to the run, sent by you later.")
 
 
@@ -103,14 +135,18 @@ class TreeRecordSettings(Section):
     """Rollouts kept as trees to look at, in trees/: of the first iteration, of every n-th and of the last."""
 
     every: int | None = Field(
-        None, ge=1, description="n. null = run.eval_every, so that what is drawn is the policy that was just evaluated."
+        None,
+        ge=1,
+        le=MOST_ITERATIONS,
+        description="n. null = run.eval_every, so that what is drawn is the policy that was just evaluated.",
     )
     prompts: int = Field(
-        2, ge=1, description="At most this many prompts are kept, the first ones of the first process."
+        2, ge=1, le=MOST_SAMPLES, description="At most this many prompts are kept, the first ones of the first process."
     )
     pictures: int | None = Field(
         None,
         ge=0,
+        le=MOST_SAMPLES,
         description="At most this many predicted pictures are kept of a prompt, and as many of its candidates'. "
         "Finished samples are all kept. null = 96, and 16 of clips, which cost more.",
     )
@@ -121,9 +157,14 @@ class TrackSettings(Section):
 
     tensorboard: bool = Field(False, description="Also write TensorBoard files.")
     wandb: WandbSettings | None = Field(None, description="Also log to Weights & Biases. null = no.")
-    pictures_per_iteration: int = Field(8, ge=0, description="At most this many training pictures are kept.")
+    pictures_per_iteration: int = Field(
+        8, ge=0, le=MOST_SAMPLES, description="At most this many training pictures are kept."
+    )
     pictures_per_evaluation: int = Field(
-        32, ge=0, description="At most this many held-out samples are stored, with their pictures, at each evaluation."
+        32,
+        ge=0,
+        le=MOST_SAMPLES,
+        description="At most this many held-out samples are stored, with their pictures, at each evaluation.",
     )
     trees: TreeRecordSettings | None = Field(
         TreeRecordSettings(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
+from diffrl.models.files import read_object
 from diffrl.models.published import PUBLISHED, Component
+from reward_models.messages import show
+from reward_models.reading import parse_json, require_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 WEIGHTS = re.compile(r"(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors")
 """A component's weights as diffusers and transformers name them; variants such as *.fp16.safetensors are copies."""
+
+MOST_HEADER = 100_000_000
+"""Bytes of a safetensors file's header, as its own library has it."""
 
 NETWORKS = ("transformer", "transformer_2")
 """Components that denoise; a pipeline of two takes one for the high noise levels and one for the low ones."""
@@ -52,8 +57,8 @@ def describe_pipeline(path: str) -> Architecture | None:
     folder = Path(path)
     if folder.is_dir():
         shapes = component_shapes(folder)
-        configs = {name: _read_json(folder / name / "config.json") for name in shapes}
-        found = Architecture(shapes, configs, _read_json(folder / "model_index.json"))
+        configs = {name: read_object(folder / name / "config.json", missing={}) for name in shapes}
+        found = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
         return found if "transformer" in shapes else None
     return _published(path) if path in PUBLISHED else None
 
@@ -93,22 +98,22 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ConfigError: the file is torn or no safetensors file.
     """
     try:
+        require_file(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= path.stat().st_size - 8:
                 raise ValueError(f"the header cannot have {length} bytes")
-            header = json.loads(file.read(length))
-        return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+            if length > MOST_HEADER:
+                raise ValueError(f"it has {length:,} bytes, and at most {MOST_HEADER:,} are read")
+            header = parse_json(file.read(length).decode("utf-8"))
+        return {name: _shape(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} must be a safetensors file. Its header is unreadable: {error}. Fetch it again."
         ) from error
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON object, empty if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _shape(given: Any) -> tuple[int, ...]:
+    if not all(type(size) is int and 0 <= size < 2**48 for size in given):
+        raise ValueError(f"{show(given)} is no shape")
+    return tuple(given)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from diffrl.errors import ConfigError
 from diffrl.registry import resolve
+from reward_models.messages import LONGEST_NAME, cut, show
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
@@ -145,7 +146,7 @@ def find_family(name: str) -> Family:
     if not isinstance(family, Family):
         raise ConfigError(
             f"model.family {name!r} must be an adapter with an attribute `family`, a diffrl.models.families.Family. "
-            f"Got {family!r}."
+            f"Got {show(family)}."
         )
     return family
 
@@ -165,4 +166,6 @@ def require_pipeline(family: Family, found: str, path: str) -> None:
     else:
         known = "; ".join(f"{known.name}: {', '.join(known.pipelines)}" for known in FAMILIES.values())
         way_out = f"No family of this version loads that class ({known}). docs/add-a-model.md tells how to add one."
-    raise ConfigError(f"model.family={family.name} needs a {needs}. Got {found} in {path!r}. {way_out}")
+    raise ConfigError(
+        f"model.family={family.name} needs a {needs}. Got {cut(found, LONGEST_NAME)} in {path!r}. {way_out}"
+    )

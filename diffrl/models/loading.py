@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from safetensors import SafetensorError
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
+from diffrl.models.files import read_object, vet_pipeline
 from diffrl.models.pipeline import Placement, pipeline_class_of
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.registry import resolve
+from reward_models.messages import cut, quote, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,12 +44,11 @@ def check_pipeline_directory(family: Family, path: str) -> None:
     """
     directory = Path(path)
     if not directory.exists():
-        looks_like_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
-        if looks_like_hub_id and not (directory.parent.is_dir() and directory.parent != Path()):
+        if is_hub_id(path) and not (directory.parent.is_dir() and directory.parent != Path()):
             return
         raise ConfigError(
-            f"model.path must be a diffusers directory or a hub id. Got {path!r}, which does not exist here. Check "
-            "the spelling."
+            f"model.path must be a diffusers directory or a hub id. Got {quote(path, 200)}, which does not "
+            "exist here. Check the spelling."
         )
     index = directory / "model_index.json"
     if not index.is_file():
@@ -56,11 +56,19 @@ def check_pipeline_directory(family: Family, path: str) -> None:
             f"model.path must be a diffusers directory. Got {path!r}, which has no model_index.json. "
             "Point it at the folder that pipeline.save_pretrained wrote."
         )
+    require_pipeline(family, pipeline_class_of(path), path)
+    vet_pipeline(directory)
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a path has the form of a model on the hub, OWNER/NAME."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{index} is not the index of a pipeline: {error}. Save the pipeline again.") from error
-    require_pipeline(family, str(found), path)
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return path.count("/") == 1
 
 
 def infer_family(path: str) -> str:
@@ -71,7 +79,7 @@ def infer_family(path: str) -> str:
     """
     try:
         found = pipeline_class_of(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         check_pipeline_directory(FAMILIES["sd3"], path)  # says so if it is no folder of a pipeline
         raise ConfigError(loading_problem(path, error)) from error
     for family in FAMILIES.values():
@@ -117,7 +125,7 @@ def load_adapter(
     if unknown := sorted(shipped.keys() - set(known)):
         raise ConfigError(
             f"{Path(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
-            f"{', '.join(unknown)}. Remove them."
+            f"{show(unknown)}. Remove them."
         )
     options = {**shipped, **given}
     try:
@@ -162,11 +170,7 @@ def distilled_sign(family: Family, path: str) -> str | None:
     ):
         if file.startswith("transformer") and family.guidance != "embedded":
             continue
-        try:
-            content = json.loads((Path(path) / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and content.get(key) is value:
+        if read_object(Path(path) / file, missing={}).get(key) is value:
             return f"whose {file} has {key}: {str(value).lower()}"
     return None
 
@@ -207,4 +211,4 @@ def loading_problem(path: str, error: Exception) -> str:
             f"config.json. Got ({got.strip('[]')}). Save or download it again."
         )
     reason = text.splitlines()[0] if text else type(error).__name__
-    return f"model.path {path!r} could not be loaded: {reason.rstrip('.')}. Check it, or save it again."
+    return f"model.path {path!r} could not be loaded: {cut(reason.rstrip('.'), 500)}. Check it, or save it again."

@@ -17,6 +17,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, device_of
 from diffrl.models.base_precision import quantise_base
 from diffrl.models.families import Family, require_pipeline
+from diffrl.models.files import read_object, vet_pipeline
 
 EMPTY = "negative_"
 """Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
@@ -88,7 +89,9 @@ class PipelineAdapter(ABC):
         placement = placement or Placement()
         found = pipeline_class_of(path, revision)
         require_pipeline(cls.family, found, str(path))
-        pipeline = getattr(diffusers, found).from_pretrained(str(path), dtype=dtype, revision=revision)
+        folder = path_of(path, revision)
+        vet_pipeline(folder)
+        pipeline = getattr(diffusers, found).from_pretrained(str(folder), dtype=dtype, use_safetensors=True)
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
@@ -234,10 +237,30 @@ def require_multiple(height: int, width: int, multiple: int) -> None:
 
 
 def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
-    """The pipeline class that a diffusers directory or hub id says it is."""
+    """The pipeline class that a diffusers directory or hub id says it is.
+
+    Raises:
+        ConfigError: the directory's index cannot be read, or names no class.
+        OSError, ValueError: the hub's cannot be had.
+    """
+    if Path(path).is_dir():
+        index = Path(path) / "model_index.json"
+        name = read_object(index).get("_class_name")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{index} is not the index of a pipeline: it names no class. Save the pipeline again.")
+        return name
     from diffusers import DiffusionPipeline
 
     return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
+
+
+def path_of(path: str | Path, revision: str | None) -> Path:
+    """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
+    if Path(path).is_dir():
+        return Path(path)
+    from diffusers import DiffusionPipeline
+
+    return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))
 
 
 def set_attention(transformer: Any, name: str) -> None:

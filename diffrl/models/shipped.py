@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
+from diffrl.models.files import read_object
+from reward_models.messages import quote, show
 
 SETTINGS_FILE = "diffrl.json"
 """Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
 the configuration, such as {"max_sequence_length": 1}."""
+
+MOST_OPTIONS: Mapping[str, int] = {"height": 16384, "width": 16384, "frames": 4096, "max_sequence_length": 1024}
+"""The adapter options that cost memory, and how large they may be: in the configuration and in `SETTINGS_FILE`."""
 
 
 def shipped_settings(directory: Path) -> dict[str, Any]:
     """Adapter options that a local pipeline brings along; empty if it brings none.
 
     Raises:
-        ConfigError: the file is not a JSON object.
+        ConfigError: the file is not a JSON object, or an option is not what the configuration would take.
     """
     path = directory / SETTINGS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not readable JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must be a JSON object of adapter options. Got {settings!r}.")
-    return settings
+    settings = read_object(path, missing={})
+    for name, value in settings.items():
+        most = MOST_OPTIONS.get(name)
+        if most is not None and value is not None and not (type(value) is int and 1 <= value <= most):
+            raise ConfigError(
+                f"{quote(name)} of {path} must be a whole number >= 1 and <= {most}. Got {show(value)}. Mend the file, "
+                "or remove the key."
+            )
+    return dict(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
@@ -12,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_models.errors import RewardError
+from reward_models.messages import closest, quote, show
+from reward_models.reading import Unreadable, read_text
 from reward_models.registry import factory_of, load_reward, resolve_scorer
 from reward_models.scoring.values import read_yaml
+from reward_models.yaml12 import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer
@@ -86,7 +88,7 @@ def choose(rewards: Sequence[str], options: Sequence[str], config: Path | None =
     wrong = [label for label in labels if not LABEL.fullmatch(label)]
     if wrong:
         raise RewardError(
-            f"A label is letters, digits and _ . : -, and begins with a letter or digit. Got {wrong[0]!r}. Give "
+            f"A label is letters, digits and _ . : -, and begins with a letter or digit. Got {quote(wrong[0])}. Give "
             "another: --reward LABEL=NAME."
         )
     if "total" in labels:
@@ -118,18 +120,19 @@ def _option(text: str, labels: Sequence[str]) -> tuple[int, str, Any]:
             f"{', '.join(labels)}."
         )
     raise RewardError(
-        f"An option is [LABEL.]KEY=VALUE, such as {labels[0]}.device=cpu. Got {text!r}. Labels: {', '.join(labels)}."
+        f"An option is [LABEL.]KEY=VALUE, such as {labels[0]}.device=cpu. Got {quote(text)}. Labels: "
+        f"{', '.join(labels)}."
     )
 
 
 def _of_recipe(path: Path) -> list[Choice]:
     """The rewards of a YAML file: a list of them, or a training configuration with `rewards:`."""
     try:
-        found = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+        found = read_yaml(read_text(path, 4 * MOST_CHARACTERS, "utf-8-sig"), str(path))
     except FileNotFoundError:
         raise RewardError(f"There is no file {path}. Check the path given to --config.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RewardError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    except Unreadable as error:
+        raise RewardError(f"{path} {error}.") from error
     rewards = found.get("rewards") if isinstance(found, Mapping) else found
     if not isinstance(rewards, list) or not rewards:
         raise RewardError(f"--config takes a YAML list of rewards, or a mapping with `rewards:`. {path} has neither.")
@@ -138,27 +141,27 @@ def _of_recipe(path: Path) -> list[Choice]:
 
 def _of_entry(entry: Any, where: str) -> Choice:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise RewardError(f"{where} must be a mapping with a `name`. Got {entry!r}.")
+        raise RewardError(f"{where} must be a mapping with a `name`. Got {show(entry)}.")
     unknown = [key for key in entry if key not in (*KEYS, *TRAINING_KEYS)]
     if unknown:
-        close = difflib.get_close_matches(str(unknown[0]), KEYS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise RewardError(f"{where} has the unknown key {unknown[0]!r}.{hint} Known keys: {', '.join(KEYS)}.")
+        close = closest(unknown[0], KEYS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise RewardError(f"{where} has the unknown key {quote(unknown[0])}.{hint} Known keys: {', '.join(KEYS)}.")
     numbers = {key: entry.get(key, default) for key, default in NUMBERS.items()}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise RewardError(f"{key} of {where} must be a number. Got {value!r}.")
+            raise RewardError(f"{key} of {where} must be a number. Got {show(value)}.")
     if numbers["scale"] == 0:
         raise RewardError(f"scale of {where} divides: it must not be 0.")
     options, batch_size = entry.get("options") or {}, entry.get("batch_size")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise RewardError(f"options of {where} must be a mapping of names to values. Got {options!r}.")
+        raise RewardError(f"options of {where} must be a mapping of names to values. Got {show(options)}.")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise RewardError(f"batch_size of {where} must be a whole number of at least 1. Got {batch_size!r}.")
+        raise RewardError(f"batch_size of {where} must be a whole number of at least 1. Got {show(batch_size)}.")
     for key in ("label", "device", "dtype"):
         if not isinstance(entry.get(key), str | None):
             example = {"label": "sharp", "device": "cuda:1", "dtype": "bfloat16"}[key]
-            raise RewardError(f"{key} of {where} must be text, such as {example}. Got {entry[key]!r}.")
+            raise RewardError(f"{key} of {where} must be text, such as {example}. Got {show(entry[key])}.")
     label = entry.get("label") or entry["name"]
     choice = Choice(entry["name"], label, options, **numbers)
     return replace(choice, batch_size=batch_size, device=entry.get("device"), dtype=entry.get("dtype"))

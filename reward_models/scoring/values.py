@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from reward_models.errors import RewardError
-from reward_models.yaml12 import Loader
+from reward_models.messages import cut
+from reward_models.reading import Unreadable
+from reward_models.yaml12 import load_yaml
 
 
 def read_yaml(text: str, where: str) -> Any:
@@ -17,7 +17,6 @@ def read_yaml(text: str, where: str) -> Any:
         RewardError: it is none.
     """
     try:
-        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:
-        told = " ".join(str(error).split())
-        raise RewardError(f"{where} cannot be read as YAML: {told}.") from error
+        return load_yaml(text)
+    except Unreadable as error:
+        raise RewardError(f"{cut(where, 200)} cannot be read as YAML: {error}.") from error

@@ -73,7 +73,7 @@ BAD = [
      "rollout.tree.splits must lie within steps 0 to rollout.steps - 2, because the last step is always deterministic. "
      "Got splits=[6], steps=7. Move the splits or add steps."),
     ({"rollout": {"tree": FOREST | {"branches": 1}}},
-     "rollout.tree.branches must be a whole number >= 2, or a list of them with one entry a split. Got 1."),
+     "rollout.tree.branches must be a whole number >= 2 and <= 1000, or a list of them with one entry a split. Got 1."),
     ({"rollout": {"tree": FOREST | {"branches": [2, True]}}}, "with one entry a split. Got [2, true]."),
     ({"rollout": {"tree": FOREST | {"branches": []}}}, "with one entry a split. Got []."),
     ({"rollout": {"tree": FOREST | {"branches": [2]}}},

@@ -25,6 +25,7 @@ KEYWORDS = {
     "exclusiveMinimum": lambda value, rule: value > rule,
     "exclusiveMaximum": lambda value, rule: value < rule,
     "minLength": lambda value, rule: len(value) >= rule,
+    "maxLength": lambda value, rule: len(value) <= rule,
     "minItems": lambda value, rule: len(value) >= rule,
     "maxItems": lambda value, rule: len(value) <= rule,
 }

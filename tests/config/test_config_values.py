@@ -151,6 +151,7 @@ def test_text_that_looks_like_something_else_is_read_back_as_text(example, text)
 
 
 POSITIVE = st.floats(1e-12, 1e6)
+NOISE = st.floats(1e-4, 100)
 COUNT = st.integers(1, 500)
 NAME = st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), max_size=9)  # what JSON and YAML write alike
@@ -174,11 +175,11 @@ def configurations(draw):
         for name in draw(st.permutations(["shapes", "shapes_strict", "a:B"]))[: draw(st.integers(1, 3))]
     ]
     dynamics = st.one_of(
-        st.fixed_dictionaries({"kind": st.just("flow_sde"), "noise_level": POSITIVE}),
-        st.fixed_dictionaries({"kind": st.just("dance_sde"), "eta": POSITIVE}),
+        st.fixed_dictionaries({"kind": st.just("flow_sde"), "noise_level": NOISE}),
+        st.fixed_dictionaries({"kind": st.just("dance_sde"), "eta": NOISE}),
         st.fixed_dictionaries({"kind": st.just("cps"), "noise_level": st.floats(0.01, 1)}),
     )
-    lora = some_of(rank=COUNT, alpha=POSITIVE, targets=st.lists(NAME, min_size=1, max_size=3))
+    lora = some_of(rank=COUNT, alpha=st.floats(1e-3, 1e6), targets=st.lists(NAME, min_size=1, max_size=3))
     skippable = st.sampled_from(["skip", "stop"])
     guard = some_of(action=st.sampled_from(["warn", "skip", "stop"]), limit=POSITIVE)
     return {
@@ -197,9 +198,10 @@ def configurations(draw):
         "credit": draw(some_of(baseline=st.sampled_from(["mean", "median"]), clamp=POSITIVE)),
         "train": {"learning_rate": draw(POSITIVE)}
         | draw(st.sampled_from([{}, {"schedule": "constant"}, cosine]))
-        | draw(some_of(ema=st.none() | st.fixed_dictionaries({"decay": st.floats(0.1, 0.99)}), epsilon=POSITIVE,
-                       betas=st.lists(st.floats(0, 0.9), min_size=2, max_size=2), gradient_checkpointing=st.booleans(),
-                       max_grad_norm=st.none() | POSITIVE)),
+        | draw(some_of(ema=st.none() | st.fixed_dictionaries({"decay": st.floats(0.1, 0.99)}),
+                       epsilon=st.floats(1e-16, 1), betas=st.lists(st.floats(0, 0.9), min_size=2, max_size=2),
+                       gradient_checkpointing=st.booleans(),
+                       max_grad_norm=st.none() | st.floats(1e-6, 1e12))),
         "eval": {"rewards": rewards[:1], "samples": draw(COUNT), "steps": draw(COUNT)},
         "guards": draw(some_of(nonfinite_loss=skippable, nonfinite_gradient=skippable, ratio=guard, kl=guard)),
     }  # fmt: skip

@@ -11,7 +11,14 @@ import torch
 
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
-from diffrl.models.loading import choose_device, distilled_sign, load_adapter, refuse_distilled, shipped_settings
+from diffrl.models.loading import (
+    choose_device,
+    distilled_sign,
+    infer_family,
+    load_adapter,
+    refuse_distilled,
+    shipped_settings,
+)
 from tests.training.harness import make_trainer, settings
 
 CPU = torch.device("cpu")
@@ -47,10 +54,24 @@ def test_a_folder_without_an_index(tmp_path):
     refused(tmp_path, "which has no model_index.json. Point it at the folder")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"'])
-def test_an_index_that_is_none(copy, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is no JSON"),
+        ("{", "is no JSON"),
+        ("[]", r"must be a JSON object. Got \[\]"),
+        ('"text"', "must be a JSON object"),
+        ("{}", "is not the index of a pipeline"),
+        ('{"_class_name": ["StableDiffusion3Pipeline"]}', "is not the index of a pipeline"),
+        ('{"a": ' * 100_000 + "1" + "}" * 100_000, "is nested more than 50 levels deep"),
+        ('{"a": ' + "[" * 60 + "]" * 60 + "}", "is nested more than 50 levels deep"),
+    ],
+)
+def test_an_index_that_is_none(copy, content, message):
     (copy / "model_index.json").write_text(content)
-    refused(copy, "model_index.json is not the index of a pipeline")
+    refused(copy, f"model_index.json {message}")
+    with pytest.raises(ConfigError, match=f"model_index.json {message}"):  # as `diffrl generate` asks
+        infer_family(str(copy))
 
 
 def test_another_pipelines_folder(copy):
@@ -226,9 +247,16 @@ def test_a_size_beyond_the_position_table(random_sd3):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not readable JSON"),
-        ("[1]", "must be a JSON object of adapter options"),
-        ('{"sequence_length": 3}', "may hold options of the adapter: .*max_sequence_length. Got sequence_length"),
+        ("{", "is no JSON"),
+        ("[1]", r"must be a JSON object. Got \[1\]"),
+        (
+            '{"sequence_length": 3}',
+            'may hold options of the adapter: .*max_sequence_length. Got \\["sequence_length"\\]',
+        ),
+        ('{"max_sequence_length": 1000000000}', "must be a whole number >= 1 and <= 1024. Got 1000000000"),
+        ('{"height": "32"}', 'must be a whole number >= 1 and <= 16384. Got "32"'),
+        ('{"width": true}', "must be a whole number >= 1"),
+        ("[" * 100_000, "is nested more than 50 levels deep"),
     ],
 )
 def test_settings_that_are_none(copy, content, message):

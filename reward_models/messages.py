@@ -1,0 +1,51 @@
+"""What a message says of something given: quoted, and cut before it is written, however large it is."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+SHOWN = 80
+"""Characters of a value in a message."""
+
+LONGEST_NAME = 100
+"""Characters up to which a name is quoted whole, and compared with those that are known."""
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most `most` characters; what is longer ends in dots."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def quote(name: object, most: int = LONGEST_NAME) -> str:
+    """A name in quotes, cut; unprintable characters escaped."""
+    return repr(cut(str(name), most))
+
+
+def show(value: Any, most: int = SHOWN) -> str:
+    """A value as the user would write it, cut to a readable length; no more of it is written than is shown."""
+    parts, length = [], 0
+    try:
+        for part in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
+            parts.append(part)
+            length += len(part)
+            if length > most:
+                break
+        text = "".join(parts)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, numbers of thousands of digits
+        try:
+            text = reprlib.repr(value)
+        except ValueError:
+            text = f"a {type(value).__name__}"
+    return cut(text, most).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None if none is near."""
+    text = str(name) if isinstance(name, str | int | float) else ""
+    if len(text) > LONGEST_NAME:
+        return None
+    return next(iter(difflib.get_close_matches(text, known, n=1)), None)
