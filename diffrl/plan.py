@@ -7,11 +7,12 @@ and its count and the skipped together make the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from diffrl.config.checks import branching_at, old_is_policy, steps_at, trains_steps
+from diffrl.config.checks import branching_at, old_is_policy, steps_at, trains_steps, window_places
 from diffrl.config.credit import NftSettings
+from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.footprint import Memory, estimate_memory
@@ -147,35 +148,41 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             f"{config.prompts.per_iteration}, processes={world_size}. Change one of them."
         )
     groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
-    drawn = [drawn_per_prompt(config, i) for i in range(iterations)]
-    first = drawn[0]
+    places = [i for i in window_places(r) if i < iterations]
+    drawn = [drawn_per_prompt(config, i) for i in places]
+    first, stays = drawn[0], places[1] if len(places) > 1 else iterations
+
+    def over_the_run(each: Callable[[PromptCost], int]) -> int:
+        return Cycle([each(one) for one in drawn], stays).total(iterations)
+
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
     o = config.objective
     nft = redrawn * config.objective.levels if isinstance(config.objective, NftSettings) else 0
     steps_train = trains_steps(o)
-    trained = [nft + (one.origins if steps_train else 0) for one in drawn]
+    trained = over_the_run(lambda one: nft + one.origins * steps_train)
     parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins if steps_train else 0) if n]
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
-    evaluations = len(evaluated_iterations(config))
+    evaluations = count_evaluations(config)
     guided = config.model.facts.calls_per_step(r.guidance_scale)
     memory, notes = estimate_memory(
         config, groups * redrawn // world_size, groups * first.edges // world_size, world_size
     )
     per_iteration = {
-        "explore": sum(one.explore for one in drawn),
-        "rollout": sum(one.rollout for one in drawn),
-        "values": sum(one.values for one in drawn),
+        "explore": over_the_run(lambda one: one.explore),
+        "rollout": over_the_run(lambda one: one.rollout),
+        "values": over_the_run(lambda one: one.values),
         "old": 0 if isinstance(o, NftSettings) and old_is_policy(o, t) else nft * iterations,
-        "update": sum(trained),
-        "reference": (nft * iterations if nft else sum(trained)) if config.objective.kl > 0 else 0,
+        "update": trained,
+        "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
     }
-    inner = sum(one.inner for one in drawn)
-    pictures = groups * (iterations * redrawn + inner) + iterations * candidates
+    pictures = Cycle([groups * (redrawn + one.inner) + candidates for one in drawn], stays)
     scored = sum(
-        (groups * (redrawn + one.inner) + candidates) * sum(reward.asked(i) for reward in config.rewards)
-        for i, one in enumerate(drawn)
+        pictures.total(end) - pictures.total(start)
+        for reward in config.rewards
+        for start, end, asked in phases(iterations, reward.corners, reward.asked)
+        if asked
     )
     return Plan(
         iterations=iterations,
@@ -185,7 +192,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         samples=groups * r.tree.samples,
         stochastic_steps=steps_at(r, 0),
         edges=groups * first.edges,
-        examples=groups * trained[0],
+        examples=groups * (nft + first.origins * steps_train),
         updates=iterations * t.updates_per_iteration,
         examples_per_update=tuple(groups * share for share in shares),
         micro_batches=passes,
@@ -198,7 +205,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             * config.eval.steps
             * config.model.facts.calls_per_step(config.eval.guidance_scale),
         },
-        decodes=pictures + evaluations * config.eval.samples,
+        decodes=pictures.total(iterations) + evaluations * config.eval.samples,
         reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
         exact=r.explore is None or not r.tree.splits,
         memory=memory,
@@ -206,11 +213,16 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     )
 
 
-def evaluated_iterations(config: Config) -> tuple[int, ...]:
-    """After how many iterations the held-out evaluation runs: before training (0), every `eval_every`, at the end."""
+def is_evaluated(config: Config, iteration: int) -> bool:
+    """Whether the held-out evaluation runs after so many iterations: before training (0), every `eval_every`, last."""
     every, iterations = config.run.eval_every, config.run.iterations
-    between = range(every, iterations, every) if every is not None else ()
-    return (0, *between, iterations)
+    return iteration in (0, iterations) or (every is not None and iteration % every == 0)
+
+
+def count_evaluations(config: Config) -> int:
+    """How often it runs."""
+    every, iterations = config.run.eval_every, config.run.iterations
+    return 2 + (len(range(every, iterations, every)) if every is not None else 0)
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from diffrl.config.checks import steps_at
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
-from diffrl.plan import evaluated_iterations, even_parts, make_plan, render_plan
+from diffrl.plan import count_evaluations, even_parts, is_evaluated, make_plan, render_plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,7 +89,9 @@ def test_two_processes_share_the_prompts():
     [(7, 3, (0, 3, 6, 7)), (6, 3, (0, 3, 6)), (2, 3, (0, 2)), (3, 3, (0, 3)), (1, 1, (0, 1)), (5, None, (0, 5))],
 )
 def test_evaluations_never_come_twice_at_the_same_point(iterations, every, expected):
-    assert evaluated_iterations(config_of(run={"iterations": iterations, "eval_every": every})) == expected
+    config = config_of(run={"iterations": iterations, "eval_every": every})
+    assert tuple(i for i in range(iterations + 1) if is_evaluated(config, i)) == expected
+    assert count_evaluations(config) == len(expected)
 
 
 def test_a_sliding_window_moves_in_the_plan_too():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from diffrl.config.base import show
 from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings, Objective
 from diffrl.config.method import TrainSettings
-from diffrl.config.rewards import Rewards
+from diffrl.config.phases import phases
+from diffrl.config.rewards import Rewards, RewardSettings
 from diffrl.config.rollout import NoSteps, RolloutSettings, Window
 from diffrl.rollout.counts import least_steps, origins_per_tree
 from diffrl.rollout.stochastic import stochastic_steps
@@ -206,8 +208,13 @@ def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
 
 
 def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
-    for iteration in range(run.iterations if any(reward.schedule for reward in rewards) else 0):
-        if all(reward.weight * reward.factor(iteration) == 0 for reward in rewards):
+
+    def counts(reward: RewardSettings, iteration: int) -> bool:
+        return reward.weight * reward.factor(iteration) != 0
+
+    found = (phases(run.iterations, reward.corners, partial(counts, reward)) for reward in rewards)
+    for iteration in sorted({start for stretches in found for start, _, _ in stretches}):
+        if not any(counts(reward, iteration) for reward in rewards):
             return (
                 "rewards must leave one with a weight other than 0 in every iteration. Got schedules that are all 0 in "
                 f"iteration {iteration}. Change one."

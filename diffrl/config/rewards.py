@@ -65,7 +65,7 @@ class RewardSettings(Section):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="Precision of its weights, for scorers that have some. null = the scorer's own default."
     )
-    schedule: Annotated[ListOf[SchedulePoint], AfterValidator(_ascending)] = Field(
+    schedule: Annotated[ListOf[SchedulePoint], Field(max_length=1000), AfterValidator(_ascending)] = Field(
         (),
         description="[iteration, factor] pairs: the weight's factor there, straight lines between, constant outside. "
         "While it is 0 the scorer is not asked. Empty = always 1.",
@@ -78,6 +78,11 @@ class RewardSettings(Section):
     def key(self) -> str:
         """What it is called in metrics and files."""
         return self.label or self.name
+
+    @property
+    def corners(self) -> tuple[int, ...]:
+        """The iterations of its schedule's points, between which the factor only rises or only falls."""
+        return tuple(iteration for iteration, _ in self.schedule)
 
     def factor(self, iteration: int) -> float:
         """What the weight is multiplied by in a training iteration, from 0."""
@@ -117,4 +122,4 @@ def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettin
     return rewards
 
 
-Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1), AfterValidator(_distinct_rewards)]
+Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1, max_length=100), AfterValidator(_distinct_rewards)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heappush, heapreplace
+from itertools import pairwise
 
 
 def alive_per_level(levels: Sequence[int], branching: Mapping[int, int]) -> list[int]:
@@ -67,8 +69,13 @@ def coarse_levels(full: int, stochastic: Collection[int], steps: int) -> tuple[i
     levels = {0, full, *stochastic, *(step + 1 for step in stochastic)}
     if not len(levels) - 1 <= steps <= full:
         raise ValueError(f"The coarse grid needs {len(levels) - 1} to {full} steps. Got {steps}.")
+    gaps = [
+        (start - end, start) for start, end in pairwise(sorted(levels))
+    ]  # the widest first, of equal ones the first
+    heapify(gaps)
     while len(levels) <= steps:
-        kept = sorted(levels)
-        width, start = max((b - a, -a) for a, b in zip(kept, kept[1:], strict=False))
-        levels.add(-start + width // 2)
+        width, start = -gaps[0][0], gaps[0][1]
+        levels.add(start + width // 2)
+        heapreplace(gaps, (-(width // 2), start))
+        heappush(gaps, (width // 2 - width, start + width // 2))
     return tuple(sorted(levels))

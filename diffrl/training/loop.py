@@ -20,7 +20,7 @@ from diffrl.errors import DiffrlError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, Velocity
-from diffrl.plan import evaluated_iterations
+from diffrl.plan import is_evaluated
 from diffrl.records import Credit, Rollout
 from diffrl.tracking.metrics import OUTSIDE
 from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
@@ -144,7 +144,7 @@ class Trainer:
         }
         metrics["cost/evaluations"] = int(training_cost(counted))
         metrics["cost/seconds"] = sum(self.clock.seconds.get(phase, 0.0) for phase in PHASES)
-        if self.iteration in evaluated_iterations(self.config):
+        if is_evaluated(self.config, self.iteration):
             metrics.update(self.held_out())
         self.journal.metrics(
             {

@@ -16,7 +16,7 @@ from typing import Any
 from diffrl.config import Config
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.plan import evaluated_iterations, make_plan
+from diffrl.plan import count_evaluations, make_plan
 from diffrl.training.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.training.compare.results import STATE, read_state
 from diffrl.training.report import write_json
@@ -94,7 +94,7 @@ def plan_candidate(
 
 def evaluations_of(config: Config) -> int:
     """Held-out evaluations of a run, before and after training too."""
-    return len(evaluated_iterations(config))
+    return count_evaluations(config)
 
 
 @dataclass
