@@ -36,20 +36,25 @@ def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
 def read_bytes(path: Path, most: int) -> bytes:
     """The bytes of a file; see `read_text`."""
     try:
-        require_file(path)
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        size = require_file(path)
+        data = b""
+        if size <= most:
+            with path.open("rb") as file:
+                data = file.read(most + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror or error}") from error
-    if len(data) > most:
-        raise Unreadable(f"is too large: it has {path.stat().st_size:,} bytes, and at most {most:,} are read")
+    if max(size, len(data)) > most:
+        raise Unreadable(f"is too large: it has {max(size, len(data)):,} bytes, and at most {most:,} are read")
     return data
 
 
-def require_file(path: Path) -> None:
+def require_file(path: Path) -> int:
     """Refuse what is no regular file, without opening it.
+
+    Returns:
+        Its size in bytes.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -57,12 +62,13 @@ def require_file(path: Path) -> None:
         Unreadable: it is something else.
     """
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except ValueError as error:  # a zero byte in its name
         raise Unreadable(f"cannot be read: {error}") from error
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
         raise Unreadable(f"cannot be read: it must be a plain file, and is {kind}")
+    return found.st_size
 
 
 def _decoded(data: bytes, encoding: str) -> str:

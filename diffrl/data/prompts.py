@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
+from reward_models.messages import cut, quote
+from reward_models.reading import Unreadable, parse_json, read_text
+
+MOST_BYTES = 64_000_000
+"""Of a file of prompts."""
+
+MOST_PROMPTS = 1_000_000
+
+LONGEST_PROMPT = 10_000
+"""Characters; text encoders read a tenth of it, and tokenising a thousand times as much takes for ever."""
+
+LONGEST_RECORD = 100_000
+"""Characters of a prompt and all that scorers need beside it, as JSON."""
 
 
 def load_prompts(source: str) -> list[Prompt]:
@@ -19,7 +34,7 @@ def load_prompts(source: str) -> list[Prompt]:
             (column "prompt" or "text").
 
     Raises:
-        ConfigError: no such source, an unreadable line, or no prompt in it.
+        ConfigError: no such source, an unreadable line, no prompt in it, or a prompt or list that is too long.
     """
     world, _, split = source.partition(":")
     if world in ("shapes", "moving"):
@@ -29,7 +44,12 @@ def load_prompts(source: str) -> list[Prompt]:
     else:
         prompts = _from_file(Path(source))
     if not prompts:
-        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {source!r}.")
+        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}.")
+    if len(prompts) > MOST_PROMPTS:
+        raise ConfigError(
+            f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} in {quote(source)}. "
+            "Take a part."
+        )
     return prompts
 
 
@@ -48,25 +68,61 @@ def _from_file(path: Path) -> list[Prompt]:
             f"Got {str(path)!r}."
         )
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_text(path, MOST_BYTES, "utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise ConfigError(f"The prompt file {str(path)!r} does not exist.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The prompt file {str(path)!r} cannot be read as UTF-8 text: {error}.") from error
-    if path.suffix == ".txt":
-        return [Prompt(line.strip()) for line in lines if line.strip()]
-    return [_from_json(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    except Unreadable as error:
+        raise ConfigError(f"The prompt file {str(path)!r} {error}.") from error
+    read = _from_text if path.suffix == ".txt" else _from_json
+    return [read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None) -> Prompt:
+    """A prompt that a text encoder can read and a file can store.
+
+    Args:
+        text: of the prompt.
+        where: it stands, for the message.
+        metadata: what scorers need beside it.
+
+    Raises:
+        ConfigError: it is too long, or holds half of a surrogate pair.
+    """
+    if len(text) > LONGEST_PROMPT:
+        raise ConfigError(
+            f"A prompt must have at most {LONGEST_PROMPT:,} characters. {where} has {len(text):,}. Shorten it."
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"A prompt must be text of UTF-8. {where} holds {ascii(text[error.start])}, half of a surrogate pair. "
+            "Remove it."
+        ) from error
+    return Prompt(text.strip(), {} if metadata is None else metadata)
+
+
+def _from_text(line: str, where: str) -> Prompt:
+    return make_prompt(line, where)
 
 
 def _from_json(line: str, where: str) -> Prompt:
+    _require_short(len(line), where)
     try:
-        record: Any = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"Each line of a .jsonl prompt file must be a JSON object. {where}: {error}.") from error
+        record: Any = parse_json(line)
+    except Unreadable as error:
+        raise ConfigError(f"Each line of a .jsonl prompt file must be a JSON object. {where}: it {error}.") from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"].strip():
         raise ConfigError(f'Each line of a .jsonl prompt file must be an object with "prompt". {where} is not.')
-    text = record.pop("prompt").strip()
-    return Prompt(text, record)
+    return make_prompt(record.pop("prompt"), where, record)
+
+
+def _require_short(length: int, where: str) -> None:
+    if length > LONGEST_RECORD:
+        raise ConfigError(
+            f"A prompt with all that stands beside it must have at most {LONGEST_RECORD:,} characters. {where} has "
+            f"{length:,}. Shorten it."
+        )
 
 
 def _from_hub(name: str) -> list[Prompt]:
@@ -78,12 +134,22 @@ def _from_hub(name: str) -> list[Prompt]:
     try:
         rows = load_dataset(dataset, split=split or "train")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The dataset {dataset!r} cannot be loaded: {error}.") from error
+        raise ConfigError(f"The dataset {quote(dataset)} cannot be loaded: {cut(str(error), 500)}.") from error
     column = next((c for c in ("prompt", "text", "caption") if c in rows.column_names), None)
     if column is None:
         raise ConfigError(f"A prompt dataset needs a column prompt, text or caption. Got {rows.column_names}.")
-    texts = ((row, row[column]) for row in rows)
-    return [Prompt(t.strip(), _plain(row, column)) for row, t in texts if isinstance(t, str) and t.strip()]
+    rows = islice(rows, MOST_PROMPTS + 1)  # no more than it takes to see that they are too many
+    texts = ((number, row, row[column]) for number, row in enumerate(rows))
+    return [
+        _from_row(text, _plain(row, column), f"Row {number} of {name}")
+        for number, row, text in texts
+        if isinstance(text, str) and text.strip()
+    ]
+
+
+def _from_row(text: str, metadata: dict[str, Any], where: str) -> Prompt:
+    _require_short(len(text) + len(json.dumps(metadata, default=str)), where)
+    return make_prompt(text, where, metadata)
 
 
 def _plain(row: dict[str, Any], column: str) -> dict[str, Any]:

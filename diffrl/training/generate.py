@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffrl.data.prompts import load_prompts
+from diffrl.data.prompts import load_prompts, make_prompt
 from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
@@ -128,7 +128,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:
     listed = load_prompts(request.source) if request.source else []
-    prompts = [Prompt(text.strip()) for text in request.prompts if text.strip()] + listed
+    prompts = [make_prompt(text, "--prompt") for text in request.prompts if text.strip()] + listed
     if not prompts:
         raise ConfigError("diffrl generate needs at least one prompt. Give --prompt TEXT or --prompts SOURCE.")
     return prompts[: request.limit]

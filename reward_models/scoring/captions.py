@@ -14,7 +14,6 @@ what OCR looks for, also where another prompt goes before; unless something in i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from reward_models.errors import RewardError
+from reward_models.messages import show
 from reward_models.quotes import quoted
+from reward_models.reading import Unreadable, parse_json, read_text
 from reward_models.scoring.items import Item
 
 METADATA_INDEX, SAMPLES_INDEX = "metadata.jsonl", "samples.jsonl"
+MOST_BYTES = 256_000_000
+"""Of an index."""
+
 FILE_KEYS, PROMPT_KEYS = ("file", "file_name"), ("prompt", "text", "caption")
 SAMPLE_KEYS = ("seed", "number")
 """Keys of samples.jsonl that say where a picture comes from, and are no metadata."""
@@ -52,11 +56,13 @@ def read_captions(path: Path) -> list[Caption]:
 
 def _caption(line: str, where: str) -> Caption:
     try:
-        record: Any = json.loads(line)
-    except ValueError as error:
-        raise RewardError(f"Each line of a .jsonl file of prompts must be a JSON object. {where}: {error}.") from error
+        record: Any = parse_json(line)
+    except Unreadable as error:
+        raise RewardError(
+            f"Each line of a .jsonl file of prompts must be a JSON object. {where}: it {error}."
+        ) from error
     if not isinstance(record, dict):
-        raise RewardError(f"Each line of a .jsonl file of prompts must be a JSON object. {where} is {record!r}.")
+        raise RewardError(f"Each line of a .jsonl file of prompts must be a JSON object. {where} is {show(record)}.")
     file = next((record.pop(key) for key in FILE_KEYS if key in record), None)
     text = record.get("text")
     prompt = next((record.pop(key) for key in PROMPT_KEYS if key in record), None)
@@ -64,7 +70,7 @@ def _caption(line: str, where: str) -> Caption:
         record["text"] = text
     for what, value in (("file name", file), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
-            raise RewardError(f"A {what} must be text. {where} has {value!r}.")
+            raise RewardError(f"A {what} must be text. {where} has {show(value)}.")
     return Caption(file, prompt.strip() if prompt is not None else None, record)
 
 
@@ -160,8 +166,8 @@ def _given(item: Item, caption: Caption) -> Item:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, MOST_BYTES, "utf-8-sig")
     except FileNotFoundError:
         raise RewardError(f"There is no file {path}. Check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RewardError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    except Unreadable as error:
+        raise RewardError(f"{path} {error}.") from error

@@ -1,5 +1,7 @@
 """Prompts from files, and one sentence for each way a file can be wrong."""
 
+import os
+
 import pytest
 
 from diffrl.data.prompts import load_prompts
@@ -44,6 +46,18 @@ def test_the_embedded_world_is_there():
         ("prompts.jsonl", b'{"text": "a"}', r"prompts.jsonl:1 is not"),
         ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is not"),
         ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is not"),
+        ("prompts.jsonl", rb'{"prompt": "a \ud800"}', r"prompts.jsonl:1: it holds '\\ud800', half of a surrogate pair"),
+        ("prompts.jsonl", rb'{"prompt": "a", "tag": ["\ud800"]}', "half of a surrogate pair"),
+        ("prompts.jsonl", b'{"prompt": ' + b"[" * 90_000, "is nested more than 50 levels deep"),
+        (
+            "prompts.jsonl",
+            b'{"prompt": "a", "of": ' + b"[" * 51 + b"]" * 51 + b"}",
+            "is nested more than 50 levels deep",
+        ),
+        ("prompts.jsonl", b'{"prompt": "a", "n": 1' + b"0" * 5000 + b"}", "holds a number of 5,001 digits"),
+        ("prompts.jsonl", b'{"prompt": "a", "tag": "' + b"x" * 100_000 + b'"}', "prompts.jsonl:1 has 100,026. Shorten"),
+        ("prompts.jsonl", b'{"prompt": "' + b"x" * 10_001 + b'"}', "prompts.jsonl:1 has 10,001. Shorten it"),
+        ("prompts.txt", b"a\n" + b"x" * 26_000_000 + b"\n", "prompts.txt:2 has 26,000,000. Shorten it"),
     ],
 )
 def test_each_mistake_is_one_sentence(tmp_path, name, content, message):
@@ -53,6 +67,29 @@ def test_each_mistake_is_one_sentence(tmp_path, name, content, message):
     with pytest.raises(ConfigError, match=message) as found:
         load_prompts(str(path))
     assert len(found.value.problems) == 1 and "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_not_opened(tmp_path, kind):
+    path = tmp_path / "prompts.txt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="it must be a plain file, and is a pipe, a socket or a device"):
+        load_prompts(str(path))
+
+
+def test_a_file_too_large_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "prompts.txt"
+    with path.open("wb") as file:
+        file.truncate(10**12)  # a hole: it takes no room on the disk
+    with pytest.raises(ConfigError, match="too large: it has 1,000,000,000,000 bytes, and at most 64,000,000 are read"):
+        load_prompts(str(path))
+    path.write_text("a\nb\nc\n")
+    monkeypatch.setattr("diffrl.data.prompts.MOST_PROMPTS", 2)
+    with pytest.raises(ConfigError, match="at most 2 prompts. Got 3"):
+        load_prompts(str(path))
 
 
 def test_a_folder_is_no_prompt_file(tmp_path):
