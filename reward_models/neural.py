@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from reward_models.errors import RewardError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
 """How files of weights end."""
 
@@ -69,10 +70,10 @@ def find_file(place: str | Path, filename: str, reward: str, revision: str | Non
 
 
 def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
-    """`cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing.
+    """`cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing or in a pickle.
 
     Raises:
-        RewardError: it cannot be loaded, or some of its weights would stay random.
+        RewardError: it cannot be loaded, its weights are no safetensors, or some of its weights would stay random.
     """
     if _is_path(place) and not Path(place).expanduser().exists():
         raise RewardError(f"There is no directory {place} for the reward {reward}. Check the path.")
@@ -80,7 +81,10 @@ def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
     try:
         if not is_model:
             return cls.from_pretrained(place, **options)
-        model, found = cls.from_pretrained(place, output_loading_info=True, **options)
+        _refuse_pickles(place, reward)
+        model, found = cls.from_pretrained(place, output_loading_info=True, use_safetensors=True, **options)
+    except RewardError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ...
         first = (str(error).splitlines() or [repr(error)])[0]
         if not Path(place).expanduser().exists():
@@ -97,6 +101,22 @@ def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
             f"reward {reward} needs. It is another model."
         )
     return model
+
+
+def _refuse_pickles(place: str, reward: str) -> None:
+    """Refuse a directory whose weights only a pickle holds: opening it may run code of its maker.
+
+    Raises:
+        RewardError: names the file.
+    """
+    folder = Path(place).expanduser()
+    pickles = sorted(file.name for file in folder.glob("*") if file.suffix in PICKLES) if folder.is_dir() else []
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise RewardError(
+            f"{place}, which the reward {reward} needs, must hold its weights as safetensors. Got {pickles[0]}, a "
+            "pickle, which may run code of its maker when it is opened. Take a version with safetensors; or, if you "
+            "trust its maker, load it with transformers and write it anew with save_pretrained(FOLDER)."
+        )
 
 
 def read_state(path: Path, reward: str) -> dict[str, Tensor]:

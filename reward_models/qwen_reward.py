@@ -274,4 +274,4 @@ def _load(
     load_strict(skeleton, shapes, reward, UNUSED, source)
     # Through from_pretrained, which makes no random weights first and keeps rotary frequencies in float32.
     own = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    return Qwen2VLModel.from_pretrained(None, config=config, state_dict=own, dtype=dtype)
+    return Qwen2VLModel.from_pretrained(None, config=config, state_dict=own, dtype=dtype, use_safetensors=True)

@@ -96,7 +96,7 @@ def read_geometry(family: str, architecture: Architecture, size: Size) -> Geomet
         return None
     try:
         return reader(architecture, size)
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError, AttributeError):
         return None
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
-from diffrl.models.files import read_object, vet_pipeline
+from diffrl.models.files import read_object
 from diffrl.models.pipeline import Placement, pipeline_class_of
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
+from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
 from reward_models.messages import cut, quote, show
 
@@ -132,11 +132,22 @@ def load_adapter(
         adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], placement=placement, **options)
     except ConfigError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        if "out of memory" in str(error).lower() or "can't allocate" in str(error):
+    except Exception as error:  # what libraries raise for somebody's damaged files has no common class
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
             raise
         raise ConfigError(loading_problem(path, error)) from error
+    _require_falling(adapter, path)
     return adapter
+
+
+def _require_falling(adapter: ModelAdapter, path: str) -> None:
+    """Refuse a scheduler whose noise levels do not fall: steps without length have no density."""
+    sigmas = adapter.sigmas(4)
+    if not bool(torch.isfinite(sigmas).all() and (sigmas.diff() < 0).all() and sigmas[-1] >= 0):
+        raise ConfigError(
+            f"The scheduler of {path!r} must give noise levels that fall from 1 to 0. Got {show(sigmas.tolist())}. "
+            "Mend scheduler/scheduler_config.json, such as its shift."
+        )
 
 
 def refuse_distilled(family: Family, path: str, allowed: bool) -> None:

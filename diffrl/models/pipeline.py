@@ -17,7 +17,9 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, device_of
 from diffrl.models.base_precision import quantise_base
 from diffrl.models.families import Family, require_pipeline
-from diffrl.models.files import read_object, vet_pipeline
+from diffrl.models.files import read_object
+from diffrl.models.vetting import vet_pipeline
+from reward_models.messages import show
 
 EMPTY = "negative_"
 """Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
@@ -67,6 +69,7 @@ class PipelineAdapter(ABC):
         self.dtype = dtype
         self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
         self.placement = Placement(device=device_of(self.transformer))
+        _require_short_texts(pipeline)
         self._present: set[str] = set()
 
     @classmethod
@@ -252,6 +255,22 @@ def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
     from diffusers import DiffusionPipeline
 
     return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
+
+
+def _require_short_texts(pipeline: Any) -> None:
+    """Refuse a CLIP tokenizer that would fill prompts up to more than its encoder has places for.
+
+    Raises:
+        ConfigError: it would.
+    """
+    encoder = getattr(pipeline, "text_encoder", None)
+    length, places = getattr(pipeline, "tokenizer_max_length", 0), getattr(encoder, "config", None)
+    most = getattr(places, "max_position_embeddings", None)
+    if most is not None and length > most:
+        raise ConfigError(
+            f"model_max_length of the pipeline's tokenizer must be <= {most}, the places of its text encoder. Got "
+            f"{show(length)}. Mend tokenizer/tokenizer_config.json."
+        )
 
 
 def path_of(path: str | Path, revision: str | None) -> Path:

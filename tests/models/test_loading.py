@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import (
+    check_pipeline_directory,
     choose_device,
     distilled_sign,
     infer_family,
@@ -92,7 +94,7 @@ def test_broken_weights(copy, component, damage):
         file.unlink()
     else:
         file.write_bytes(b"nonsense" * 100)
-    refused(copy, "could not be loaded: ")
+    refused(copy, "could not be loaded: |must be a safetensors file")
 
 
 def test_a_missing_component_config(copy):
@@ -163,6 +165,79 @@ def test_a_hub_id_without_a_network():
     refused(
         "no-such-owner/no-such-model", "neither a folder here nor in the hub's cache, and the hub cannot be reached"
     )
+
+
+class Payload:
+    """Unpickled, it leaves a trace: what a hostile file would do."""
+
+    def __init__(self, trace):
+        self.trace = str(trace)
+
+    def __reduce__(self):
+        return open, (self.trace, "w")
+
+
+@pytest.mark.parametrize("component", ["transformer/diffusion_pytorch_model", "text_encoder/model"])
+def test_a_pickle_is_not_opened(copy, tmp_path, monkeypatch, component):
+    weights, trace = copy / f"{component}.safetensors", tmp_path / "trace"
+    file = weights.with_name("pytorch_model.bin") if "text" in component else weights.with_suffix(".bin")
+    file.write_bytes(pickle.dumps({"weight": Payload(trace)}))
+    assert load(copy)  # beside safetensors it is left alone
+    weights.unlink()
+    opened = []
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: opened.append(args))
+    refused(copy, f"must hold its weights as safetensors. Got {file.name}, a pickle")
+    assert not opened and not trace.exists()
+    with pytest.raises(ConfigError, match="a pickle"):
+        check_pipeline_directory(FAMILIES["sd3"], str(copy))
+
+
+def test_every_library_is_asked_for_safetensors(random_sd3, monkeypatch):
+    """So that no pickle is opened that comes to be there between the look and the loading."""
+    import diffusers
+
+    asked, real = {}, diffusers.StableDiffusion3Pipeline.from_pretrained
+    monkeypatch.setattr(
+        diffusers.StableDiffusion3Pipeline, "from_pretrained", lambda *a, **k: asked.update(k) or real(*a, **k)
+    )
+    load(random_sd3)
+    assert asked["use_safetensors"] is True
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("text_encoder_3/config.json", "num_layers", 10**9, "'num_layers' of .* must be <= 1,000. Got 1000000000"),
+        ("scheduler/scheduler_config.json", "num_train_timesteps", 10**9, "must be <= 100,000. Got 1000000000"),
+        ("scheduler/scheduler_config.json", "shift", 1e30, "noise levels that fall from 1 to 0. Got"),
+        ("text_encoder_3/config.json", "relative_attention_num_buckets", 10**9, "must be <= 32,768. Got 1000000000"),
+        ("text_encoder/config.json", "max_position_embeddings", 10**9, "must be <= 2,000,000. Got 1000000000"),
+        ("text_encoder/config.json", "vocab_size", 10**30, "must be <= 32,768. Got 1000000"),
+        ("transformer/config.json", "pos_embed_max_size", 30_000, "the square root of 16. Got 30000"),
+        ("tokenizer/tokenizer_config.json", "model_max_length", 10**9, "must be <= 12, the places of its text encoder"),
+        ("text_encoder/config.json", "num_attention_heads", 7, "could not be loaded: "),
+        ("vae/config.json", "block_out_channels", [10**9, 32, 64], "must be <= 32,768"),
+    ],
+)
+def test_what_a_pipeline_says_is_bounded(copy, file, key, value, message):
+    content = json.loads((copy / file).read_text())
+    assert key in content
+    (copy / file).write_text(json.dumps(content | {key: value}))
+    refused(copy, message)
+
+
+@pytest.mark.parametrize("file", ["model_index.json", "vae/config.json", "transformer/other.safetensors"])
+def test_a_pipe_in_a_pipeline_is_not_opened(copy, file):
+    (copy / file).unlink(missing_ok=True)
+    os.mkfifo(copy / file)
+    refused(copy, "it must be a plain file, and is a pipe|has no model_index.json")
+
+
+@pytest.mark.parametrize("path", ["no owner/no model", "a/b:c", "a/" + "b" * 200, "-a/b-", "a/../b", "a\0/b"])
+def test_a_path_that_is_no_name_on_the_hub(path):
+    refused(path, "must be a diffusers directory or a hub id")
+    with pytest.raises(ConfigError, match="must be a diffusers directory or a hub id"):
+        infer_family(path)
 
 
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])

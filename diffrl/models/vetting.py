@@ -1,0 +1,96 @@
+"""A pipeline that somebody else made is looked at before any library opens its files: what they say is bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import ConfigError
+from diffrl.models.architecture import component_shapes
+from diffrl.models.files import read_object
+from reward_models.messages import quote, show
+from reward_models.reading import Unreadable, require_file
+
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
+"""How files end that may run code when they are opened."""
+
+BOUNDS = (
+    (re.compile("theta|scale|factor"), 10**9),  # of frequencies, and such: nothing is made in their number
+    (re.compile("layers|blocks|depth"), 1000),
+    (re.compile("timesteps"), 100_000),
+    (re.compile("position|window|seq_len|image_seq|distance|max_length"), 2_000_000),
+)
+"""Keys of config files and the largest number that one may have: so many things are made of it."""
+
+MOST_WIDTH = 32_768
+"""Of any other number that no tensor of the weights is as large as."""
+
+
+def vet_pipeline(folder: Path) -> None:
+    """Refuse a pipeline's folder whose files could hold up or take over the process that loads it.
+
+    Raises:
+        ConfigError: settings that cannot be read or ask for more than there is, a pipe or a device among the files,
+            weights that only a pickle holds.
+    """
+    parts = sorted(path for path in folder.iterdir() if path.is_dir())
+    for part in parts:
+        _vet_files(part)
+    shapes = component_shapes(folder)
+    for part in parts:
+        sizes = shapes.get(part.name, {})
+        largest = max((size for shape in sizes.values() for size in shape), default=0)
+        for name in ("config.json", "scheduler_config.json"):
+            content = read_object(part / name, missing={})
+            _vet_numbers(part / name, content, largest)
+            positions = content.get("pos_embed_max_size")  # a table of its square, made before the weights are read
+            table = sizes.get("pos_embed.pos_embed")
+            if type(positions) is int and table is not None and table[1:2] != (positions**2,):
+                raise ConfigError(
+                    f"pos_embed_max_size of {part / name} must be that of the weights' position table, the square root "
+                    f"of {table[1]}. Got {show(positions)}. Save the pipeline again, or fetch it again."
+                )
+
+
+def _vet_files(part: Path) -> None:
+    files = sorted(path for path in part.iterdir() if not path.is_dir())
+    for file in files:
+        try:
+            require_file(file)
+        except Unreadable as error:
+            raise ConfigError(f"{file} {error}. Remove it.") from error
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}. Fetch it again.") from error
+        if file.name.endswith("config.json"):
+            read_object(file)
+    pickles = [file for file in files if file.suffix.lower() in PICKLES]
+    if pickles and not any(file.suffix == ".safetensors" for file in files):
+        raise ConfigError(
+            f"{part} must hold its weights as safetensors. Got {pickles[0].name}, a pickle, which may run code of its "
+            "maker when it is opened. Take a version with safetensors; or, if you trust its maker, load the pipeline "
+            "with diffusers and write it anew with save_pretrained(FOLDER)."
+        )
+
+
+def _vet_numbers(path: Path, content: Any, largest: int) -> None:
+    for key, number in _numbers(content, ""):
+        most = next((most for pattern, most in BOUNDS if pattern.search(key)), max(largest, MOST_WIDTH))
+        if abs(number) > most:
+            raise ConfigError(
+                f"{quote(key)} of {path} must be <= {most:,}. Got {show(number)}. Save the pipeline again, or fetch it "
+                "again."
+            )
+
+
+def _numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
+    """The whole numbers of a JSON value, each with the key that it stands under."""
+    if type(value) is int:
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, key)
