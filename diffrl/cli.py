@@ -67,7 +67,7 @@ def train(
 def check(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    processes: Annotated[int, typer.Option(min=1, help="Ranks that will share the work.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")] = 1,
 ) -> None:
     """Check a configuration and everything it names, without loading the model."""
     from diffrl.config import load_config
@@ -84,7 +84,7 @@ def check(
 def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    processes: Annotated[int, typer.Option(min=1, help="Ranks that will share the work.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
@@ -115,17 +115,21 @@ def generate(
     prompts: Annotated[
         str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first prompts.")] = None,
-    per_prompt: Annotated[int, typer.Option(min=1, help="Pictures of each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps. Default: the run's, else 28.")] = None,
-    guidance_scale: Annotated[float | None, typer.Option(min=1.0, help="1 is off. Default: the run's, else 1.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
+    per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Denoising steps. Default: the run's, else 28.")
+    ] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=1.0, max=1000.0, help="1 is off. Default: the run's, else 1.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Of --model: float32 or bfloat16.")] = "float32",
-    height: Annotated[int | None, typer.Option(min=1, help="In pixels, with --model.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="In pixels, with --model.")] = None,
-    frames: Annotated[int | None, typer.Option(min=1, help="Of a video, with --model.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures at once; bounds memory.")] = 64,
+    height: Annotated[int | None, typer.Option(min=1, max=16384, help="In pixels, with --model.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, max=16384, help="In pixels, with --model.")] = None,
+    frames: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a video, with --model.")] = None,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures at once; bounds memory.")] = 64,
 ) -> None:
     """Draw pictures or videos from a pipeline, or from a run's aligned weights."""
     _quiet_libraries()
@@ -196,12 +200,16 @@ def fidelity(
         list[int] | None,
         typer.Option(help="Denoising steps; may be given several times. Default: the configuration's, and all."),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="The first prompts that training with this seed takes.")] = 8,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=100_000, help="The first prompts that training with this seed takes.")
+    ] = 8,
     candidates: Annotated[
-        int | None, typer.Option(min=2, help="Of each prompt. Default: the configuration's, else 32.")
+        int | None, typer.Option(min=2, max=100_000, help="Of each prompt. Default: the configuration's, else 32.")
     ] = None,
-    k: Annotated[int, typer.Option(min=1, help="How many are the best, and the worst.")] = 8,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of prompts and noise. Default: run.seed.")] = None,
+    k: Annotated[int, typer.Option(min=1, max=100_000, help="How many are the best, and the worst.")] = 8,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Of prompts and noise. Default: run.seed.")
+    ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Held-out prompts in place of training prompts.")
     ] = False,
@@ -256,8 +264,12 @@ def compare(
     budget: Annotated[
         str | None, typer.Option(help="What each run may spend on training: evaluations=NUMBER or seconds=NUMBER.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each configuration, from its run.seed upwards.")] = 3,
-    evals: Annotated[int, typer.Option(min=1, help="Held-out evaluations of a run, besides the one before it.")] = 8,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Runs of each configuration, from its run.seed upwards.")
+    ] = 3,
+    evals: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Held-out evaluations of a run, besides the one before it.")
+    ] = 8,
     metric: Annotated[
         str | None, typer.Option(help="Held-out reward. Default: the first configuration's first.")
     ] = None,

@@ -121,7 +121,7 @@ def estimate_memory(
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
         return memory, (f"Memory without activations: {why}.",)
     kept |= _records(config, geometry, samples, edges, world_size)
-    passing = _stages(config, geometry)
+    passing = _stages(config, geometry, _adapted_streams(config, found))
     for stage in ("rollout", "update", "evaluation"):
         passing[stage] += _borrowed(config, parts, geometry, world_size)
     for stage, size in offload.items():
@@ -222,14 +222,29 @@ def _prompts(config: Config, world_size: int) -> int:
     return config.prompts.per_iteration // world_size + held_out
 
 
-def _stages(config: Config, g: Geometry) -> dict[str, int]:
-    """Bytes of activations, by stage."""
+def _adapted_streams(config: Config, found: Architecture) -> int:
+    """Layers with an adapter that a token passes: of a joint block's twins, one of text and one of picture, one."""
+    layers = [layer for layer, shape in _layers(found.shapes[found.networks[0]]) if len(shape) == 2]
+    targets = config.model.lora_targets
+    return sum("add_" not in layer and any(names_layer(target, layer) for target in targets) for layer in layers)
+
+
+def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
+    """Bytes of activations, by stage.
+
+    Args:
+        config: the run.
+        g: sizes of its samples.
+        adapted: layers with an adapter that a token passes; each holds `rank` numbers of it between its halves.
+    """
     r, t, m, dtype = config.rollout, config.train, config.model, BYTES[config.model.dtype]
     token_row = g.tokens * g.width * dtype
     forward, layer = g.activations.forward * token_row, g.activations.saved * token_row
-    whole = layer * g.layers
+    inner = g.tokens * (m.lora.rank if m.lora is not None else 0) * dtype
+    forward += inner
+    whole = layer * g.layers + inner * adapted
     if t.gradient_checkpointing:
-        whole = layer + token_row * g.layers
+        whole = layer + token_row * g.layers + inner * adapted / g.layers
     guided, eval_guided = (m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale))
     decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
     return {

@@ -12,6 +12,7 @@ from diffrl.config.load import config_schema
 
 ROOT = Path(__file__).parents[1]
 SCHEMA, PAGE = ROOT / "configs" / "schema.json", ROOT / "docs" / "configuration.md"
+LENGTHS = {"maxLength": "characters", "maxItems": "entries"}
 INTRODUCTION = """# Configuration
 
 Made from the configuration's models by `python scripts/make_schema.py`; edit those, not this page.
@@ -20,6 +21,10 @@ A configuration is a YAML file of the sections below; keys in **bold** must be g
 replaces single values, list entries by their number (`rewards.0.weight=2`). Unknown keys are refused, all problems are
 reported at once, and no value is ever adjusted. `diffrl check FILE` looks without training. The resolved configuration
 is kept in the run.
+
+File and prompts are read within bounds: 1,000,000 characters and 50,000 values with all aliases written out; prompts
+64 MB, 10,000 characters each (100,000 with what stands beside it), 1,000,000 of them. What a pipeline's own files say
+is bounded too.
 """
 
 
@@ -78,10 +83,11 @@ def _values(node: dict[str, Any]) -> str:
     if "properties" in node or "$ref" in node:
         return "section"
     bounds = [
-        f"{sign} {node[key]:g}"
+        f"{sign} {node[key]:,}" if isinstance(node[key], int) else f"{sign} {node[key]:g}"
         for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
         if key in node and abs(node[key]) < 1e18
     ]
+    bounds += [f"at most {node[key]:,} {what}" for key, what in LENGTHS.items() if key in node]
     names = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "array": "list"}
     return " ".join([names.get(node.get("type", ""), node.get("type", "section")), ", ".join(bounds)]).strip()
 

@@ -106,6 +106,18 @@ def test_check_lists_every_problem(config_file, tmp_path, capsys):
     assert "3 problems" in message and "nowhere/at/all" in message and "at least one prompt" in message
 
 
+def test_a_path_that_is_no_name_on_the_hub_is_a_sentence_everywhere(config_file, tmp_path, capsys):
+    out = ["--out", tmp_path / "out", "--prompt", "a red circle"]
+    for command in (
+        ["check", config_file, "model.path=no name/on hub"],
+        ["train", config_file, "run.name=nameless", "model.path=no name/on hub"],
+        ["generate", "--model", "no name/on hub", *out],
+    ):
+        assert "must be a diffusers directory or a hub id" in expect_refusal(capsys, *command)
+    assert run("plan", config_file, "model.path=no name/on hub") == 0
+    assert "No memory estimate" in capsys.readouterr().out
+
+
 def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
     assert run("plan", config_file, "model.path=some/hub-id") == 0
     assert "Network evaluations" in capsys.readouterr().out

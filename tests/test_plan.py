@@ -217,7 +217,16 @@ def test_a_published_model_is_planned_without_its_files():
     assert memory.kept["frozen components"] == 2 * (encoders + 83_819_683)
     # 19 blocks of 8 projections of 3072 x 3072 and 38 of 3, each with 16 x (3072 + 3072) numbers
     assert memory.trained_parameters == (19 * 8 + 38 * 3) * 16 * 2 * 3072
-    assert memory.passing["update"] == 11 * (1024 + 512) * 3072 * 57 * 17 * 2  # guidance is embedded: one call a step
+    blocks = 57 * 17 * 3072  # guidance is embedded: one call a step
+    between_halves = (19 * 4 + 38 * 3) * 16  # of each adapter; text and picture have their own in the joint blocks
+    assert memory.passing["update"] == 11 * (1024 + 512) * (blocks + between_halves) * 2
+
+
+def test_a_wide_lora_is_planned_with_what_passes_through_it():
+    """A rank of 100,000 was planned at 13 GiB and took more than 19."""
+    narrow, wide = (memory_of(FLUX | {"lora": LORA | {"rank": rank}}).passing for rank in (1, 4096))
+    assert wide["update"] - narrow["update"] == 11 * (1024 + 512) * 190 * 4095 * 2
+    assert wide["rollout"] - narrow["rollout"] == 17 * (1024 + 512) * 4095 * 2
 
 
 def test_a_quantised_base_leaves_the_excluded_layers():

@@ -14,7 +14,7 @@ from reward_models.messages import LONGEST_NAME, closest, cut
 
 Location = tuple[int | str, ...]
 
-MOST_PROBLEMS = 50
+MOST_PROBLEMS = 20
 """That are told at once."""
 
 WRONG_TYPE = {

@@ -17,7 +17,7 @@ PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
 """How files end that may run code when they are opened."""
 
 BOUNDS = (
-    (re.compile("theta|scale|factor"), 10**9),  # of frequencies, and such: nothing is made in their number
+    (re.compile("theta|scale|factor|token|_ids?$"), 10**9),  # nothing is made in their number
     (re.compile("layers|blocks|depth"), 1000),
     (re.compile("timesteps"), 100_000),
     (re.compile("position|window|seq_len|image_seq|distance|max_length"), 2_000_000),
@@ -44,7 +44,7 @@ def vet_pipeline(folder: Path) -> None:
         largest = max((size for shape in sizes.values() for size in shape), default=0)
         for name in ("config.json", "scheduler_config.json"):
             content = read_object(part / name, missing={})
-            _vet_numbers(part / name, content, largest)
+            vet_numbers(part / name, content, largest)
             positions = content.get("pos_embed_max_size")  # a table of its square, made before the weights are read
             table = sizes.get("pos_embed.pos_embed")
             if type(positions) is int and table is not None and table[1:2] != (positions**2,):
@@ -74,7 +74,17 @@ def _vet_files(part: Path) -> None:
         )
 
 
-def _vet_numbers(path: Path, content: Any, largest: int) -> None:
+def vet_numbers(path: Path, content: Any, largest: int) -> None:
+    """Refuse config values that no such network has.
+
+    Args:
+        path: of the file, for the message.
+        content: of the file.
+        largest: dimension of the weights beside it.
+
+    Raises:
+        ConfigError: names the key and its bound.
+    """
     for key, number in _numbers(content, ""):
         most = next((most for pattern, most in BOUNDS if pattern.search(key)), max(largest, MOST_WIDTH))
         if abs(number) > most:

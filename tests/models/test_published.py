@@ -1,12 +1,16 @@
 """The published architectures against the published numbers of parameters, counted on the meta device."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
+import transformers
 
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.families import FAMILIES
 from diffrl.models.published import PUBLISHED
+from diffrl.models.vetting import vet_numbers
 
 SIZES = {
     "black-forest-labs/FLUX.1-dev": (11_901_408_320, "12 B: model card"),
@@ -71,3 +75,16 @@ def test_a_published_pipeline_belongs_to_a_family(name):
 
 def test_an_unknown_name_is_not_guessed(tmp_path):
     assert describe_pipeline("someone/model") is None and describe_pipeline(str(tmp_path)) is None
+
+
+def test_what_published_pipelines_say_is_within_the_bounds():
+    """Of transformers' parts with all their defaults, as their files hold them."""
+    for name, known in PUBLISHED.items():
+        shapes = describe_pipeline(name).shapes
+        for part, component in known.components.items():
+            config = component.config
+            if component.package == "transformers":
+                config = getattr(transformers, component.name).config_class(**config).to_dict()
+            largest = max(size for shape in shapes[part].values() for size in shape)
+            vet_numbers(Path(name) / part, json.loads(json.dumps(config, default=str)), largest)
+        vet_numbers(Path(name) / "scheduler", dict(known.scheduler.config), 0)

@@ -1,6 +1,7 @@
 """CLIPScore against CLIP written out by hand, and what its loaders refuse."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -136,6 +137,28 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RewardError, match=r"needs the package open_clip. Run: pip install 'diffrl\[clip\]'"):
         load_reward("clip_score", engine="open_clip")
+
+
+class Payload:
+    """Unpickled, it leaves a trace: what a hostile file would do."""
+
+    def __init__(self, trace):
+        self.trace = str(trace)
+
+    def __reduce__(self):
+        return open, (self.trace, "w")
+
+
+def test_a_pickle_is_not_opened(tmp_path, monkeypatch):
+    clip_score(tmp_path)
+    folder = tmp_path / "clip"
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Payload(tmp_path / "trace")}))
+    opened = []
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: opened.append(args))
+    with pytest.raises(RewardError, match="must hold its weights as safetensors. Got pytorch_model.bin, a pickle"):
+        load_reward("clip_score", model=str(folder))
+    assert not opened and not (tmp_path / "trace").exists()
 
 
 def test_another_models_weights_are_refused(tmp_path):
