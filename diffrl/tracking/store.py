@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
+from diffrl.files import discard
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from diffrl.tracking.places import place
 from reward_models.media import read_media, save_media
@@ -121,7 +121,13 @@ class SampleStore:
             for folder in (self.run_dir / PICTURES).glob("*-*"):
                 stage, _, number = folder.name.rpartition("-")
                 if stage in stages and number.isdecimal() and int(number) > iteration:
-                    shutil.rmtree(folder)
+                    discard(folder)
+
+    def iterations(self, stage: str) -> set[int]:
+        """The iterations that have samples of a stage."""
+        with explained(self.run_dir):
+            rows = self._database.execute("SELECT DISTINCT iteration FROM samples WHERE stage = ?", (stage,))
+            return {iteration for (iteration,) in rows}
 
     def read(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
+from diffrl.files import discard
 from diffrl.tracking.trees import DOCUMENT, FORMAT, NAME, TREES, TreeRecord, tree_name
 from reward_models.media import save_media, to_pil
 
@@ -47,8 +48,7 @@ def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor]
         for name, picture in pictures.items():
             save_illustration(picture, temporary / name, fps)
         (temporary / DOCUMENT).write_text(text + "\n", encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
+        discard(folder)
         os.replace(temporary, folder)
     except (OSError, TypeError, ValueError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -84,7 +84,7 @@ def drop_trees(run_dir: Path, first: int) -> None:
         match = NAME.fullmatch(folder.name)
         if (match and int(match[1]) >= first) or (folder.name.startswith(".") and folder.name.endswith(".tmp")):
             try:
-                shutil.rmtree(folder)
+                discard(folder)
             except OSError as error:
                 raise DiffrlError(f"The tree {folder} cannot be removed: {error}.") from error
 

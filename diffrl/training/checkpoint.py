@@ -17,8 +17,8 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diffrl.errors import CheckpointError
+from diffrl.files import discard
 from diffrl.training.split_tensors import PART, SplitTensors
 
 Entry = Mapping[str, int | str]
@@ -36,6 +37,7 @@ Entry = Mapping[str, int | str]
 FORMAT, SHARDED_FORMAT = 1, 2
 """The manifest's number: each group of tensors in one file; some groups in one file a rank."""
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", ".safetensors"
+NAME = re.compile(r"(?:\.replaced-)?step-(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,14 @@ def commit(final: Path, version: int, state: Mapping[str, Any], files: Mapping[s
     os.replace(temporary, final)
     _flush(final.parent)
     _flush(final.parent.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with suppress(OSError):  # the next save removes it
+        discard(replaced)
 
 
 def abandon(final: Path) -> None:
     """Remove what was written of a checkpoint that could not be completed."""
-    shutil.rmtree(_temporary(final), ignore_errors=True)
+    with suppress(OSError):  # the disk may be what failed; the next save removes it
+        discard(_temporary(final))
 
 
 def cannot_write(final: Path, reason: object) -> CheckpointError:
@@ -139,22 +143,43 @@ def load_checkpoint(path: Path) -> Checkpoint:
     path = Path(path)
     try:
         names = _verify(path, hashes=True)
-        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        step, state = _contents(path)
         tensors = _read_groups([path / name for name in names if name.endswith(TENSORS)])
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"Cannot read the checkpoint {path}: {error}.") from error
-    return Checkpoint(step=content["step"], tensors=tensors, state=content["state"])
+    return Checkpoint(step=step, tensors=tensors, state=state)
 
 
-def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
+def _contents(path: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the JSON values of a checkpoint."""
+    content = json.loads((path / STATE).read_text(encoding="utf-8"))
+    step, state = (content.get(name) if isinstance(content, dict) else None for name in ("step", "state"))
+    if type(step) is not int or not isinstance(state, dict):
+        raise CheckpointError(f"The checkpoint {path} is damaged: {STATE} must hold a step and a state.")
+    named = NAME.fullmatch(path.name)
+    if named and int(named[1]) != step:
+        raise CheckpointError(f"The checkpoint {path} is of step {step}, as its {STATE} says, and not of that name.")
+    return step, state
+
+
+def latest_checkpoint(
+    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda found: None
+) -> Checkpoint | None:
     """The newest checkpoint that verifies; None where there is none at all, CheckpointError where all are damaged.
 
-    `report` receives one message for each newer checkpoint that had to be passed over.
+    Args:
+        directory: the run's `checkpoints/`.
+        report: receives one message for each newer checkpoint that had to be passed over.
+        check: raises CheckpointError for one that is whole and yet of no use.
     """
     refused: list[str] = []
-    for path in _newest_first(Path(directory)):
+    for path in newest_first(Path(directory)):
         try:
             checkpoint = load_checkpoint(path)
+            try:
+                check(checkpoint)
+            except CheckpointError as error:
+                raise CheckpointError(f"The checkpoint {path} cannot be used: {error}") from error
         except CheckpointError as error:
             refused.append(str(error))
             continue
@@ -177,12 +202,12 @@ def prune_checkpoints(directory: Path, keep: int | None) -> None:
     if keep < 1:
         raise CheckpointError(f"keep must be at least 1, or null to keep every checkpoint. Got keep={keep}.")
     complete = 0
-    for path in _newest_first(Path(directory)):
+    for path in newest_first(Path(directory)):
         if complete >= keep:
             discarded = path.with_name(f".discarded-{path.name}")  # it loses its valid name before its first file
-            shutil.rmtree(discarded, ignore_errors=True)
+            discard(discarded)
             os.replace(path, discarded)
-            shutil.rmtree(discarded)
+            discard(discarded)
         else:
             complete += _is_whole(path)
 
@@ -216,12 +241,14 @@ def _verify(path: Path, hashes: bool) -> list[str]:
     """The names of a checkpoint's files; CheckpointError on the first that is not as the manifest says."""
     damaged = f"The checkpoint {path} is damaged:"
     try:
+        if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
+            raise ValueError("no file")
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         version, _ = manifest["format"], files[STATE]
     except FileNotFoundError as error:
         raise CheckpointError(f"{damaged} {MANIFEST} is missing.") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{damaged} {MANIFEST} cannot be read.") from error
     if version not in (FORMAT, SHARDED_FORMAT):
         readable = f"{FORMAT} and {SHARDED_FORMAT}"
@@ -244,22 +271,29 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _newest_first(directory: Path) -> list[Path]:
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says."""
+    match = NAME.fullmatch(path.name)
+    assert match
+    return int(match[1])
+
+
+def newest_first(directory: Path) -> list[Path]:
     """The checkpoints of a directory; a `.replaced-` one stands in where the name itself is missing."""
     found: dict[int, Path] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():  # "." sorts first, so plain names win
-        if match := re.fullmatch(r"(?:\.replaced-)?step-(\d{6,})", path.name):
-            found[int(match[1])] = path
+        if NAME.fullmatch(path.name) and path.is_dir():
+            found[step_of(path)] = path
     return [found[step] for step in sorted(found, reverse=True)]
 
 
 def _remove_leftovers(directory: Path) -> None:
     for path in list(directory.iterdir()):
         match = re.fullmatch(r"\.(writing|replaced|discarded)-(.*)", path.name)
-        if match and match[1] == "replaced" and not (directory / match[2]).exists():
+        if match and match[1] == "replaced" and path.is_dir() and not (directory / match[2]).exists():
             os.replace(path, directory / match[2])
         elif match:
-            shutil.rmtree(path)
+            discard(path)
 
 
 def require_json(value: Any, where: str) -> None:

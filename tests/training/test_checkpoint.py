@@ -1,5 +1,6 @@
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,33 @@ def test_leftovers_are_ignored_and_removed_by_the_next_save(tmp_path):
     assert names(tmp_path) == ["notes.txt", "step-000003", "step-000005"]
 
 
+@pytest.mark.parametrize("kind", ["a file", "a link", "a link to nothing"])
+@pytest.mark.parametrize("name", ["writing-step-000005", "replaced-step-000005", "discarded-step-000003"])
+def test_what_lies_where_a_save_works_is_in_nobodys_way(tmp_path, kind, name):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    directory, place = tmp_path / "checkpoints", tmp_path / "checkpoints" / f".{name}"
+    save(directory, 3)
+    if kind == "a file":
+        place.write_text("left by something else")
+    else:
+        place.symlink_to(tmp_path / ("mine" if kind == "a link" else "nowhere"))
+    save(directory, 5)
+    prune_checkpoints(directory, 1)
+    assert names(directory) == ["step-000005"] and latest_checkpoint(directory, pytest.fail).step == 5
+    assert names(tmp_path / "mine") == ["notes.txt"]
+
+
+def test_a_checkpoint_that_is_a_link_is_used_and_pruned_like_any_other(tmp_path):
+    directory, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    shutil.move(save(directory, 3), elsewhere)
+    (directory / "step-000003").symlink_to(elsewhere)
+    assert latest_checkpoint(directory, pytest.fail).step == 3
+    save(directory, 5)
+    prune_checkpoints(directory, 1)
+    assert names(directory) == ["step-000005"] and load_checkpoint(elsewhere).step == 3
+
+
 def test_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 3, 1.0)
     save(tmp_path, 3, 2.0)
@@ -247,7 +275,7 @@ def test_a_kill_while_pruning_leaves_no_torn_checkpoint(tmp_path, monkeypatch):
             (path / "manifest.json").unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("diffrl.training.checkpoint.shutil.rmtree", remove_one_file_and_die)
+    monkeypatch.setattr("diffrl.files.shutil.rmtree", remove_one_file_and_die)
     with pytest.raises(KeyboardInterrupt):
         prune_checkpoints(tmp_path, 1)
     monkeypatch.undo()
