@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffrl.errors import CheckpointError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.lora import add_lora, lora_disabled
-from diffrl.training.sharding import fill, roots, shape_of, shard_network
+from diffrl.training.sharding import dtype_of, fill, roots, shape_of, shard_network
 
 
 class Policy:
@@ -102,19 +102,10 @@ class Policy:
             weights: whole tensors.
 
         Raises:
-            CheckpointError: names or shapes are not this policy's.
+            CheckpointError: names, shapes or dtypes are not this policy's.
         """
-        missing, unknown = self.parameters.keys() - weights.keys(), weights.keys() - self.parameters.keys()
-        if missing or unknown:
-            raise CheckpointError(
-                f"The checkpoint must hold the weights that this configuration trains. Missing: "
-                f"{sorted(missing)[:3] or 'none'}; not trained here: {sorted(unknown)[:3] or 'none'}."
-            )
+        require_weights(self.parameters, weights)
         for name, parameter in self.parameters.items():
-            if tuple(parameter.shape) != (saved := shape_of(weights, name)):
-                raise CheckpointError(
-                    f"The checkpoint's {name} has shape {saved}, the model's has {tuple(parameter.shape)}."
-                )
             fill(parameter, weights, name)
 
     @contextmanager
@@ -129,3 +120,28 @@ class Policy:
             yield
         finally:
             self.adapter.transformer = live
+
+
+def require_weights(parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of a policy; nothing is read for it but their headers.
+
+    Args:
+        parameters: the trained ones.
+        weights: whole tensors.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ.
+    """
+    missing, unknown = parameters.keys() - weights.keys(), weights.keys() - parameters.keys()
+    if missing or unknown:
+        raise CheckpointError(
+            f"The checkpoint must hold the weights that this configuration trains. Missing: "
+            f"{sorted(missing)[:3] or 'none'}; not trained here: {sorted(unknown)[:3] or 'none'}."
+        )
+    for name, parameter in parameters.items():
+        if tuple(parameter.shape) != (saved := shape_of(weights, name)):
+            raise CheckpointError(
+                f"The checkpoint's {name} has shape {saved}, the model's has {tuple(parameter.shape)}."
+            )
+        if str(parameter.dtype) != (dtype := dtype_of(weights, name)):
+            raise CheckpointError(f"The checkpoint's {name} is {dtype}, the model's is {parameter.dtype}.")

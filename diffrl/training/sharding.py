@@ -26,6 +26,10 @@ class Rows(Protocol):
         """Of the whole tensor."""
         ...
 
+    def dtype(self, name: str) -> str:
+        """Of the tensor, as torch writes it."""
+        ...
+
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """A whole tensor's rows from `start` to before `stop`."""
         ...
@@ -125,6 +129,11 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
 def shape_of(source: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
     """Shape of a named tensor, which is not read for it."""
     return source.shape(name) if isinstance(source, Rows) else tuple(source[name].shape)
+
+
+def dtype_of(source: Mapping[str, Tensor], name: str) -> str:
+    """Dtype of a named tensor, which is not read for it, as torch writes it."""
+    return source.dtype(name) if isinstance(source, Rows) else str(source[name].dtype)
 
 
 @torch.no_grad()

@@ -41,6 +41,10 @@ class SplitTensors(Mapping[str, Tensor]):
         first, *others = [tuple(file.get_slice(name).get_shape()) for file in self._parts[name]]
         return (sum((shape[0] for shape in others), first[0]), *first[1:]) if others else first
 
+    def dtype(self, name: str) -> str:
+        """Of the tensor, as torch writes it; all of them where its parts differ."""
+        return " and ".join(sorted({str(file.get_slice(name)[:0].dtype) for file in self._parts[name]}))
+
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """A whole tensor's rows from `start` to before `stop`; only these are read."""
         pieces, before = [], 0

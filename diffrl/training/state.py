@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffrl.errors import CheckpointError
 from diffrl.training.checkpoint import require_json
-from diffrl.training.sharding import read_like
+from diffrl.training.sharding import dtype_of, read_like, shape_of
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -29,15 +29,55 @@ def restore_optimizer(
 
     CheckpointError where the state is of another kind of optimizer or of other parameters.
     """
-    saved, here = json_state["signature"], _signature(optimizer)
-    for name in saved | here:
+    _require_signature(optimizer, json_state["signature"])
+    state = _unflatten(json_state["state"], _LikeWeights(tensors, optimizer))
+    optimizer.load_state_dict(state)
+    _undo_casts(optimizer, state)
+
+
+def require_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]
+) -> None:
+    """Refuse what `restore_optimizer` could not take, or would take wrongly; of the tensors only headers are read.
+
+    CheckpointError says what is missing, of another form, or of another dtype or shape than its parameter.
+    """
+    try:
+        _require_signature(optimizer, json_state["signature"])
+        saved, own = _unflatten(json_state["state"], _Headers(tensors)), optimizer.state_dict()
+        for group, expected in zip(saved["param_groups"], own["param_groups"], strict=True):
+            if group.keys() != expected.keys() or group["params"] != expected["params"]:
+                raise ValueError("its groups are not those of this optimizer")
+            for name in expected:
+                if isinstance(expected[name], (bool, float)) and not isinstance(group[name], (bool, int, float)):
+                    raise ValueError(f"{name!r} is {group[name]!r}")
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for index, entry in saved["state"].items():
+            if type(optimizer) is torch.optim.AdamW:  # of others, only that it can be read
+                _require_moments(entry, parameters[index])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else f"{error}"
+        raise CheckpointError(f"Its optimizer state cannot be used: {what}.") from error
+
+
+def _require_moments(entry: Mapping[str, Any], parameter: Tensor) -> None:
+    if entry["step"].ndim or not entry["step"].is_floating_point():
+        raise ValueError(f"a step is a {entry['step'].dtype} of shape {tuple(entry['step'].shape)}")
+    for name in ("exp_avg", "exp_avg_sq"):
+        if (entry[name].shape, entry[name].dtype) != (parameter.shape, parameter.dtype):
+            raise ValueError(
+                f"{name!r} is {entry[name].dtype} of shape {tuple(entry[name].shape)}, its parameter "
+                f"{parameter.dtype} of shape {tuple(parameter.shape)}"
+            )
+
+
+def _require_signature(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    here = _signature(optimizer)
+    for name in {**saved, **here}:
         was, now = saved.get(name, "absent"), here.get(name, "absent")
         if was != now:
             problem = f"The checkpoint's optimizer state is of another run: {name} is {was} there and {now} here."
             raise CheckpointError(f"{problem} Resume with the model and optimizer settings it was saved with.")
-    state = _unflatten(json_state["state"], _LikeWeights(tensors, optimizer))
-    optimizer.load_state_dict(state)
-    _undo_casts(optimizer, state)
 
 
 def seed_rng(seed: int) -> None:
@@ -67,6 +107,39 @@ def restore_rng(tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]) ->
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def require_rng(tensors: Mapping[str, Tensor], json_state: Mapping[str, Any]) -> None:
+    """Refuse what `restore_rng` could not take: tried on generators of its own. CheckpointError says why."""
+    try:
+        states = _unflatten(json_state, tensors)
+        random.Random().setstate(states["python"])
+        states["numpy"]["state"]["key"] = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
+        np.random.RandomState().set_state(states["numpy"])
+        torch.Generator().set_state(states["torch"])
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
+        problem = " ".join(str(error).split())
+        raise CheckpointError(f"Its random generators' state cannot be used: {problem}.") from error
+
+
+class _Headers(Mapping[str, Tensor]):
+    """Stand-ins for saved tensors, of their shape and dtype and without content."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype = getattr(torch, dtype_of(self._tensors, name).removeprefix("torch."))
+        return torch.empty(shape_of(self._tensors, name), dtype=dtype, device="meta")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 class _LikeWeights(Mapping[str, Tensor]):
