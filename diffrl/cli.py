@@ -38,6 +38,9 @@ def train(
     ] = None,
     overrides: OverridesArgument = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run's directory instead.")] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="With --resume: begin anew. What the run holds is set aside, not lost.")
+    ] = False,
 ) -> None:
     """Align a model, or go on with a run that was interrupted."""
     from diffrl.errors import ConfigError
@@ -49,11 +52,15 @@ def train(
         )
     if (config is None) == (resume is None):
         raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
+    if from_start and resume is None:
+        raise ConfigError(
+            "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."
+        )
     _quiet_libraries()
     if resume is not None:
         from diffrl.training.run import resume as go_on
 
-        go_on(resume, _console())
+        go_on(resume, _console(), from_start)
     elif config is not None:
         from diffrl.config import load_config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -9,11 +10,15 @@ from contextlib import contextmanager
 
 import typer
 
-from diffrl.errors import ConfigError, DiffrlError
+from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from reward_models.errors import RewardError
 
 PATIENCE = 30.0
 """Seconds that a rank other than the first waits with an error before it exits."""
+SHARED = (ConfigError, CheckpointError)
+"""Errors that all ranks meet alike."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+INTACT = "What was saved before is intact."
 
 
 @contextmanager
@@ -27,17 +32,20 @@ def errors_told() -> Iterator[None]:
     try:
         yield
     except (DiffrlError, RewardError) as error:
-        _fail(str(error), error.exit_code, rank, shared=isinstance(error, ConfigError))
+        _fail(str(error), error.exit_code, rank, shared=isinstance(error, SHARED))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         _fail(
             "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
-            "a LoRA. What was saved before is intact.",
+            f"a LoRA. {INTACT}",
             2,
             rank,
         )
     except OSError as error:
+        if error.errno in FULL:  # a write does not know of which file
+            where = f" {error.filename}" if error.filename else ""
+            _fail(f"{error.strerror}: nothing more can be written{where}. Free space. {INTACT}", 2, rank)
         if error.filename is None:  # not about a file: a bug of ours, or of the network
             raise
         _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)

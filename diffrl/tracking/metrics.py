@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,13 @@ class MetricsLog:
             _rewrite(self.path, lambda row: True)
         self._file = self._open()
 
+    def in_place(self) -> bool:
+        """Whether the file that rows go to is still the one at its path."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
     def append(self, row: Mapping[str, float | int | str]) -> None:
         """Write one row and hand it to the operating system.
 
@@ -46,7 +54,10 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Force all rows onto the disk."""
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise DiffrlError(f"Cannot write to {self.path}: {error}.") from error
 
     def truncate_after(self, iteration: int) -> None:
         """Drop the rows whose "iteration" is greater than the given one; the file changes in one atomic step.
@@ -61,8 +72,10 @@ class MetricsLog:
     def close(self) -> None:
         """Force all rows onto the disk and close the file; closing twice does nothing."""
         if not self._file.closed:
-            self.sync()
-            self._file.close()
+            try:
+                self.sync()
+            finally:
+                self._file.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -94,6 +107,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Each whole line, as it stands and parsed."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
+            raise DiffrlError(f"{path} must be a file. It is something else. Move it away.")
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DiffrlError(f"Cannot read the metrics in {path}: {error}.") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from diffrl.config import Config
+from diffrl.errors import GuardStop
 from diffrl.records import Credit
 from diffrl.rollout.tree import sample_paths
 from diffrl.tracking.metrics import MetricsLog
@@ -21,12 +23,14 @@ from diffrl.training.checkpoint_shards import save_shards
 from diffrl.training.distributed import gather_objects
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
+from diffrl.training.report import write_json
 from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.training.state import optimizer_tensors, rng_state
 from diffrl.training.tree_pictures import KeptTree
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
+"""Where checkpoints lie, and what tells of the newest, so that it is missed if they are gone."""
 
 
 class Journal:
@@ -36,10 +40,21 @@ class Journal:
         run_dir: the run.
         config: its configuration.
         accelerator: holds the trackers that were asked for; knows which rank this is.
+        tell: tells the user what cannot be written down.
+        saved: iteration of the newest checkpoint; None without any.
     """
 
-    def __init__(self, run_dir: Path, config: Config, accelerator: Any):
-        self.run_dir, self.config = run_dir, config
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        accelerator: Any,
+        tell: Callable[[str], None] = print,
+        saved: int | None = None,
+    ):
+        self.run_dir, self.config, self.saved = run_dir, config, saved
+        self._tell = tell
+        self._log_failed = False
         self._accelerator = accelerator
         self._writes = bool(accelerator.is_main_process)
         if self._writes:
@@ -69,10 +84,31 @@ class Journal:
             drop_trees(self.run_dir, iteration)
 
     def log(self, message: str) -> None:
-        """A line of log.txt."""
-        if self._writes:
-            with (self.run_dir / "log.txt").open("a", encoding="utf-8") as file:
-                file.write(message + "\n")
+        """A line of log.txt. That it cannot be written is told once and ends nothing: what it is about matters more."""
+        if not self._writes:
+            return
+        path = self.run_dir / "log.txt"
+        try:
+            # Without waiting: somebody may have put a pipe there.
+            with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "wb", 0) as file:
+                file.write(f"{message}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            if not self._log_failed:
+                self._log_failed = True
+                self._tell(f"{path} cannot be written: {error.strerror or error}. Its lines are shown here only.")
+
+    def require_place(self) -> None:
+        """Refuse to train on where nothing would be left of it; asked every iteration.
+
+        Raises:
+            GuardStop: the run's directory was removed, moved or replaced.
+        """
+        if self._writes and not self._metrics.in_place():
+            raise GuardStop(
+                f"{self._metrics.path} is no longer the file that this run writes: the run's directory was removed, "
+                "moved or replaced while it was training. The run stops, for nothing of it would be kept. If it was "
+                "moved, go on with: diffrl train --resume where/it/is/now."
+            )
 
     def metrics(self, row: Mapping[str, float | int]) -> None:
         """A row of metrics.jsonl, and of the trackers."""
@@ -169,7 +205,9 @@ class Journal:
             save_shards(directory, iteration, tensors, whole, accelerator.process_index, exchange)
         elif self._writes:
             save_checkpoint(directory, iteration, tensors, whole)
+        self.saved = iteration
         if self._writes:
+            write_json(self.run_dir / NEWEST, {"iteration": iteration})
             prune_checkpoints(directory, self.config.run.keep_checkpoints)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import UpdateGuard, check_on_policy
 from diffrl.training.journal import Journal
+from diffrl.training.kept_config import kept_config
 from diffrl.training.memory import peak_bytes
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.progress import Progress
@@ -66,9 +67,10 @@ class Trainer:
         session: everything loaded.
         journal: what is written down.
         progress: what is shown.
+        stop: receives the signals; None if nobody does.
     """
 
-    def __init__(self, session: Session, journal: Journal, progress: Progress):
+    def __init__(self, session: Session, journal: Journal, progress: Progress, stop: StopSignal | None = None):
         self.session, self.config, self.accelerator = session, session.config, session.accelerator
         self.journal, self.progress = journal, progress
         self.encode = PromptEncodings(session.adapter)
@@ -93,7 +95,7 @@ class Trainer:
         self._mark = 0.0
         self._drawn: Drawn
         self._trees: Iterator[KeptTree] = iter(())
-        self.stop = StopSignal()
+        self.stop = stop or StopSignal()
 
     def report(self, message: str) -> None:
         """Tell the user, once, something that all ranks know; it stays in the run's log."""
@@ -110,26 +112,38 @@ class Trainer:
 
         Raises:
             GuardStop: a guard ended the run.
-            Interruption: a signal ended it after a checkpoint.
+            Interruption: a signal ended it, after a checkpoint if anything was trained.
         """
-        with self.stop.watched():
+        with self.stop.finishing():
             if self.iteration == 0:
                 self.journal.metrics({"iteration": 0, **self.held_out(), "cost/evaluations": 0, "cost/seconds": 0.0})
+            if self._asked_to_stop():
+                raise Interruption(self.stop.number or signal.SIGTERM)
             self._since_last_iteration()
             while self.iteration < self.config.run.iterations:
+                begun = time.monotonic()
                 self._iterate_and_record()
-                stop = any_rank(self.accelerator, self.stop.received)
+                stop = self._asked_to_stop()
                 last = self.iteration == self.config.run.iterations
                 if stop or last or self.iteration % self.config.run.checkpoint_every == 0:
                     with self.clock("checkpoint"):
                         self.save()
                 if stop and not last:
                     raise Interruption(self.stop.number or signal.SIGTERM)
+                self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
             self.counts_total = self.counts()
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was."""
+        asked = any_rank(self.accelerator, self.stop.received)
+        if asked:
+            self.stop.answer()
+        return asked
 
     def _iterate_and_record(self) -> None:
         seconds, counts = dict(self.clock.seconds), self.counts()
         metrics = self.iterate()
+        self.journal.require_place()
         self.journal.train_samples(self.iteration, self._drawn, self._credit)
         self._write_trees()
         self.iteration += 1
@@ -347,6 +361,7 @@ class Trainer:
             "on_policy_error": self.on_policy_error,
             "fidelity": asdict(self.sampling.watch),
             "sentinel": asdict(self.sentinel.watch),
+            "config": kept_config(self.config),
         }
         self.journal.checkpoint(self.iteration, self.session, {"ema": self.ema, "old": self.old}, state)
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.errors import DiffrlError
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
@@ -38,9 +39,10 @@ def short_name(reward: str) -> str:
 
 
 def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:
-    """Each reward in the first and the last held-out evaluation, `<name>_before` and `<name>_after`; None if it failed.
+    """Each reward before training and in the last evaluation, `<name>_before` and `<name>_after`; None if unknown.
 
-    Scorers of the embedded world report "strict" and "partial" as parts; these are named too, whichever was asked for.
+    It is unknown where it failed, and where the file has lost the evaluation. Scorers of the embedded world report
+    "strict" and "partial" as parts; these are named too, whichever was asked for.
     """
     columns = {short_name(reward): f"held_out/{reward}" for reward in rewards}
     for part in dict.fromkeys(SHORT_NAMES.values()):
@@ -50,16 +52,24 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
     evaluations = [row for row in rows if any(key.startswith("held_out/") for key in row)]
     change: dict[str, float | None] = {}
     for name, column in columns.items():
-        change[f"{name}_before"] = evaluations[0].get(column) if evaluations else None
+        before = [row for row in evaluations if row.get("iteration", 0) == 0]  # it may have been lost
+        change[f"{name}_before"] = before[0].get(column) if before else None
         change[f"{name}_after"] = evaluations[-1].get(column) if evaluations else None
     return change
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file so that it is either the old one or the new one."""
+    """Write a JSON file so that it is either the old one or the new one.
+
+    Raises:
+        DiffrlError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DiffrlError(f"Cannot write {path}: {error.strerror or error}. Free space or mend the disk.") from error
 
 
 def write_before_after(
@@ -156,7 +166,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     for name in (key.removesuffix("_before") for key in held_out if key.endswith("_before")):
         before, after = held_out[f"{name}_before"], held_out[f"{name}_after"]
         change = "" if before is None or after is None else f"{after - before:+.3f}"
-        table.add_row(name, *("failed" if value is None else f"{value:.3f}" for value in (before, after)), change)
+        table.add_row(name, *("unknown" if value is None else f"{value:.3f}" for value in (before, after)), change)
     console.print(table)
     console.print(timing_table(summary["seconds"]))
     evaluations = summary["network_evaluations"]

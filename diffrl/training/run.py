@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, GuardStop
+from diffrl.errors import DiffrlError, GuardStop
 from diffrl.precision.report import PrecisionReport
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
-from diffrl.training.checkpoint import Checkpoint, latest_checkpoint
+from diffrl.training.checkpoint import Checkpoint
 from diffrl.training.clock import network_evaluations, training_cost
-from diffrl.training.journal import CHECKPOINTS, Journal, random_group
+from diffrl.training.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
+from diffrl.training.fit import require_fit
+from diffrl.training.journal import Journal, random_group
 from diffrl.training.loop import Trainer
 from diffrl.training.progress import Progress
 from diffrl.training.report import (
@@ -28,6 +33,7 @@ from diffrl.training.report import (
     write_curve,
     write_json,
 )
+from diffrl.training.resume import find_checkpoint, lost_history, make_room, set_aside
 from diffrl.training.run_dir import (
     create_run_dir,
     environment,
@@ -40,7 +46,7 @@ from diffrl.training.run_dir import (
     versions,
 )
 from diffrl.training.session import Session, open_session
-from diffrl.training.signals import Interruption
+from diffrl.training.signals import AtOnce, Ended, Interruption, StopSignal
 from diffrl.training.state import restore_optimizer, restore_rng, seed_rng
 
 
@@ -56,38 +62,61 @@ def train(config: Config, console: Console) -> Path:
         SystemExit: a signal ended it, after a checkpoint.
     """
     run_dir = new_run_dir(config)
-    session = open_session(config, run_dir)
-    with _one_trainer(session, run_dir):
-        if session.accelerator.is_main_process:
-            new_run_dir(config)  # again, now that nobody else can take it
-            create_run_dir(run_dir, config, _environment(session), _rewards(session))
-        session.accelerator.wait_for_everyone()
-        _see_through(session, run_dir, None, console)
+    stop = StopSignal()
+    with ends_in_words(stop, _teller(console)), stop.watched():
+        session = open_session(config, run_dir)
+        with _one_trainer(session, run_dir):
+            if session.accelerator.is_main_process:
+                new_run_dir(config)  # again, now that nobody else can take it
+                create_run_dir(run_dir, config, _environment(session), _rewards(session))
+            session.accelerator.wait_for_everyone()
+            _see_through(session, run_dir, None, console, stop)
     return run_dir
 
 
-def resume(path: str | Path, console: Console) -> Path:
+def resume(path: str | Path, console: Console, from_start: bool = False) -> Path:
     """Go on with a run from its newest whole checkpoint, as if it had never stopped.
 
+    Args:
+        path: the run.
+        console: where to show.
+        from_start: begin anew; what the run holds is set aside.
+
     Raises:
-        DiffrlError: no run there, or none of its checkpoints can be used.
+        DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
     """
     run_dir, config = open_run_dir(path)
-    session = open_session(config, run_dir)
-    with _one_trainer(session, run_dir):
-        messages: list[str] = []
-        checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, messages.append)
-        if checkpoint is None:
-            messages.append("The run was ended before its first checkpoint: it starts again from the beginning.")
-        else:
-            messages.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
-        if session.accelerator.is_main_process:
-            for message in messages + note_resumption(run_dir, _environment(session)):
-                console.print(message, highlight=False, markup=False)
-            note_rewards(run_dir, _rewards(session))
-        session.accelerator.wait_for_everyone()
-        _see_through(session, run_dir, checkpoint, console)
+    stop = StopSignal()
+    with ends_in_words(stop, _teller(console)), stop.watched():
+        session = open_session(config, run_dir)
+        with _one_trainer(session, run_dir):
+            _go_on(session, run_dir, console, stop, from_start)
     return run_dir
+
+
+def _go_on(session: Session, run_dir: Path, console: Console, stop: StopSignal, from_start: bool) -> None:
+    config, said, checkpoint = session.config, list[str](), None
+    if not from_start:
+        checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), said.append)
+        if checkpoint is None:
+            said.append("The run was ended before its first checkpoint: it starts again from the beginning.")
+        else:
+            said.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+    session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
+    if session.accelerator.is_main_process:
+        said += lost_history(run_dir, checkpoint.step) if checkpoint else []
+        said += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint)
+        for message in said + note_resumption(run_dir, _environment(session)):
+            console.print(message, highlight=False, markup=False)
+        note_rewards(run_dir, _rewards(session))
+    session.accelerator.wait_for_everyone()
+    _see_through(session, run_dir, checkpoint, console, stop)
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    """Tells the user of the first rank."""
+    rank = int(os.environ.get("RANK", "0"))
+    return partial(console.print, highlight=False, markup=False) if rank == 0 else lambda line: None
 
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
@@ -103,20 +132,25 @@ def _rewards(session: Session) -> dict[str, Any]:
     return rewards_record(session.scorers, session.eval_scorers)
 
 
-def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console) -> None:
-    main = session.accelerator.is_main_process
-    with Progress(console, session.config.run.iterations, quiet=not main) as progress:
+def _see_through(
+    session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console, stop: StopSignal
+) -> None:
+    main, iterations = session.accelerator.is_main_process, session.config.run.iterations
+    with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
             progress.message(describe(session.copy.report))
-        journal = Journal(run_dir, session.config, session.accelerator)
-        trainer = Trainer(session, journal, progress)
-        again = (run_dir / "log.txt").exists()
+        saved = None if checkpoint is None else checkpoint.step
+        journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
+        stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
+        stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
+        trainer = Trainer(session, journal, progress, stop)
+        goes_on = (run_dir / "log.txt").exists()
         for note in session.notes:
             trainer.report(note)
         seed_rng(session.config.run.seed)
         journal.rewind(-1 if checkpoint is None else checkpoint.step)
-        if again:
+        if goes_on:
             journal.log(f"{RESUMED}{checkpoint.step if checkpoint else 0}.")
         if checkpoint is not None:
             restore(trainer, checkpoint)
@@ -124,25 +158,57 @@ def _see_through(session: Session, run_dir: Path, checkpoint: Checkpoint | None,
                 rows = read_metrics(run_dir / "metrics.jsonl")
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
-            trainer.run()
-        except Interruption as stop:
-            trainer.report(
-                f"{signal.Signals(stop.number).name}: checkpoint written after iteration {trainer.iteration}. "
-                f"Go on with: diffrl train --resume {run_dir}"
-            )
+            with no_stranger_exits():
+                trainer.run()
+        except Interruption as end:
+            _tell_interruption(trainer, end, stop)
             leave_report(trainer, run_dir)
-            raise SystemExit(128 + stop.number) from stop
+            raise Ended(128 + end.number) from end
         except Exception as error:
-            mark = STOPPED if isinstance(error, GuardStop) else f"{FAILED}{type(error).__name__}: "
-            with suppress(OSError):  # the disk may be what failed; the error itself says so
-                journal.log(f"{mark}{' '.join(str(error).split())}")
+            _log_failure(journal, error)
             leave_report(trainer, run_dir)
+            if broken_peer(error, stop.processes):
+                raise peer_gone(stop.kept()) from error
+            raise
+        except BaseException as error:
+            if not isinstance(error, AtOnce):  # which is told where it ends
+                _log_failure(journal, error)
             raise
         finally:
-            journal.close()
-    if main:
-        finish(trainer, run_dir, console)
-    session.accelerator.wait_for_everyone()
+            _close(journal)
+    with stop.finishing():
+        if main:
+            finish(trainer, run_dir, console)
+        session.accelerator.wait_for_everyone()
+    if stop.received:
+        trainer.report(f"{stop.name} came when everything was trained: the run is complete.")
+
+
+def _tell_interruption(trainer: Trainer, end: Interruption, stop: StopSignal) -> None:
+    name = signal.Signals(end.number).name
+    if trainer.journal.saved == trainer.iteration:
+        trainer.report(
+            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: "
+            f"{again(trainer.journal.run_dir)}"
+        )
+    else:
+        trainer.report(f"{name}: nothing was trained yet. {stop.kept()}")
+
+
+def _log_failure(journal: Journal, error: BaseException) -> None:
+    mark = STOPPED if isinstance(error, GuardStop) else f"{FAILED}{type(error).__name__}: "
+    journal.log(f"{mark}{' '.join(str(error).split())}")
+
+
+def _close(journal: Journal) -> None:
+    """Close it; where an error is on its way already, that is the one to hear of."""
+    on_its_way = sys.exc_info()[1]
+    try:
+        journal.close()
+    except DiffrlError as error:
+        if on_its_way is None:
+            raise
+        journal.log(str(error))
 
 
 def describe(report: PrecisionReport) -> str:
@@ -158,19 +224,9 @@ def describe(report: PrecisionReport) -> str:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put weights, optimiser, average, generators and counters back.
-
-    Raises:
-        CheckpointError: the checkpoint is of another kind of run.
-    """
+    """Put weights, optimiser, average, generators and counters back, from a checkpoint that `require_fit` let pass."""
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
     averages = {"ema": trainer.ema, "old": trainer.old}
-    for name, average in averages.items():
-        if (name in tensors) != (average is not None):
-            raise CheckpointError(
-                f"The checkpoint and the configuration disagree on the averaged weights {name!r}. Resume with the "
-                "run's own configuration."
-            )
     session.policy.restore(tensors["policy"])
     restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
     for name, average in averages.items():
@@ -239,8 +295,7 @@ def leave_report(trainer: Trainer, run_dir: Path) -> bool:
         why = "report.html was left out: interrupted while it was made."
     except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
         why = f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}"
-    with suppress(OSError):  # it could not be logged either
-        trainer.report(why)
+    trainer.report(why)
     return False
 
 

@@ -74,15 +74,38 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def note_resumption(path: Path, now: dict[str, Any]) -> list[str]:
-    """Add what a resumed run runs on to its environment.json; what differs from its start, one message each."""
-    record = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    write_json(path / "environment.json", {**record, "resumed": [*record.get("resumed", []), now]})
+    """Add what a resumed run runs on to its environment.json; what differs from its start, one message each.
+
+    Training needs nothing of that file: one that is damaged is set aside, and a new one begins here.
+    """
+    file = path / "environment.json"
+    record = _read_environment(file)
+    if record is None:
+        aside = ""
+        if os.path.lexists(file):
+            os.replace(file, path / "environment.damaged.json")
+            aside = " The damaged one is environment.damaged.json now."
+        write_json(file, {**now, "resumed": [now]})
+        return [f"{file} was missing or damaged: what this run began on is not known, a new one was written.{aside}"]
+    write_json(file, {**record, "resumed": [*record.get("resumed", []), now]})
     before, after = ({**entry, **entry["versions"]} for entry in (record, now))
     names = [name for name in after if name not in ("run_id", "versions") and before.get(name) != after[name]]
     return [
         f"This run began with {name} {before.get(name)} and goes on with {after[name]}: results may differ by rounding."
         for name in names
     ]
+
+
+def _read_environment(file: Path) -> dict[str, Any] | None:
+    """What a run began on; None if that cannot be read."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("resumed", []), list):
+        return None
+    known = isinstance(record.get("run_id"), str) and isinstance(record.get("versions"), dict)
+    return record if known else None
 
 
 def note_rewards(path: Path, rewards: Mapping[str, Any]) -> None:

@@ -66,10 +66,10 @@ def start(data):
     return train(make_config(data), Console(file=shown, width=400)), shown.getvalue()
 
 
-def go_on(run_dir):
+def go_on(run_dir, from_start=False):
     """Resume; what the console showed."""
     shown = io.StringIO()
-    resume(run_dir, Console(file=shown, width=400))
+    resume(run_dir, Console(file=shown, width=400), from_start)
     return shown.getvalue()
 
 
@@ -138,7 +138,8 @@ def last_checkpoint(run_dir):
         for group, named in found.tensors.items()
         for name, tensor in named.items()
     }
-    return found.step, tensors, {k: v for k, v in found.state.items() if k not in ("seconds", "peak_memory_bytes")}
+    apart = ("seconds", "peak_memory_bytes", "config")  # how often it is saved is part of the configuration
+    return found.step, tensors, {k: v for k, v in found.state.items() if k not in apart}
 
 
 def assert_same_run(one, other):

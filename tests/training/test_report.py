@@ -194,12 +194,14 @@ def test_an_error_stays_the_same_where_nothing_can_be_written(ends, monkeypatch)
         raise OSError(28, "No space left")
 
     def fails(trainer):
-        monkeypatch.setattr("diffrl.training.journal.Journal.log", full)
+        (trainer.journal.run_dir / "log.txt").mkdir()  # where nobody can write
         monkeypatch.setattr("diffrl.gallery.report.write_report", full)
+        trainer.report("a message that is shown all the same")
         raise RewardError("gone")
 
-    run, code, _ = ends(fails, RewardError)
+    run, code, said = ends(fails, RewardError)
     assert code == "gone" and not (run / "report.html").exists()
+    assert "a message that is shown all the same" in said and said.count("log.txt cannot be written") == 1
 
 
 def test_an_interrupted_report_is_told_and_the_summary_stands(ends, monkeypatch):

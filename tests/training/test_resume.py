@@ -37,12 +37,16 @@ import accelerate, matplotlib.figure, peft  # imports are paid once
 from diffusers import StableDiffusion3Pipeline
 from diffrl.cli import main
 import diffrl.training.run
+from diffrl.training import signals
 from diffrl.training.loop import Trainer
 
 def hold(place):
     # A run goes no further than to the iteration, or to the end, at which a signal is to reach it.
     iterate, finish, most = Trainer.iterate, diffrl.training.run.finish, time.monotonic() + 600
+    signals.ANSWER = 1.0 if place == "for ever" else 600.0
     def held(trainer):
+        while place == "for ever" and time.monotonic() < most:  # whatever signal comes, as a reward that hangs
+            time.sleep(0.01)
         while str(trainer.iteration) == place and not trainer.stop.received and time.monotonic() < most:
             time.sleep(0.01)
         return iterate(trainer)
@@ -58,7 +62,7 @@ for line in sys.stdin:  # where it is held and the arguments of one more run
         output = os.open(os.devnull, os.O_WRONLY)
         os.dup2(output, 1)
         try:
-            place, *arguments = line.split()
+            place, *arguments = line.strip().split("|")
             hold(place)
             main(arguments)
         except SystemExit as stop:
@@ -135,6 +139,8 @@ def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupte
     said = go_on(tmp_path / "run")
     if "first" in moment:
         assert "before its first checkpoint: it starts again from the beginning" in said
+        kept = tmp_path / "run/before-1/metrics.jsonl"
+        assert kept.exists() == ("evaluation" not in moment)  # nothing that was trained is thrown away
     else:
         reached = "5" if "last" in moment else "[24]"
         assert re.search(rf"Resuming .* from iteration {reached} of 5", said)
@@ -207,7 +213,7 @@ def runner():
 
 
 def ask(runner, answer, *words):
-    print(*words, file=runner.stdin, flush=True)
+    print(*words, sep="|", file=runner.stdin, flush=True)
     kind, number = runner.stdout.readline().split()
     assert kind == answer
     return int(number)
@@ -287,6 +293,17 @@ def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, un
     assert_same_run(run_dir, uninterrupted)
 
 
+def test_a_run_that_hangs_ends_when_it_is_asked_to(random_sd3, tmp_path, runner):
+    config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
+
+    def begun():
+        until(lambda: lines(tmp_path / "run") >= 1)
+
+    assert run_until(runner, begun, signal.SIGTERM, "train", config, held="for ever") == 143
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "nothing answered" in log and "There is no checkpoint yet" in log
+
+
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +329,8 @@ def test_a_torn_newest_checkpoint_is_reported_and_the_one_before_used(stopped, u
     said = go_on(stopped)
     assert re.search(rf"step-000005 is damaged: {name} .*Using step 4 instead", said)
     assert "from iteration 4 of 5" in said
+    assert rows_of(stopped / "before-1") == rows_of(uninterrupted)
+    assert (stopped / "before-1/checkpoints/step-000005" / name).exists()
     assert_same_run(stopped, uninterrupted)
 
 
