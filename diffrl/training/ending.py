@@ -65,7 +65,7 @@ def what_is_kept(run_dir: Path, saved: int | None, iterations: int) -> str:
         iterations: of the whole run.
     """
     if saved is None:
-        return f"There is no checkpoint yet, nothing was trained that could be kept. Start again with: {again(run_dir)}"
+        return f"There is no checkpoint yet, so training starts again, with: {again(run_dir)}"
     if saved == iterations:
         return f"All {iterations} iterations are trained and kept. For what is written at the end: {again(run_dir)}"
     return f"The newest checkpoint is of iteration {saved}. Go on with: {again(run_dir)}"

@@ -86,6 +86,7 @@ class Trainer:
         self.trees = TreeKeeper(session, self.clock)
         hacking = self.config.guards.reward_hacking
         self.sentinel = Sentinel(hacking, session.eval_scorers, self.accelerator, self.report)
+        self.kept_config = kept_config(self.config)
         self.iteration = 0
         self.updates = 0
         self.counts_before: dict[str, float] = {}
@@ -361,7 +362,7 @@ class Trainer:
             "on_policy_error": self.on_policy_error,
             "fidelity": asdict(self.sampling.watch),
             "sentinel": asdict(self.sentinel.watch),
-            "config": kept_config(self.config),
+            "config": self.kept_config,
         }
         self.journal.checkpoint(self.iteration, self.session, {"ema": self.ema, "old": self.old}, state)
 

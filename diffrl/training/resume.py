@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, DiffrlError
@@ -81,9 +82,7 @@ def newest_known(run_dir: Path) -> int | None:
 def trained_iterations(run_dir: Path) -> int:
     """How many iterations the run's own records tell of."""
     folders = [*_numbered(run_dir / PICTURES, "train-"), *_numbered(run_dir / TREES, "")]
-    rows = read_metrics(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
-    told = [row["iteration"] for row in rows if type(row.get("iteration")) is int]
-    return max([0, *told, *(number + 1 for number, _ in folders)])
+    return max([0, *(row["iteration"] for row in _rows(run_dir)), *(number + 1 for number, _ in folders)])
 
 
 def lost_history(run_dir: Path, step: int) -> list[str]:
@@ -93,8 +92,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
         DiffrlError: a record is damaged; says how to go on without it.
     """
     try:
-        rows = read_metrics(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
-        index = run_dir / INDEX
+        rows, index = _rows(run_dir), run_dir / INDEX
         drawn: set[int] = set()
         if index.exists() and index.stat().st_size > 0:
             with SampleStore.open_readonly(run_dir) as store:
@@ -102,7 +100,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
     except DiffrlError as error:
         raise DiffrlError(f"{error} Or move that file away, and the run goes on without what it tells.") from error
     lost = [
-        ("metrics.jsonl", sorted(set(range(step + 1)) - {row.get("iteration") for row in rows})),
+        ("metrics.jsonl", sorted(set(range(step + 1)) - {row["iteration"] for row in rows})),
         (INDEX, sorted(set(range(step)) - drawn)),
     ]
     return [
@@ -111,6 +109,17 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
         for name, missing in lost
         if missing
     ]
+
+
+def _rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The run's rows of metrics, none if the file is gone; DiffrlError where one is of no run."""
+    path = run_dir / "metrics.jsonl"
+    rows = read_metrics(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        plain = all(value is None or isinstance(value, (int, float)) for value in row.values())
+        if type(row.get("iteration")) is not int or not plain:
+            raise DiffrlError(f"{path}, line {number} is no row of a run's metrics. Mend or remove that line.")
+    return rows
 
 
 def make_room(run_dir: Path, checkpoint: Checkpoint | None) -> list[str]:

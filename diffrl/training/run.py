@@ -165,10 +165,11 @@ def _see_through(
             leave_report(trainer, run_dir)
             raise Ended(128 + end.number) from end
         except Exception as error:
-            _log_failure(journal, error)
+            told = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
+            _log_failure(journal, told)
             leave_report(trainer, run_dir)
-            if broken_peer(error, stop.processes):
-                raise peer_gone(stop.kept()) from error
+            if told is not error:
+                raise told from error
             raise
         except BaseException as error:
             if not isinstance(error, AtOnce):  # which is told where it ends

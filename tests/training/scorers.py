@@ -1,5 +1,8 @@
 """Rewards for tests of the trainer, named in configurations as "tests.training.scorers:Brightness"."""
 
+import os
+import signal
+
 import torch
 
 from reward_models.base import RewardOutput, ScorerSpec
@@ -57,6 +60,15 @@ class Flaky(Brightness):
             else:
                 raw[i] = float(self.how)
         return RewardOutput(raw, ok, errors, found.parts)
+
+
+class DiesOnTheSecondRank(Brightness):
+    """Brightness whose process is killed, as for want of memory, if it is not the first of its run."""
+
+    def __call__(self, batch):
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
 
 
 class FlatFor(Brightness):

@@ -205,3 +205,13 @@ def test_prompts_that_cannot_be_shared_are_one_message(random_sd3, tmp_path):
     assert done.stderr.count("error: prompts.per_iteration must be a multiple of the number of processes.") == 1
     assert "diffrl/" not in done.stderr.replace(str(ROOT / "scripts"), "")  # no traceback of ours
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, rewards=[{"name": "tests.training.scorers:DiesOnTheSecondRank"}])
+    done = launch(write_config(data, tmp_path / "config.yaml"))
+    assert done.returncode != 0 and "exitcode  : -9 " in done.stderr
+    assert done.stderr.count("error: Another process of this run has ended") == 1
+    assert "diffrl/training/run.py" not in done.stderr  # no traceback of ours
+    assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()

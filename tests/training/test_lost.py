@@ -209,6 +209,16 @@ def test_what_is_lost_of_the_history_is_said(run):
         lost_history(run, 3)
 
 
+@pytest.mark.parametrize(
+    "row", ["{}", '{"iteration": "3"}', '{"iteration": [3]}', '{"iteration": 3, "reward/mean": "x"}']
+)
+def test_a_row_that_no_run_wrote_is_one_message(run, row):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(row + "\n")
+    with pytest.raises(DiffrlError, match="line 5 is no row"):
+        lost_history(run, 3)
+
+
 def test_a_run_without_its_records_goes_on(run, finished):
     """Emptied metrics, no samples, a damaged environment, a log that nobody can write to: none of it is training."""
     (run / "metrics.jsonl").write_text("")
