@@ -129,6 +129,13 @@ class SampleStore:
             rows = self._database.execute("SELECT DISTINCT iteration FROM samples WHERE stage = ?", (stage,))
             return {iteration for (iteration,) in rows}
 
+    def lost_pictures(self, before: int) -> list[str]:
+        """Pictures of iterations before this one that the index names and that are not there any more."""
+        with explained(self.run_dir):
+            query = "SELECT picture FROM samples WHERE picture IS NOT NULL AND iteration < ?"
+            named = [file for (file,) in self._database.execute(query, (before,))]
+            return [file for file in named if not (self.run_dir / file).is_file()]
+
     def read(
         self,
         stage: str | None = None,

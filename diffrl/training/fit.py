@@ -39,6 +39,11 @@ class _Sentinel(_Strict):
     alarmed: Count
 
 
+class _Learning(_Strict):
+    updates: Count
+    idle: Count
+
+
 class _State(_Strict):
     """What `Trainer.restore` and its caller read; what else there is, is left alone."""
 
@@ -52,6 +57,7 @@ class _State(_Strict):
     fidelity: _Fidelity
     sentinel: _Sentinel
     optimizer: dict[str, Any]
+    learning: _Learning | None = None  # older checkpoints have none
 
 
 def averages_of(config: Config) -> list[str]:

@@ -93,17 +93,22 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
     """
     try:
         rows, index = _rows(run_dir), run_dir / INDEX
-        drawn: set[int] = set()
+        drawn, pictures = set[int](), list[str]()
         if index.exists() and index.stat().st_size > 0:
             with SampleStore.open_readonly(run_dir) as store:
-                drawn = store.iterations("train")
+                drawn, pictures = store.iterations("train"), store.lost_pictures(step)
     except DiffrlError as error:
         raise DiffrlError(f"{error} Or move that file away, and the run goes on without what it tells.") from error
     lost = [
         ("metrics.jsonl", sorted(set(range(step + 1)) - {row["iteration"] for row in rows})),
         (INDEX, sorted(set(range(step)) - drawn)),
     ]
-    return [
+    gone = (
+        [f"{PICTURES}/ has lost {len(pictures)} pictures that {INDEX} names, such as {pictures[0]}."]
+        if pictures
+        else []
+    )
+    return gone + [
         f"{name} has lost {len(missing)} iterations, from {missing[0]} to {missing[-1]}: it was emptied, removed or "
         "edited. Training goes on exactly as it would have; curves, summary and pages show what is left."
         for name, missing in lost

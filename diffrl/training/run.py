@@ -270,7 +270,10 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     write_json(run_dir / "summary.json", summary)
     write_curve(run_dir, rewards, run_dir / "curve.png")
     higher = session.eval_scorers[0].scorer.spec.higher_is_better
-    write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
+    try:
+        write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
+    except DiffrlError as error:  # a picture is gone, which nobody can draw again
+        trainer.report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")

@@ -43,7 +43,9 @@ class SplitTensors(Mapping[str, Tensor]):
 
     def dtype(self, name: str) -> str:
         """Of the tensor, as torch writes it; all of them where its parts differ."""
-        return " and ".join(sorted({str(file.get_slice(name)[:0].dtype) for file in self._parts[name]}))
+        scalar = not self.shape(name)
+        headers = [file.get_tensor(name) if scalar else file.get_slice(name)[:0] for file in self._parts[name]]
+        return " and ".join(sorted({str(header.dtype) for header in headers}))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """A whole tensor's rows from `start` to before `stop`; only these are read."""

@@ -236,6 +236,15 @@ def test_a_run_without_its_records_goes_on(run, finished):
     assert all((value is None) == name.endswith("_before") for name, value in held_out.items())
 
 
+def test_a_run_without_its_pictures_is_finished_all_the_same(run):
+    shutil.rmtree(run / "samples")
+    (run / "summary.json").unlink()
+    (run / "before_after.png").unlink()
+    said = go_on(run)
+    assert "samples/ has lost" in said and "before_after.png was left out" in said
+    assert (run / "summary.json").exists() and not (run / "before_after.png").exists()
+
+
 def test_before_training_is_the_evaluation_before_training_and_no_other():
     rows = [{"iteration": 4, "held_out/x": 0.5}, {"iteration": 8, "held_out/x": 0.7}]
     assert held_out_change(rows, ["x"]) == {"x_before": None, "x_after": 0.7}
