@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffrl.errors import ConfigError
-from reward_models.messages import closest, cut, quote
+from reward_models.errors import told
+from reward_models.messages import closest, quote
 
 OBJECTIVES: Mapping[str, str] = {"grpo": "diffrl.objectives.grpo:GRPO", "nft": "diffrl.objectives.nft:NFT"}
 DYNAMICS: Mapping[str, str] = {
@@ -44,5 +45,9 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{kind} {quote(name)} cannot be imported: {cut(str(error), 300)}.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
+        raise ConfigError(
+            f"{kind} {quote(name)} cannot be imported: {told(error)}. Check the name, and the module."
+        ) from error

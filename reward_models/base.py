@@ -7,7 +7,6 @@ that could not be scored is NaN with `ok = False`, never a number; a scorer that
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -127,58 +126,6 @@ def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> 
     errors = [None if good else f"the model returned {value}" for good, value in zip(ok, values.tolist(), strict=True)]
     named = {name: part.detach().float().cpu() for name, part in (parts or {}).items()}
     return RewardOutput(values.masked_fill(~ok, math.nan), ok, errors, named)
-
-
-def checked(output: RewardOutput, count: int, name: str) -> RewardOutput:
-    """An output of the right shape, or an error: one row too many would give every later sample another's score.
-
-    Args:
-        output: what a scorer returned for `count` samples.
-        count: of them.
-        name: of the reward, for the message.
-
-    Raises:
-        RewardError: it is no `RewardOutput`, or something in it has not one entry a sample.
-    """
-    rule = f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them."
-    if not isinstance(output, RewardOutput):
-        raise RewardError(f"{rule} Got {type(output).__name__}. Check it: diffrl score --check {name}.")
-    tensors = {"raw": output.raw, "ok": output.ok, **{f"part {key!r}": part for key, part in output.parts.items()}}
-    for key, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.shape != (count,):
-            got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise RewardError(f"{rule} Its {key} is of {got}. Check it: diffrl score --check {name}.")
-    if output.ok.dtype != torch.bool or not output.raw.is_floating_point():
-        got = f"{output.raw.dtype} and {output.ok.dtype}"
-        raise RewardError(f"{rule} raw is of floats and ok of bool. Got {got}. Check it: diffrl score --check {name}.")
-    if len(output.errors) != count:
-        raise RewardError(f"{rule} It has {len(output.errors)} errors. Check it: diffrl score --check {name}.")
-    return output
-
-
-def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
-    """Score a batch; whatever goes wrong in the scorer becomes one error that names it.
-
-    Args:
-        scorer: any.
-        batch: what to score.
-        name: of the reward, for the message.
-
-    Raises:
-        RewardError: the scorer's own, or in place of any other exception but those of memory, time and interruption.
-    """
-    try:
-        output = scorer(batch)
-    except (RewardError, MemoryError, TimeoutError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a stranger's code: its mistakes are told, with their place
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        first = f" on {batch.prompts[0]!r} and {len(batch) - 1} others" if len(batch) else ""
-        raise RewardError(
-            f"The reward {name} failed{first}: {type(error).__name__}: {error} ({place.filename}:{place.lineno}). Mend "
-            f"it; then check it with: diffrl score --check {name}."
-        ) from error
-    return checked(output, len(batch), name)
 
 
 @dataclass(frozen=True)

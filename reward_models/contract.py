@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
-from reward_models.errors import RewardError
+from reward_models.errors import RewardError, told
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4
 """Relative difference of a score alone and in a batch that is still rounding, for float32 weights."""
 ODD_SIZE = (53, 37)
 """Height and width in pixels, of which most scorers must resize or pad one, crop the other."""
-_RAISED = (Exception, SystemExit)
+_RAISED = (Exception, SystemExit, GeneratorExit)
 """What a stranger's code may raise."""
 
 
@@ -63,7 +64,7 @@ def check_scorer(
             problems += _check_scores(scorer, batch)
             problems += _check_refusals(scorer, batch)
         except _RAISED as error:  # of a spec, contrasts or samples that are none
-            problems.append(f"Its spec, or its samples, cannot be used: {_told(error)}.")
+            problems.append(f"Its spec, or its samples, cannot be used: {told(error)}.")
         problems += _check_move(scorer)
     return list(dict.fromkeys(problems))
 
@@ -173,24 +174,20 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
     Raises:
         RewardError: the scorer's own.
     """
-    media, metadata, states = batch.media.clone(), [dict(meta) for meta in batch.metadata], _random_states()
+    given, states = own_copy(batch), _random_states()
     try:
-        output = scorer(batch)
+        output = scorer(given)
     except RewardError:
         raise
     except _RAISED as error:
-        return None, [f"Scoring {what} raised {_told(error)}."]
-    problems = []
-    if not torch.equal(batch.media, media):
-        problems.append("It must not change the media it is given.")
-    if any(dict(now).keys() != then.keys() for now, then in zip(batch.metadata, metadata, strict=True)):
-        problems.append("It must not change the metadata it is given.")
+        return None, [f"Scoring {what} raised {told(error)}."]
+    problems = [f"It must not change the {field} it is given." for field in changes(given, batch)]
     if any(not torch.equal(now, then) for now, then in zip(_random_states(), states, strict=False)):
         problems.append("It must not draw from torch's global random numbers, nor seed them: give it a generator.")
     try:
         wrong = check_output(scorer.spec, output, len(batch))
     except _RAISED as error:  # of a range or parts that are none
-        wrong = [f"Its output cannot be read: {_told(error)}."]
+        wrong = [f"Its output cannot be read: {told(error)}."]
     return (None if wrong else output), [*problems, *(f"Of {what}: {problem}" for problem in wrong)]
 
 
@@ -208,11 +205,11 @@ def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
     count, what = len(batch), f"{len(batch)} {batch.kind}s"
     problems: list[str] = []
 
-    def score(given: RewardBatch, told: str, may_refuse: bool = False) -> Tensor | None:
+    def score(given: RewardBatch, named: str, may_refuse: bool = False) -> Tensor | None:
         try:
-            output, wrong = _scored(scorer, given, told)
+            output, wrong = _scored(scorer, given, named)
         except RewardError as error:
-            output, wrong = None, [] if may_refuse else [f"Scoring {told} raised {_told(error)}."]
+            output, wrong = None, [] if may_refuse else [f"Scoring {named} raised {told(error)}."]
         problems.extend(problem for problem in wrong if problem not in problems)
         if output is not None and given is batch and not bool(output.ok.any()):
             problems.append(f"No sample could be scored: {output.errors[0]}")
@@ -275,7 +272,7 @@ def _must_refuse(scorer: Scorer, batch: RewardBatch, what: str) -> list[str]:
     except RewardError:
         return []
     except _RAISED as error:  # any other exception is a broken promise, and named
-        return [f"{rule} It raised {_told(error)}."]
+        return [f"{rule} It raised {told(error)}."]
     return [rule]
 
 
@@ -284,9 +281,5 @@ def _check_move(scorer: Scorer) -> list[str]:
     try:
         moved = scorer.to("cpu")
     except _RAISED as error:
-        return [f"{rule} It raised {_told(error)}."]
+        return [f"{rule} It raised {told(error)}."]
     return [] if moved is scorer else [f"{rule} Got {type(moved).__name__}."]
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(".")

@@ -15,7 +15,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, Scorer, ask, output_of_rows
+from reward_models.asking import ask
+from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.suffixes import VIDEO_SUFFIXES
 

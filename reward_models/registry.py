@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from reward_models.errors import RewardError
+from reward_models.errors import RewardError, printable, told
 from reward_models.messages import closest, quote
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ def factory_of(name: str) -> Any:
     module_name, _, attribute = resolve_scorer(name).partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything, or be a script that exits
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
         raise RewardError(
-            f"The reward {quote(name)} cannot be imported: {_told(error)} Check the name, and the module."
+            f"The reward {quote(name)} cannot be imported: {told(error)}. Check the name, and the module."
         ) from error
 
 
@@ -100,15 +102,17 @@ def load_reward(name: str, **options: Any) -> Scorer:
     _check_options(name, factory, options)
     try:
         made = factory(**options)
-    except RewardError:
+    except (RewardError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
+    except BaseException as error:  # whatever a stranger's constructor raises
         unknown = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
         if unknown and unknown.group(1) in options:  # a constructor of **options, which hands them on
-            raise RewardError(f"The reward {name} does not take these options: {unknown.group(1)}. {error}.") from error
+            raise RewardError(
+                f"The reward {name} does not take these options: {unknown.group(1)}. {printable(error)}."
+            ) from error
         given = f" with the options {', '.join(options)}" if options else ""
         raise RewardError(
-            f"The reward {name} cannot be made{given}: {_told(error)} Check its options, and what it needs."
+            f"The reward {name} cannot be made{given}: {told(error)}. Check its options, and what it needs."
         ) from error
     lacking = _lacking(made)
     if lacking:
@@ -117,6 +121,35 @@ def load_reward(name: str, **options: Any) -> Scorer:
             "See reward_models.Scorer."
         )
     return cast("Scorer", made)
+
+
+def move(name: str, scorer: Scorer, device: Any) -> Any:
+    """What `scorer.to(device)` returns; of a scorer that keeps the contract, itself.
+
+    Raises:
+        RewardError: it raises.
+    """
+    try:
+        return scorer.to(device)
+    except (RewardError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # out of memory, no such device, or whatever a stranger's scorer raises
+        raise RewardError(
+            f"The reward {name} cannot be moved to {device}: {told(error)}. Try another device."
+        ) from error
+
+
+def require_itself(name: str, scorer: Scorer, moved: Any) -> None:
+    """Refuse a scorer whose `to` returned something else.
+
+    Raises:
+        RewardError: it did.
+    """
+    if moved is not scorer:
+        raise RewardError(
+            f"`to(device)` of a reward must return the scorer itself. That of {name} returns {type(moved).__name__}. "
+            "End it with `return self`."
+        )
 
 
 def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
@@ -152,14 +185,8 @@ def _lacking(made: Any) -> str:
         return "a `__call__`"
     try:
         spec = made.spec
-    except Exception:  # also a property that raises
+    except (Exception, SystemExit):  # also a property that raises
         spec = None
     if not isinstance(spec, ScorerSpec):
         return "a `spec` that is a reward_models.ScorerSpec"
     return "" if callable(getattr(made, "to", None)) else "a method `to(device)`"
-
-
-def _told(error: BaseException) -> str:
-    """An exception's class and the first line of its message, as the end of a sentence."""
-    first = (str(error).splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}: {first}." if first else f"{type(error).__name__}."

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, Scorer, checked, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.asking import ask
+from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
+from reward_models.errors import BrokenScorerError, told
 from reward_models.shapes_vision import BACKGROUND, PALETTE, coverage
 
 SIDE = 256
@@ -131,8 +132,8 @@ def _single(scorer: Scorer, sample: Sample) -> RewardOutput:
         media = torch.stack([sample.media, sample.media.flip(-1)])
         batch = RewardBatch(media, [sample.prompt] * 2, [sample.metadata] * 2, fps)
     try:
-        return checked(scorer(batch), len(batch), scorer.spec.name)
-    except RewardError:
-        raise
-    except Exception as error:  # whatever a stranger's scorer raises is what the test has to tell
-        return output_of_rows([(math.nan, {}, f"{type(error).__name__}: {error}")] * len(batch))
+        return ask(scorer, batch, scorer.spec.name)
+    except BrokenScorerError as error:
+        if error.__cause__ is None:
+            raise
+        return output_of_rows([(math.nan, {}, told(error.__cause__))] * len(batch))  # that is what the test has to tell

@@ -21,7 +21,9 @@ class DepthPruning(Section):
 
     start: int = Field(0, ge=0, description="First step left out, among the stochastic steps, counted from 0.")
     size: int = Field(ge=1, description="Stochastic steps left out.")
-    slide_every: int | None = Field(None, ge=1, description="Iterations after which it moves on. null = it stays.")
+    slide_every: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="Iterations after which it moves on. null = it stays."
+    )
 
 
 class PruneSettings(Section):
@@ -32,7 +34,7 @@ class PruneSettings(Section):
         description="parent_top1 = of each last split the better child; extremes = the paths of the best and the worst "
         "samples of each prompt. null = all.",
     )
-    best: int | None = Field(None, ge=1, description="With extremes: samples kept at either end.")
+    best: int | None = Field(None, ge=1, le=100_000, description="With extremes: samples kept at either end.")
     depth: DepthPruning | None = Field(None, description="Steps that are not trained. null = none.")
 
     @model_validator(mode="after")
@@ -64,7 +66,10 @@ class CreditSettings(Section):
         "uniform", description="How samples weigh in a value: all the same, or by the probability of their path."
     )
     beta: float = Field(
-        1.0, ge=0, description="With path_probability: weight softmax(beta * sum of dimension-averaged log-probs)."
+        1.0,
+        ge=0,
+        le=1.0e6,
+        description="With path_probability: weight softmax(beta * sum of dimension-averaged log-probs).",
     )
     turning_points: TurningPointSettings = TurningPointSettings()
     normalise: Literal["group", "depth", "siblings"] = Field(
@@ -80,9 +85,14 @@ class CreditSettings(Section):
         "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."
     )
     std: Literal["group", "batch"] = Field("group", description="Divide by the group's or the iteration's spread.")
-    clamp: float = Field(5.0, gt=0, description="Advantages are cut to [-clamp, clamp], in standard deviations.")
+    clamp: float = Field(
+        5.0, ge=1.0e-3, le=1.0e6, description="Advantages are cut to [-clamp, clamp], in standard deviations."
+    )
     minimum_samples: int = Field(
-        2, ge=2, description="Groups with fewer scored samples are left out of the update, counted, and said so."
+        2,
+        ge=2,
+        le=100_000,
+        description="Groups with fewer scored samples are left out of the update, counted, and said so.",
     )
     prune: PruneSettings = PruneSettings()
 
@@ -129,22 +139,28 @@ class CreditSettings(Section):
 class EdgeLoss(Section):
     """The part of an nft objective that trains stochastic steps by GRPO."""
 
-    weight: float = Field(1.0, gt=0, description="Factor of its mean loss beside the mean NFT loss.")
-    clip: float = Field(1.0e-3, gt=0, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
-    clip_high: float | None = Field(None, gt=0, description="Upper range on its own. null = the same as clip.")
+    weight: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Factor of its mean loss beside the mean NFT loss.")
+    clip: float = Field(1.0e-3, ge=1.0e-6, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
+    clip_high: float | None = Field(
+        None, ge=1.0e-6, le=1.0e6, description="Upper range on its own. null = the same as clip."
+    )
 
 
 class GrpoSettings(Section):
     """Clipped surrogate on log-probs averaged over latent dimensions, hence the small clip."""
 
     kind: Literal["grpo"] = Field(description="Group-relative policy optimisation on denoising steps.")
-    clip: float = Field(1.0e-3, gt=0, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
+    clip: float = Field(1.0e-3, ge=1.0e-6, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
     clip_high: float | None = Field(
-        None, gt=0, description="Upper range on its own: 1 + clip_high (DAPO's clip-higher). null = the same as clip."
+        None,
+        ge=1.0e-6,
+        le=1.0e6,
+        description="Upper range on its own: 1 + clip_high (DAPO's clip-higher). null = the same as clip.",
     )
     kl: float = Field(
         0.0,
         ge=0,
+        le=1.0e6,
         description="Weight of the distance to the starting model; above 0 each edge costs one more evaluation.",
     )
     kl_form: Literal["velocity", "mean"] = Field(
@@ -168,14 +184,20 @@ class NftSettings(Section):
     """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
 
     kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
-    beta: float = Field(1.0, gt=0, description="How far the two contrasted velocities lie from the old one.")
-    kl: float = Field(
-        1.0e-4, ge=0, description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation."
+    beta: float = Field(
+        1.0, ge=1.0e-6, le=1.0e6, description="How far the two contrasted velocities lie from the old one."
     )
-    levels: int = Field(1, ge=1, description="Noise levels at which each sample is trained.")
+    kl: float = Field(
+        1.0e-4,
+        ge=0,
+        le=1.0e6,
+        description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
+    )
+    levels: int = Field(1, ge=1, le=1000, description="Noise levels at which each sample is trained.")
     old_slope: float = Field(
         0.001,
         ge=0,
+        le=1,
         description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
     )
     old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")

@@ -20,13 +20,29 @@ def _known_scorer(name: str) -> str:
     return name
 
 
-def _not_zero(scale: float) -> float:
+SMALLEST = 1.0e-6
+"""Least size of a factor that is not 0: with far smaller ones float32 would make every total 0."""
+
+
+def _felt(factor: float) -> float:
+    if 0 < abs(factor) < SMALLEST:
+        raise rule(f"must be 0 or at least {SMALLEST:g} in size: less would train nothing. Got {factor:g}. Raise it.")
+    return factor
+
+
+def _divides(scale: float) -> float:
     if scale == 0:
         raise rule("must not be 0: it divides. Got 0. To keep a reward out of the total set its weight to 0.")
-    return scale
+    return _felt(scale)
 
 
-SchedulePoint = Annotated[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], Field(strict=False)]
+SchedulePoint = Annotated[
+    tuple[
+        Annotated[int, Field(ge=0, le=1_000_000_000)],
+        Annotated[float, Field(ge=0, le=1.0e6), AfterValidator(_felt)],
+    ],
+    Field(strict=False),
+]
 
 
 def _ascending(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -40,25 +56,38 @@ class RewardSettings(Section):
     """One reward. Its share of the total is weight * (raw - shift) / scale."""
 
     name: Annotated[str, AfterValidator(_known_scorer)] = Field(
-        description="A registered reward, or 'module:Object' of your own."
+        max_length=200, description="A registered reward, or 'module:Object' of your own."
     )
-    weight: float = Field(1.0, description="Factor in the total; negative for a score to be lowered, 0 to only watch.")
-    shift: float = Field(0.0, description="Subtracted from the raw score, in the scorer's units.")
-    scale: Annotated[float, AfterValidator(_not_zero)] = Field(
-        1.0, description="Divides the shifted score, in the scorer's units; not 0."
+    weight: Annotated[float, AfterValidator(_felt)] = Field(
+        1.0,
+        ge=-1.0e6,
+        le=1.0e6,
+        description="Factor in the total; negative for a score to be lowered, 0 to only watch, else at least 1e-6 in "
+        "size.",
+    )
+    shift: float = Field(0.0, ge=-1.0e9, le=1.0e9, description="Subtracted from the raw score, in the scorer's units.")
+    scale: Annotated[float, AfterValidator(_divides)] = Field(
+        1.0,
+        ge=-1.0e9,
+        le=1.0e9,
+        description="Divides the shifted score, in the scorer's units; at least 1e-6 in size.",
     )
     options: dict[str, Any] = Field({}, description="Keyword arguments of the scorer.")
     label: str | None = Field(
         None,
+        max_length=100,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$",
         description="What it is called in metrics and files, where one scorer is used twice. null = its name.",
     )
     batch_size: int | None = Field(
-        None, ge=1, description="Samples given to the scorer at once; bounds memory. null = the scorer's own default."
+        None,
+        ge=1,
+        le=100_000,
+        description="Samples given to the scorer at once; bounds memory. null = the scorer's own default.",
     )
     device: str | None = Field(
         None,
-        pattern=r"^(cpu|cuda(:\d+)?)$",
+        pattern=r"^(cpu|cuda(:\d{1,3})?)$",
         description="Where its weights live: cpu, cuda or cuda:1. null = beside the model. Rewards of one device take "
         "turns; those of different devices, and servers, work at the same time.",
     )
@@ -71,7 +100,10 @@ class RewardSettings(Section):
         "While it is 0 the scorer is not asked. Empty = always 1.",
     )
     timeout: float | None = Field(
-        None, gt=0, description="Seconds that a batch may take before the run is stopped. null = as long as it takes."
+        1800.0,
+        gt=0,
+        le=1.0e6,
+        description="Seconds that a batch may take before the run is stopped. null = as long as it takes.",
     )
 
     @property

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
-from diffrl.rewards.lanes import Lane, Pending
+from diffrl.rewards.lanes import Lane, OverdueError, Pending
 from reward_models import RewardBatch, RewardOutput, Scorer
-from reward_models.base import ask
+from reward_models.asking import ask
 from reward_models.media import batches_of
+
+LARGEST = 1e12
+"""Size of a score, or of a total, beyond which it is a failure: next to it float32 could not tell others apart."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class WeightedScorer:
         scale: divides them then.
         batch_size: samples a call; a scorer of groups gets whole groups.
         fps: frames per second of the videos it is given.
-        lane: where it is computed; None = by whoever asks for the table, then.
-        timeout: seconds that a call may take.
+        lane: where it is computed; None = by whoever asks for the table, then, and as long as it takes.
+        timeout: seconds that a call may take in its lane; None = as long as it takes.
     """
 
     name: str
@@ -108,14 +111,15 @@ class Scoring:
         def work() -> RewardOutput:
             return ask(weighted.scorer, batch, weighted.name)
 
-        stream.pending.append(Pending(work) if weighted.lane is None else weighted.lane.submit(work))
+        lane = weighted.lane
+        stream.pending.append(Pending(work) if lane is None else lane.submit(work, weighted.name, weighted.timeout))
 
     def table(self) -> RewardTable:
         """Wait for all scores.
 
         Returns:
-            The table. A sample that a scorer with a weight failed on has `ok = False`, a NaN total and the first
-            message.
+            The table. A sample that a scorer with a weight failed on, or whose total is beyond `LARGEST`, has
+            `ok = False`, a NaN total and the first message.
 
         Raises:
             GuardStop: a scorer took longer than it may.
@@ -141,6 +145,10 @@ class Scoring:
                 old if old else (f"{weighted.name}: {new}" if new else None)
                 for old, new in zip(errors, messages, strict=True)
             ]
+        sound = total.abs() <= LARGEST
+        for row in torch.nonzero(ok & ~sound).flatten().tolist():
+            errors[row] = f"the weighted total is {total[row]:g}, which is no reward; weight, shift or scale is wrong"
+        ok &= sound
         return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
 
 
@@ -166,36 +174,35 @@ def score(
 def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOutput:
     if weighted.lane is None:
         pending.run()
+        return pending.value()
     try:
-        return pending.wait(weighted.timeout)
-    except TimeoutError:
-        if weighted.timeout is None:  # the scorer's own, not ours
-            raise
+        return weighted.lane.result(pending)
+    except OverdueError as slow:
         raise GuardStop(
-            f"The reward {weighted.name} has not answered for {weighted.timeout:g} seconds (rewards.timeout). The run "
-            "stops; its last checkpoint is intact."
+            f"The reward {slow.name} has not answered for {slow.limit:g} seconds (rewards.timeout). The run stops; "
+            "its last checkpoint is intact."
         ) from None
 
 
 def _joined(
     outputs: Sequence[RewardOutput], rows: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[str | None], dict[str, Tensor]]:
-    """A scorer's batches, in the order of the samples; a value that is not finite counts as a failure."""
+    """A scorer's batches, in the order of the samples; a value that is not finite, or too large, is a failure."""
     place = torch.tensor(rows).argsort()
-    raw = torch.cat([output.raw.float().cpu() for output in outputs])[place]
-    reported = torch.cat([output.ok.cpu() for output in outputs])[place]
-    finite = torch.isfinite(raw)
+    raw = torch.cat([output.raw.float() for output in outputs])[place]
+    reported = torch.cat([output.ok for output in outputs])[place]
+    sound = raw.abs() <= LARGEST  # False for NaN
     told = [message for output in outputs for message in output.errors]
     errors = [
-        told[i] if told[i] or (finite[row] and reported[row]) else f"returned {raw[row].item()}"
+        told[i] if told[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
         for row, i in enumerate(place.tolist())
     ]
     names = list(dict.fromkeys(name for output in outputs for name in output.parts))
     parts = {name: torch.cat([_part(output, name) for output in outputs])[place] for name in names}
-    good = reported & finite
+    good = reported & sound
     return raw.masked_fill(~good, torch.nan), good, errors, parts
 
 
 def _part(output: RewardOutput, name: str) -> Tensor:
     """A part's values, NaN where a whole batch lacks it (a server that answered nothing)."""
-    return output.parts[name].float().cpu() if name in output.parts else torch.full((len(output.raw),), torch.nan)
+    return output.parts[name].float() if name in output.parts else torch.full((len(output.raw),), torch.nan)

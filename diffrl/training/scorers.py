@@ -13,6 +13,7 @@ from diffrl.records import Prompt
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from reward_models import RewardError, load_reward
+from reward_models.registry import move, require_itself
 
 
 def make_scorers(
@@ -29,8 +30,8 @@ def make_scorers(
         where: its place in the configuration, for messages.
         device: of rewards that name none.
         fps: of the videos.
-        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads. Where model and
-            reward both run on the CPU there is none either, unless the reward has a timeout.
+        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads, and no timeouts.
+            Rewards without a timeout have none either where model and reward both run on the CPU.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
@@ -47,13 +48,16 @@ def make_scorers(
                 f"{torch.cuda.device_count()} CUDA devices. Set cpu, or leave it out."
             )
         try:
-            scorer = load_reward(s.name, **options).to(own_device)
+            scorer = load_reward(s.name, **options)
+            require_itself(s.name, scorer, move(s.name, scorer, own_device))
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error
-        key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
-        # On the cores that the model itself runs on, a second thread only gets in its way (docs/performance.md).
-        beside = scorer.spec.remote or s.timeout is not None or {own_device.type, torch.device(device).type} != {"cpu"}
-        lane = lanes.setdefault(key, Lane(key)) if lanes is not None and beside else None
+        # On the cores that the model itself runs on, work beside it only gets in its way (docs/performance.md).
+        waits = not scorer.spec.remote and {own_device.type, torch.device(device).type} == {"cpu"}
+        lane = None
+        if lanes is not None and not (waits and s.timeout is None):
+            key = "in turn" if waits else f"{where}.{number}" if scorer.spec.remote else str(own_device)
+            lane = lanes.setdefault(key, Lane(key, waits))
         size = s.batch_size or scorer.spec.batch_size
         made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
     return made

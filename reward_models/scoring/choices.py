@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reward_models.errors import RewardError
 from reward_models.messages import closest, quote, show
 from reward_models.reading import Unreadable, read_text
-from reward_models.registry import factory_of, load_reward, resolve_scorer
+from reward_models.registry import factory_of, load_reward, move, require_itself, resolve_scorer
 from reward_models.scoring.values import read_yaml
 from reward_models.yaml12 import MOST_CHARACTERS
 
@@ -198,14 +198,10 @@ def load(
             choice = replace(choice, options={"dtype": wanted, **choice.options})
         place = device_of(device or choice.device or "auto")
         scorer = load_reward(choice.name, **choice.options)
-        moved = _moved(choice.name, scorer, place)
+        moved = move(choice.name, scorer, place)
         size: Any = batch_size or choice.batch_size or scorer.spec.batch_size
         if not examined:
-            if moved is not scorer:
-                raise RewardError(
-                    f"`to(device)` of a reward must return the scorer itself. That of {choice.name} returns "
-                    f"{type(moved).__name__}. End it with `return self`."
-                )
+            require_itself(choice.name, scorer, moved)
             if not isinstance(size, int) or size < 1:
                 raise RewardError(
                     f"A reward's batch_size must be a whole number of at least 1. The spec of {choice.name} has "
@@ -213,23 +209,6 @@ def load(
                 )
         made.append(Loaded(choice, scorer, size))
     return made
-
-
-def _moved(name: str, scorer: Scorer, device: str) -> Any:
-    """What `scorer.to(device)` returns.
-
-    Raises:
-        RewardError: it raises.
-    """
-    try:
-        return scorer.to(device)
-    except RewardError:
-        raise
-    except Exception as error:  # out of memory, no such device, or whatever a stranger's scorer raises
-        first = (str(error).splitlines() or [""])[0]
-        raise RewardError(
-            f"The reward {name} cannot be moved to {device}: {type(error).__name__}: {first} Try another --device."
-        ) from error
 
 
 def takes(name: str, option: str) -> bool:

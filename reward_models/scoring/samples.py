@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, ask
+from reward_models.asking import ask
+from reward_models.base import RewardBatch
 from reward_models.errors import RewardError
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded
@@ -57,15 +58,13 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
     )
     try:
         output = ask(reward.scorer, batch, reward.choice.name)
-    except (MemoryError, TimeoutError, RuntimeError, RewardError) as error:
+    except (MemoryError, RuntimeError, RewardError) as error:
         if _is_of_memory(error.__cause__ or error):
             raise RewardError(
                 f"The memory did not suffice for {len(batch)} sample{'s' if len(batch) > 1 else ''} at once with the "
                 f"reward {reward.label}. Lower --batch-size, or score with fewer rewards at a time; what was scored so "
                 "far is in the cache."
             ) from error
-        if isinstance(error, TimeoutError):
-            raise RewardError(f"The reward {reward.label} took too long: {error or 'TimeoutError'}.") from error
         raise
     made = []
     for row in range(len(batch)):

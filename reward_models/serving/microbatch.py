@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer
-from reward_models.errors import RewardError
+from reward_models.errors import BrokenScorerError, RewardError, printable, told
 from reward_models.media import batches_of
 
 log = logging.getLogger(__name__)
@@ -171,18 +172,12 @@ class MicroBatcher:
 
     def _call(self, batch: RewardBatch) -> RewardOutput:
         self.batches += 1
+        name = self.scorer.spec.name
         try:
-            output = self.scorer(batch)
-            lengths = {len(output.raw), len(output.ok), len(output.errors), *map(len, output.parts.values())}
-        except RewardError:
-            raise
-        except Exception as error:
-            name = self.scorer.spec.name
+            return ask(self.scorer, batch, name)
+        except (BrokenScorerError, MemoryError, torch.OutOfMemoryError) as error:
             log.exception("The reward %s failed on %d samples of shape %s", name, len(batch), batch.media.shape[1:])
-            raise ScorerError(f"{type(error).__name__}: {error}") from error
-        if lengths != {len(batch)}:
-            raise ScorerError(f"it returned {sorted(lengths)} scores for {len(batch)} samples")
-        return output
+            raise ScorerError(told(error.__cause__) if error.__cause__ else printable(error)) from error
 
 
 def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:

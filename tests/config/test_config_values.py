@@ -152,6 +152,7 @@ def test_text_that_looks_like_something_else_is_read_back_as_text(example, text)
 
 POSITIVE = st.floats(1e-12, 1e6)
 NOISE = st.floats(1e-4, 100)
+FELT = st.floats(1e-6, 1e6)
 COUNT = st.integers(1, 500)
 NAME = st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), max_size=9)  # what JSON and YAML write alike
@@ -171,7 +172,7 @@ def configurations(draw):
     window = {"kind": "window", "start": draw(st.integers(0, steps - 1 - size)), "size": size}
     cosine = {"schedule": "cosine", "final_learning_rate": draw(st.floats(0, 1))}
     rewards = [
-        {"name": name} | draw(some_of(weight=POSITIVE, shift=st.floats(-9, 9), scale=POSITIVE, options=OPTIONS))
+        {"name": name} | draw(some_of(weight=FELT, shift=st.floats(-9, 9), scale=FELT, options=OPTIONS))
         for name in draw(st.permutations(["shapes", "shapes_strict", "a:B"]))[: draw(st.integers(1, 3))]
     ]
     dynamics = st.one_of(
@@ -194,9 +195,9 @@ def configurations(draw):
         | draw(some_of(stochastic=st.sampled_from([window, {"kind": "all"}]), guidance_scale=st.floats(1, 20))),
         "rewards": rewards,
         "objective": {"kind": "grpo"}
-        | draw(some_of(clip=st.floats(1e-9, 0.9), clip_high=st.none() | POSITIVE, kl=POSITIVE)),
-        "credit": draw(some_of(baseline=st.sampled_from(["mean", "median"]), clamp=POSITIVE)),
-        "train": {"learning_rate": draw(POSITIVE)}
+        | draw(some_of(clip=st.floats(1e-6, 0.9), clip_high=st.none() | FELT, kl=POSITIVE)),
+        "credit": draw(some_of(baseline=st.sampled_from(["mean", "median"]), clamp=st.floats(0.001, 9))),
+        "train": {"learning_rate": draw(st.floats(1e-10, 1))}
         | draw(st.sampled_from([{}, {"schedule": "constant"}, cosine]))
         | draw(some_of(ema=st.none() | st.fixed_dictionaries({"decay": st.floats(0.1, 0.99)}),
                        epsilon=st.floats(1e-16, 1), betas=st.lists(st.floats(0, 0.9), min_size=2, max_size=2),

@@ -113,6 +113,14 @@ def test_an_adapter_that_cannot_be_imported(random_sd3):
         load(random_sd3, "no.such:Adapter")
 
 
+@pytest.mark.parametrize("text", ["raise SystemExit(0)", "raise RuntimeError('no card')", "def broken(:"])
+def test_an_adapter_whose_module_raises_anything(random_sd3, tmp_path, monkeypatch, text):
+    (tmp_path / "raising_adapter.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="model.family 'raising_adapter:Adapter' cannot be imported: [A-Z][a-z]+"):
+        load(random_sd3, "raising_adapter:Adapter")
+
+
 @pytest.mark.parametrize(
     ("family", "other", "way_out"),
     [

@@ -26,6 +26,10 @@ class Mean:
         self.gate.wait(LONG)
         if "crash" in batch.prompts:
             raise ZeroDivisionError("crashed on purpose")
+        if "exit" in batch.prompts:
+            raise SystemExit(0)
+        if "greedy" in batch.prompts:
+            raise MemoryError
         if "refuse" in batch.prompts:
             raise RewardError("It does not fit.")
         means = batch.media.flatten(1).double().mean(1).tolist()
@@ -94,7 +98,16 @@ def test_a_batch_is_never_larger_than_allowed_and_large_requests_are_cut(held):
     assert [count for count, _ in scorer.calls[1:]] == [8, 8, 3, 6, 3]
 
 
-@pytest.mark.parametrize(("prompt", "error"), [("crash", ScorerError), ("refuse", RewardError), ("short", ScorerError)])
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("crash", ScorerError),
+        ("refuse", RewardError),
+        ("short", ScorerError),
+        ("exit", ScorerError),
+        ("greedy", ScorerError),
+    ],
+)
 def test_only_the_request_that_fails_fails(held, prompt, error):
     scorer, batcher = held
     good, bad, last = (batcher.submit(request(n, prompt=p)) for n, p in ((1, "p"), (2, prompt), (3, "unknown")))

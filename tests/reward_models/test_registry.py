@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from diffrl.config.rewards import RewardSettings
+from diffrl.errors import ConfigError
+from diffrl.training.scorers import make_scorers
 from reward_models import RewardError, load_reward
 from reward_models.neural import find_file
 
@@ -87,6 +90,7 @@ def own(tmp_path, monkeypatch):
         ("raise OSError('disk')\n", "OSError: disk."),
         ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named 'no_such_package_at_all'."),
         ("import sys; sys.exit(3)\n", "SystemExit: 3."),
+        ("class Panic(BaseException): pass\nraise Panic('caf\\udce9')\n", "Panic: caf\ufffd."),
         ("class Other: pass\n", "AttributeError: module .* has no attribute 'Mine'."),
         ("raise KeyError\n", "KeyError. Check"),
     ],
@@ -94,7 +98,7 @@ def own(tmp_path, monkeypatch):
 def test_a_module_that_cannot_be_imported(own, text, told):
     with pytest.raises(RewardError, match=f"The reward 'broken_rewards:Mine' cannot be imported: {told}") as caught:
         load_reward(f"{own(text, 'broken_rewards')}:Mine")
-    assert isinstance(caught.value.__cause__, Exception | SystemExit) and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,20 @@ def test_what_gives_no_scorer(own, name, options, told):
     with pytest.raises(RewardError, match=told) as caught:
         load_reward(f"{own(MODULE)}:{name}", **options)
     assert f"own_rewards:{name}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        ("raise SystemExit(0)", "cannot be moved to cpu: SystemExit: 0. Try another device."),
+        ("return None", "must return the scorer itself. That of own_rewards:Moves returns NoneType"),
+    ],
+)
+def test_what_cannot_be_moved_is_no_scorer_of_a_run(own, to, told):
+    text = "class Moves(Strict):\n    def __init__(self): pass\n    def to(self, device):\n        " + to + "\n"
+    rewards = (RewardSettings(name=f"{own(MODULE + text)}:Moves"),)
+    with pytest.raises(ConfigError, match=f"rewards.0: .*{told}"):
+        make_scorers(rewards, "rewards")
 
 
 def test_what_gives_one(own):

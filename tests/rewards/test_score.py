@@ -1,10 +1,12 @@
 """Every scorer's values, scaled and summed; failures stay failures."""
 
 import math
+import re
 
 import pytest
 import torch
 
+from diffrl.functional.advantages import group_advantage
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
 from reward_models.base import RewardOutput, ScorerSpec
@@ -59,6 +61,34 @@ def test_failed_samples_stay_nan_and_keep_the_first_reason():
     ]  # fmt: skip
     assert table.raw["first"].isnan().tolist() == [False, True, False, True, False, True, False]
     assert table.raw["second"].isnan().tolist() == [False] * 5 + [True] * 2  # a failure's number is not to be read
+
+
+@pytest.mark.parametrize(
+    ("weighted", "total"),
+    [
+        ({"weight": 1e38}, "inf"),
+        ({"shift": -3e38}, "3e\\+38"),
+        ({"scale": 1e-38}, "inf"),
+        ({"weight": 1e6, "scale": 1e-6}, r"5e\+12"),
+    ],
+)
+def test_a_total_that_is_no_reward_is_a_failed_sample(weighted, total):
+    """Also where the settings' bounds do not hold, or are not enough."""
+    table = score([WeightedScorer("a", Table([0.0] * 6 + [5.0]), **weighted)], IMAGES, PROMPTS)
+    assert not table.ok[6] and table.total[6].isnan() and re.search(f"the weighted total is {total}", table.errors[6])
+    assert table.raw["a"][6] == 5.0
+    if "shift" not in weighted:
+        assert table.ok[:6].all() and table.total[:6].tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("huge", [3e38, -3e38, 2e12, 1e300])
+def test_one_huge_score_fails_alone(huge):
+    """Next to it the others' differences would be lost: their group would train on nothing but it."""
+    values = [0.0, 0.1, 0.2, huge, 0.4, 0.5, 0.6]
+    table = score([WeightedScorer("a", Table(values))], IMAGES, PROMPTS)
+    assert table.ok.tolist() == [i != 3 for i in range(7)] and "returned " in table.errors[3]
+    advantage = group_advantage(table.total, torch.zeros(7, dtype=torch.int64)).advantage
+    assert advantage[3] == 0 and (advantage[[0, 1, 2, 4, 5, 6]].diff() > 0.4).all()
 
 
 def test_a_watched_reward_changes_nothing_even_where_it_fails():

@@ -1,5 +1,7 @@
 """Scores as pictures come: the same table whatever the pieces, threads that wait for nothing, failures that return."""
 
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -132,13 +134,64 @@ def test_a_scorer_that_hangs_stops_the_run_in_time():
     assert time.monotonic() - begin < LONG / 2
 
 
-def test_a_timeout_raised_by_the_scorer_itself_is_not_ours():
-    class TimesOut(Mean):
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_reward_is_not_blamed_for_the_one_that_it_queues_behind(waits):
+    class Hangs(Mean):
         def __call__(self, batch):
-            raise TimeoutError("theirs")
+            time.sleep(LONG)
 
-    with pytest.raises(TimeoutError, match="theirs"):
-        score([WeightedScorer("theirs", TimesOut(), lane=Lane("theirs"))], IMAGES, PROMPTS)
+    lane = Lane("shared", waits)
+    scorers = [
+        WeightedScorer("patient", Mean(), batch_size=11, lane=lane),
+        WeightedScorer("hangs", Hangs(), batch_size=4, lane=lane, timeout=0.2),
+    ]
+    scoring = Scoring(scorers, PROMPTS)
+    scoring.add(IMAGES[:4])  # where lanes do not wait, the first in the queue is the one that hangs
+    scoring.add(IMAGES[4:])
+    begin = time.monotonic()
+    with pytest.raises(GuardStop, match="The reward hangs has not answered for 0.2 seconds"):
+        scoring.table()
+    assert time.monotonic() - begin < LONG / 2
+
+
+def test_a_lane_that_waits_begins_when_it_is_asked_for_the_table():
+    scorer = Mean()
+    scoring = Scoring([WeightedScorer("mean", scorer, batch_size=4, lane=Lane("turn", waits=True))], PROMPTS)
+    scoring.add(IMAGES)
+    time.sleep(0.05)
+    assert scorer.sizes == []
+    table = scoring.table()
+    assert table.raw["mean"].tolist() == pytest.approx([float(p.double().mean()) / 255 for p in IMAGES])
+    assert scorer.sizes == [4, 4, 3] and set(scorer.threads) == {"reward-turn"}
+
+
+@pytest.mark.parametrize("lane", [None, Lane("theirs")])
+@pytest.mark.parametrize("error", [TimeoutError("theirs"), SystemExit(0)])
+def test_a_timeout_or_an_exit_of_the_scorer_itself_is_its_mistake(error, lane):
+    class Raises(Mean):
+        def __call__(self, batch):
+            raise error
+
+    with pytest.raises(RewardError, match=f"The reward mine failed on .*{type(error).__name__}: {error}"):
+        score([WeightedScorer("mine", Raises(), lane=lane, timeout=60 if lane else None)], IMAGES, PROMPTS)
+
+
+def test_a_signal_is_heard_while_a_reward_is_waited_for():
+    class Hangs(Mean):
+        def __call__(self, batch):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(LONG)
+
+    def told(number, frame):
+        raise InterruptedError
+
+    before, begin = signal.signal(signal.SIGUSR1, told), time.monotonic()
+    try:
+        with pytest.raises(InterruptedError):
+            score([WeightedScorer("hangs", Hangs(), lane=Lane("hangs"), timeout=LONG)], IMAGES, PROMPTS)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - begin < LONG / 2
 
 
 @pytest.mark.parametrize(
@@ -186,13 +239,33 @@ def test_time_in_the_queue_is_not_a_rewards_own():
                 raise
 
 
-def test_scorers_share_pictures_that_came_together():
-    seen = []
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_reward_cannot_change_what_another_one_sees(weight):
+    kept = []
 
     class Keeps(Mean):
         def __call__(self, batch):
-            seen.append(batch.media.data_ptr())
+            kept.append(batch)
             return super().__call__(batch)
 
-    score([WeightedScorer("a", Keeps(), batch_size=4), WeightedScorer("b", Keeps(), batch_size=4)], IMAGES, PROMPTS)
-    assert len(seen) == 6 and len(set(seen)) == 3 and seen[0] == IMAGES.data_ptr()
+    class Blackens(Mean):
+        def __call__(self, batch):
+            batch.media.zero_()
+            return super().__call__(batch)
+
+    class Later(Mean):
+        """Changes what others were given before, not what it is given."""
+
+        def __call__(self, batch):
+            kept[0].media.zero_()
+            kept[0].metadata[0]["seen"] = True
+            return super().__call__(batch)
+
+    pictures, prompts = IMAGES.clone(), [Prompt(prompt.text, {"seen": False}) for prompt in PROMPTS]
+    scorers = [WeightedScorer("a", Keeps()), WeightedScorer("b", Later(), weight), WeightedScorer("c", Mean())]
+    table = score(scorers, pictures, prompts)
+    assert table.raw["a"].equal(table.raw["c"]) and pictures.equal(IMAGES)
+    assert all(prompt.metadata == {"seen": False} for prompt in prompts)
+    with pytest.raises(RewardError, match=r"The reward b works in place on batch\.media"):
+        score([WeightedScorer("a", Mean()), WeightedScorer("b", Blackens(), weight)], pictures, prompts)
+    assert pictures.equal(IMAGES)

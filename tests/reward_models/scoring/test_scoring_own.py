@@ -52,7 +52,7 @@ def test_an_output_of_another_length_gives_no_picture_another_ones_score(
     [
         ("KeyError('tone')", "failed on 'a red circle'"),
         ("RuntimeError('shapes differ')", "RuntimeError: shapes differ"),
-        ("TimeoutError('5 s')", "took too long: 5 s"),
+        ("TimeoutError('5 s')", "TimeoutError: 5 s"),
         ("MemoryError()", "The memory did not suffice"),
     ],
 )

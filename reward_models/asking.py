@@ -1,0 +1,166 @@
+"""The one place where a scorer is asked.
+
+Scorers are strangers' code, and several score the same samples. So each gets a batch of its own, gives an output that
+is ours alone, and whatever else it does becomes one error that names it.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reward_models.base import RewardBatch, RewardOutput, Scorer
+from reward_models.errors import BrokenScorerError, RewardError, printable
+
+
+def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
+    """Score a batch.
+
+    The scorer sees copies, so whatever it does to them reaches nobody. One that changes them is refused all the same:
+    whoever asks it in another way would train on other pictures than were drawn.
+
+    Args:
+        scorer: any.
+        batch: what to score; left as it is.
+        name: of the reward, for the message.
+
+    Returns:
+        The scorer's output: copies on the CPU, without gradients, with messages that can be stored.
+
+    Raises:
+        RewardError: the scorer's own.
+        BrokenScorerError: it raised anything else but what is of memory or a Ctrl-C, changed its batch, or returned
+            what is no score of each sample.
+    """
+    given = own_copy(batch)
+    try:
+        output = _own_output(scorer(given), len(batch), name)
+    except (RewardError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:  # also SystemExit, and what libraries in Rust raise in a panic
+        raise BrokenScorerError(_failure(error, batch, name)) from error
+    changed = changes(given, batch)
+    if changed:
+        what = " and ".join(f"batch.{field}" for field in changed)
+        raise BrokenScorerError(
+            f"The reward {name} works in place on {what}. A scorer must leave its batch as it is. Let it copy first "
+            f"(batch.media.clone(), copy.deepcopy(batch.metadata)); then check it with: diffrl score --check {name}."
+        )
+    return output
+
+
+def own_copy(batch: RewardBatch) -> RewardBatch:
+    """The same samples in memory of their own.
+
+    Raises:
+        RewardError: metadata that cannot be copied.
+    """
+    metadata = list(batch.metadata)
+    try:  # once for all samples of a prompt, which share it
+        copies = {key: _copied(meta) for key, meta in {id(meta): meta for meta in metadata}.items()}
+    except Exception as error:  # nested too deep, or an object that refuses
+        raise RewardError(
+            f"The metadata of samples must be plain values. Got what cannot be copied: {type(error).__name__}: "
+            f"{printable(error)}. Give text, numbers, lists and mappings."
+        ) from error
+    return replace(
+        batch,
+        media=batch.media.clone(),
+        prompts=list(batch.prompts),
+        metadata=[copies[id(meta)] for meta in metadata],
+        groups=list(batch.groups),
+    )
+
+
+def changes(now: RewardBatch, then: RewardBatch) -> list[str]:
+    """Names of the fields that differ between a batch and its copy."""
+    return [
+        name
+        for name in ("media", "prompts", "metadata", "groups")
+        if not _same(getattr(now, name), getattr(then, name))
+    ]
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy; JSON's types by hand, many times faster than `copy.deepcopy`."""
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(entry) for entry in value] if isinstance(value, list) else tuple(map(_copied, value))
+    return copy.deepcopy(value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether a value is still what it was copied from; of other types than JSON's and tensors nothing is known."""
+    if isinstance(b, Tensor):
+        alike = isinstance(a, Tensor) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        return alike and torch.equal(a, b)
+    if isinstance(b, Mapping):
+        return isinstance(a, Mapping) and a.keys() == b.keys() and all(_same(a[key], b[key]) for key in b)
+    if isinstance(b, (list, tuple)):
+        return isinstance(a, (list, tuple)) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(b, (str, int, float, type(None))):
+        return a is b or bool(a == b)
+    return True
+
+
+def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
+    """What a scorer returned, as ours: a tensor that it keeps and writes to again would change earlier scores.
+
+    Raises:
+        BrokenScorerError: it is no `RewardOutput`, or something in it has not one entry a sample: one row too many
+            would give every later sample another's score.
+    """
+    rule = f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them."
+    check = f"Check it: diffrl score --check {name}."
+    if not isinstance(output, RewardOutput):
+        raise BrokenScorerError(f"{rule} Got {type(output).__name__}. {check}")
+    parts = dict(output.parts)
+    if unnamed := [key for key in parts if not isinstance(key, str) or printable(key, 100) != key]:
+        raise BrokenScorerError(
+            f"{rule} Its parts have names of at most 100 characters. Got {_shown(unnamed[0])}. {check}"
+        )
+    tensors = {"raw": output.raw, "ok": output.ok, **{f"part {key!r}": part for key, part in parts.items()}}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != (count,):
+            got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise BrokenScorerError(f"{rule} Its {key} is of {got}. {check}")
+    if output.ok.dtype != torch.bool or not output.raw.is_floating_point():
+        got = f"{output.raw.dtype} and {output.ok.dtype}"
+        raise BrokenScorerError(f"{rule} raw is of floats and ok of bool. Got {got}. {check}")
+    errors = list(output.errors)
+    if len(errors) != count:
+        raise BrokenScorerError(f"{rule} It has {len(errors)} errors. {check}")
+    if others := [error for error in errors if not isinstance(error, str | None)]:
+        raise BrokenScorerError(f"{rule} Errors are text or None. Got {_shown(others[0])}. {check}")
+    return RewardOutput(
+        _plain(output.raw),
+        _plain(output.ok),
+        [error and printable(error) for error in errors],
+        {key: _plain(part) for key, part in parts.items()},
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value), 80)
+
+
+def _failure(error: BaseException, batch: RewardBatch, name: str) -> str:
+    first = f" on {_shown(batch.prompts[0])} and {len(batch) - 1} others" if len(batch) else ""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"The reward {name} failed{first}: {type(error).__name__}: {printable(error)} ({at.filename}:{at.lineno}). "
+        f"Mend it; then check it with: diffrl score --check {name}."
+    )
