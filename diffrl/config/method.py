@@ -18,7 +18,9 @@ class EmaSettings(Section):
 class TrainSettings(Section):
     """The update. Trained weights, gradients and optimiser state are float32 whatever model.dtype is."""
 
-    learning_rate: float = Field(gt=0, description="Peak learning rate.")
+    learning_rate: float = Field(
+        ge=1.0e-10, le=1, description="Peak learning rate. A smaller one than 1e-10 would change no float32 weight."
+    )
     schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate over the run's updates.")
     warmup_updates: int = Field(
         0, ge=0, le=MOST_ITERATIONS, description="Updates of a linear rise, from 1 / warmup_updates of the rate."
@@ -81,7 +83,16 @@ class CollapsedSpreadGuard(Section):
 
     action: Literal["warn", "stop"] = Field("warn", description="warn = say so and go on; stop = end the run.")
     fraction: float = Field(0.9, gt=0, le=1, description="Share of an iteration's groups without spread, in (0, 1].")
-    patience: int = Field(5, ge=1, description="Iterations in a row before it acts.")
+    patience: int = Field(5, ge=1, le=1_000_000_000, description="Iterations in a row before it acts.")
+
+
+class NothingTrainedGuard(Section):
+    """Acts on iterations without an update whose gradient is other than 0. Such a whole run ends as if stopped."""
+
+    action: Literal["warn", "stop"] = Field(
+        "stop", description="warn = say so at the first in a row and go on; stop = also end the run, after patience."
+    )
+    patience: int = Field(20, ge=1, le=1_000_000_000, description="Iterations in a row before it stops the run.")
 
 
 class RatioGuard(Section):
@@ -126,7 +137,7 @@ class RewardHackingGuard(Section):
     sharpness: float = Field(
         3.0, gt=1, description="Alarm when pictures are this many times sharper, or less sharp, than the first ones."
     )
-    patience: int = Field(1, ge=1, description="Evaluations in a row with an alarm before it acts.")
+    patience: int = Field(1, ge=1, le=1_000_000_000, description="Evaluations in a row with an alarm before it acts.")
 
 
 class GuardSettings(Section):
@@ -146,6 +157,7 @@ class GuardSettings(Section):
         "estimate is within a factor of two at best.",
     )
     collapsed_spread: CollapsedSpreadGuard = CollapsedSpreadGuard()
+    nothing_trained: NothingTrainedGuard = NothingTrainedGuard()
     ratio: RatioGuard = RatioGuard()
     kl: KlGuard = KlGuard()
     failed_samples: FailedSamplesGuard = FailedSamplesGuard()

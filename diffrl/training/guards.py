@@ -84,8 +84,21 @@ def failed_samples(
 
 
 @dataclass
+class Learning:
+    """What a run's updates amounted to; part of its checkpoints.
+
+    Args:
+        updates: those that were made, and had a gradient other than 0.
+        idle: iterations in a row, up to now, without one.
+    """
+
+    updates: int = 0
+    idle: int = 0
+
+
+@dataclass
 class UpdateGuard:
-    """Decides, before an optimiser update, whether it may happen, and watches the groups' spread.
+    """Decides, before an optimiser update, whether it may happen, and watches what there is to learn from.
 
     Args:
         settings: the guards section.
@@ -95,6 +108,7 @@ class UpdateGuard:
     settings: GuardSettings
     report: Report
     flat_iterations: int = field(default=0)
+    learning: Learning = field(default_factory=Learning)
 
     def allows(self, loss: float, norm: float, ratio_error: float, approx_kl: float, culprits: Sequence[str]) -> bool:
         """Whether to step; False skips this update.
@@ -151,6 +165,45 @@ class UpdateGuard:
             raise GuardStop(f"{message} The run stops; its last checkpoint is intact.")
         if self.flat_iterations == s.patience:
             self.report(message)
+
+    def watch_learning(self, trained: int, skipped: int) -> None:
+        """Count an iteration's updates, and say so when none of them trained anything.
+
+        Args:
+            trained: updates that were made, and had a gradient other than 0.
+            skipped: updates that were left out.
+        """
+        self.learning.updates += trained
+        self.learning.idle = 0 if trained else self.learning.idle + 1
+        if self.learning.idle == 1:
+            why = f"a guard left out {skipped} of its updates" if skipped else "its gradient is exactly 0"
+            self.report(
+                f"This iteration trained nothing: {why}. Usual causes: rewards that are equal within each prompt "
+                "(groups/zero_spread), or too few scored samples (groups/dropped). (guards.nothing_trained)"
+            )
+
+    def check_learning(self) -> None:
+        """Stop after too many iterations in a row that trained nothing; called when the last of them is written down.
+
+        Raises:
+            GuardStop: there were, and the action is stop.
+        """
+        s = self.settings.nothing_trained
+        if s.action == "stop" and self.learning.idle >= s.patience:
+            raise GuardStop(
+                f"{self.learning.idle} iterations in a row trained nothing. (guards.nothing_trained) The run stops; "
+                "its last checkpoint is intact. Look at the rewards, or raise guards.nothing_trained.patience."
+            )
+
+    @property
+    def verdict(self) -> str | None:
+        """Why a run that has reached its end is not well, whatever the action; None if it has trained something."""
+        if self.learning.updates:
+            return None
+        return (
+            "No update of this run had a gradient other than 0: nothing was trained. (guards.nothing_trained) Look at "
+            "the rewards, credit and objective; log.txt and metrics.jsonl say more."
+        )
 
     def check_failures(self, failed: int, samples: int) -> None:
         """Stop when scoring fails too often."""

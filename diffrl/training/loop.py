@@ -28,7 +28,7 @@ from diffrl.training.crediting import Crediting
 from diffrl.training.distributed import any_rank, sum_ranks
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
-from diffrl.training.guards import UpdateGuard, check_on_policy
+from diffrl.training.guards import Learning, UpdateGuard, check_on_policy
 from diffrl.training.journal import Journal
 from diffrl.training.kept_config import kept_config
 from diffrl.training.memory import peak_bytes
@@ -173,6 +173,7 @@ class Trainer:
         )
         self.progress.iteration(self.iteration, metrics["reward/mean"], wall)
         self.sentinel.act()
+        self.guard.check_learning()
 
     def _write_trees(self) -> None:
         """Keep the iteration's trees, and let go of them. That one cannot be kept ends nothing: nobody trains on it."""
@@ -234,7 +235,7 @@ class Trainer:
         examples = [self._examples(part, rollout, credit, kept, predict) for part in s.parts]
         self._count_skipped(examples)
         dealt = [deal(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed) for e in examples]
-        gradients, rates, left_out = [], [], 0
+        gradients, rates, left_out, trained = [], [], 0, 0
         for share in zip(*dealt, strict=True):
             rate = self.learning_rate()
             set_learning_rate(s.optimizer, rate)
@@ -253,6 +254,7 @@ class Trainer:
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
                 clip_gradient(s.policy, gradient.norm, c.train.max_grad_norm)
                 s.optimizer.step()
+                trained += gradient.norm > 0
                 if self.ema:
                     self.ema.update()
             else:
@@ -260,6 +262,7 @@ class Trainer:
             self.updates += 1
             gradients.append(gradient)
             rates.append(rate)
+        self.guard.watch_learning(trained, left_out)
         self._move_old_policy()
         metrics: Metrics = {
             **update_metrics(gradients, rates),
@@ -359,6 +362,7 @@ class Trainer:
             "peak_memory_bytes": self.peak_memory(),
             "seconds": self.clock.seconds,
             "flat_iterations": self.guard.flat_iterations,
+            "learning": asdict(self.guard.learning),
             "on_policy_error": self.on_policy_error,
             "fidelity": asdict(self.sampling.watch),
             "sentinel": asdict(self.sentinel.watch),
@@ -372,6 +376,7 @@ class Trainer:
         self.counts_before, self.peak_before = state["counts"], state["peak_memory_bytes"]
         self.clock.seconds = dict(state["seconds"])
         self.guard.flat_iterations = state["flat_iterations"]
+        self.guard.learning = Learning(**state["learning"])
         self.on_policy_error = state["on_policy_error"]
         self.sampling.watch = FidelityWatch(**state["fidelity"])
         self.sentinel.watch = Watch(**state["sentinel"])

@@ -183,6 +183,8 @@ def _see_through(
         session.accelerator.wait_for_everyone()
     if stop.received:
         trainer.report(f"{stop.name} came when everything was trained: the run is complete.")
+    if trainer.guard.verdict:
+        raise GuardStop(trainer.guard.verdict)
 
 
 def _tell_interruption(trainer: Trainer, end: Interruption, stop: StopSignal) -> None:
@@ -250,6 +252,7 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
         "seed": config.run.seed,
         "iterations": config.run.iterations,
         "updates": trainer.updates,
+        "updates_with_gradient": trainer.guard.learning.updates,
         "held_out": held_out_change(rows, rewards),
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
         "network_evaluations": {
@@ -277,6 +280,8 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+    if trainer.guard.verdict:
+        trainer.journal.log(f"{STOPPED}{trainer.guard.verdict}")
     if leave_report(trainer, run_dir):
         page = run_dir / "report.html"
         console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -1,13 +1,24 @@
 """What the run does about broken rewards, latents, losses and gradients: each is named, and acted on as configured."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from diffrl.errors import GuardStop
-from tests.training.harness import flat, make_trainer, rows_of, settings, weights_of
+from diffrl.training.guards import Learning
+from tests.training.harness import (
+    flat,
+    go_on,
+    make_trainer,
+    rows_of,
+    settings,
+    start,
+    summary_of,
+    weights_of,
+)
 
 FLAKY, CONSTANT = "tests.training.scorers:Flaky", "tests.training.scorers:Constant"
 
@@ -135,6 +146,49 @@ def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
     for flat_groups in (2, 2, 1, 2, 2):
         trainer.guard.watch_spread(flat_groups, 2)
     assert trainer.guard.flat_iterations == 2 and "equal rewards" not in trainer.said.getvalue()
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_iterations_that_train_nothing_are_told_at_once_and_stop_after_a_while(random_sd3, tmp_path, action):
+    guards = {"nothing_trained": {"action": action, "patience": 2}}
+    data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
+    data["run"]["iterations"] = 3
+    trainer = make_trainer(data)
+    if action == "stop":
+        with pytest.raises(GuardStop, match=r"2 iterations in a row trained nothing. \(guards.nothing_trained\)"):
+            trainer.run()
+        assert rows_of(tmp_path / "run")[-1]["iteration"] == trainer.iteration == 2  # the row says what was seen
+    else:
+        trainer.run()
+        assert trainer.iteration == 3 and trainer.guard.learning.idle == 3
+    assert trainer.said.getvalue().count("This iteration trained nothing: its gradient is exactly 0.") == 1
+
+
+def test_skipped_updates_train_nothing_and_the_next_one_does(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"nonfinite_gradient": "skip"}))
+    hook = trainer.session.policy.inner.proj_out.weight.register_hook(lambda gradient: gradient * math.nan)
+    trainer.iterate()
+    assert trainer.guard.learning == Learning(updates=0, idle=1) and trainer.guard.verdict
+    assert "trained nothing: a guard left out 2 of its updates" in trainer.said.getvalue()
+    hook.remove()
+    trainer.iteration = 1
+    trainer.iterate()
+    assert trainer.guard.learning == Learning(updates=2, idle=0) and trainer.guard.verdict is None
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_run_that_trained_nothing_does_not_end_well_nor_does_it_when_resumed(random_sd3, tmp_path, action):
+    guards = {"nothing_trained": {"action": action, "patience": 3}}
+    data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards, run={"checkpoint_every": 1})
+    with pytest.raises(GuardStop, match="No update of this run had a gradient") as stopped:
+        start(data)
+    run = tmp_path / "run"
+    assert stopped.value.exit_code == 3 and summary_of(run)["updates_with_gradient"] == 0
+    assert "Stopped: No update of this run" in (run / "log.txt").read_text()
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    with pytest.raises(GuardStop, match="No update of this run had a gradient"):
+        go_on(run)
+    assert (run / "log.txt").read_text().count("This iteration trained nothing") == 1  # the first in a row was before
 
 
 def test_two_equal_prompts_stay_two_groups(random_sd3, tmp_path):
