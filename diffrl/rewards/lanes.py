@@ -1,17 +1,18 @@
-"""Threads in which rewards are computed, so that one that hangs can be given up.
+"""Threads in which rewards are computed while pictures are still being drawn.
 
 A lane does one thing after the other, in the order it was asked: one lane a device, so that rewards of a device do not
-compete for its memory, and one for each reward that waits for a server. They work while pictures are still being drawn,
-but for the lane of rewards that would take the model's own cores: it begins a work when somebody waits for it. Lanes
-never keep a process alive.
+compete for its memory, and one for each reward that waits for a server. Lanes never keep a process alive: a reward that
+hangs can be given up.
 """
 
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -22,8 +23,8 @@ GLANCE = 0.5
 """Seconds between two looks at whether a lane's work is overdue."""
 
 
-class OverdueError(Exception):
-    """A work has taken longer than it may; it is not over.
+class OverdueError(KeyboardInterrupt):
+    """A work has taken longer than it may; it is not over. No scorer mistakes it for an error of its own.
 
     Args:
         name: whose it is.
@@ -79,15 +80,10 @@ class Pending(Generic[T]):
 
 
 class Lane:
-    """One thread that works through what it is given, begun with the first work.
+    """One thread that works through what it is given, begun with the first work."""
 
-    Args:
-        name: of the thread.
-        waits: begin a work when its value is waited for, not when it is submitted.
-    """
-
-    def __init__(self, name: str, waits: bool = False):
-        self.name, self.waits = name, waits
+    def __init__(self, name: str):
+        self.name = name
         self._queue: SimpleQueue[Pending] = SimpleQueue()
         self._running: Pending | None = None
         self._thread: threading.Thread | None = None
@@ -100,9 +96,11 @@ class Lane:
             name: whose it is.
             limit: seconds that it may take; None = as long as it takes.
         """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=f"reward-{self.name}", daemon=True)
+            self._thread.start()
         pending = Pending(work, name, limit)
-        if not self.waits:
-            self._begin(pending)
+        self._queue.put(pending)
         return pending
 
     def result(self, pending: Pending[T]) -> T:
@@ -112,22 +110,44 @@ class Lane:
             OverdueError: it, or what it queues behind, takes longer than it may.
             BaseException: whatever the work raised.
         """
-        if self.waits:
-            self._begin(pending)
         while not pending.done.wait(GLANCE):
             running = self._running
             if running is not None and running.left() < 0 and not running.done.is_set():
                 raise OverdueError(running.name, running.limit or 0.0)
         return pending.value()
 
-    def _begin(self, pending: Pending[T]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=f"reward-{self.name}", daemon=True)
-            self._thread.start()
-        self._queue.put(pending)
-
     def _loop(self) -> None:
         while True:
             self._running = pending = self._queue.get()
             pending.run()
             self._running = pending = None
+
+
+@contextmanager
+def alarm(name: str, limit: float | None) -> Iterator[None]:
+    """Inside, this thread is interrupted after `limit` seconds; no other thread is needed, which would cost time.
+
+    It interrupts Python and what waits for the system (a server, a lock, a process), not a computation that never comes
+    back from native code. Threads other than the main one have no alarm.
+
+    Args:
+        name: whose time it is.
+        limit: seconds; None = no alarm.
+
+    Raises:
+        OverdueError: in the midst of what is done inside.
+    """
+    if limit is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise OverdueError(name, limit)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit, GLANCE)  # again and again, where it is not let through
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
-from diffrl.rewards.lanes import Lane, OverdueError, Pending
+from diffrl.rewards.lanes import Lane, OverdueError, Pending, alarm
 from reward_models import RewardBatch, RewardOutput, Scorer
 from reward_models.asking import ask
 from reward_models.media import batches_of
@@ -31,8 +31,8 @@ class WeightedScorer:
         scale: divides them then.
         batch_size: samples a call; a scorer of groups gets whole groups.
         fps: frames per second of the videos it is given.
-        lane: where it is computed; None = by whoever asks for the table, then, and as long as it takes.
-        timeout: seconds that a call may take in its lane; None = as long as it takes.
+        lane: where it is computed; None = by whoever asks for the table, then.
+        timeout: seconds that a call may take; None = as long as it takes.
     """
 
     name: str
@@ -172,11 +172,12 @@ def score(
 
 
 def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOutput:
-    if weighted.lane is None:
-        pending.run()
-        return pending.value()
     try:
-        return weighted.lane.result(pending)
+        if weighted.lane is not None:
+            return weighted.lane.result(pending)
+        with alarm(weighted.name, weighted.timeout):
+            pending.run()
+        return pending.value()
     except OverdueError as slow:
         raise GuardStop(
             f"The reward {slow.name} has not answered for {slow.limit:g} seconds (rewards.timeout). The run stops; "

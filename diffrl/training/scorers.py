@@ -30,8 +30,8 @@ def make_scorers(
         where: its place in the configuration, for messages.
         device: of rewards that name none.
         fps: of the videos.
-        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads, and no timeouts.
-            Rewards without a timeout have none either where model and reward both run on the CPU.
+        lanes: threads by device, in which rewards are computed; new ones are added. None = no threads. Where model and
+            reward both run on the CPU there is none either.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
@@ -52,12 +52,10 @@ def make_scorers(
             require_itself(s.name, scorer, move(s.name, scorer, own_device))
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error
-        # On the cores that the model itself runs on, work beside it only gets in its way (docs/performance.md).
-        waits = not scorer.spec.remote and {own_device.type, torch.device(device).type} == {"cpu"}
-        lane = None
-        if lanes is not None and not (waits and s.timeout is None):
-            key = "in turn" if waits else f"{where}.{number}" if scorer.spec.remote else str(own_device)
-            lane = lanes.setdefault(key, Lane(key, waits))
+        key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
+        # On the cores that the model itself runs on, a second thread only gets in its way (docs/performance.md).
+        beside = scorer.spec.remote or {own_device.type, torch.device(device).type} != {"cpu"}
+        lane = lanes.setdefault(key, Lane(key)) if lanes is not None and beside else None
         size = s.batch_size or scorer.spec.batch_size
         made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
     return made

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import Scoring, WeightedScorer, score
 from reward_models import RewardError
 from reward_models.base import ScorerSpec, output_of_rows
-from tests.patience import LONG
+from tests.patience import LONG, until
 
 PROMPTS = [Prompt(f"prompt {i % 3}") for i in range(11)]
 IMAGES = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -123,30 +124,36 @@ def test_what_a_scorer_raises_comes_back_to_whoever_waits(lane):
         scoring.table()
 
 
-def test_a_scorer_that_hangs_stops_the_run_in_time():
+@pytest.mark.parametrize("how", [time.sleep, threading.Event().wait, "stubborn"])
+@pytest.mark.parametrize("lane", [None, "own"])
+def test_a_scorer_that_hangs_stops_the_run_in_time(how, lane):
     class Hangs(Mean):
         def __call__(self, batch):
-            time.sleep(LONG)
+            try:
+                (time.sleep if how == "stubborn" else how)(LONG)
+            except BaseException:
+                if how != "stubborn":
+                    raise
+                time.sleep(LONG)
 
     begin = time.monotonic()
     with pytest.raises(GuardStop, match=r"The reward hangs has not answered for 0.2 seconds \(rewards.timeout\)"):
-        score([WeightedScorer("hangs", Hangs(), lane=Lane("hangs"), timeout=0.2)], IMAGES, PROMPTS)
+        score([WeightedScorer("hangs", Hangs(), lane=lane and Lane(lane), timeout=0.2)], IMAGES, PROMPTS)
     assert time.monotonic() - begin < LONG / 2
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_reward_is_not_blamed_for_the_one_that_it_queues_behind(waits):
+def test_a_reward_is_not_blamed_for_the_one_that_it_queues_behind():
     class Hangs(Mean):
         def __call__(self, batch):
             time.sleep(LONG)
 
-    lane = Lane("shared", waits)
+    lane = Lane("shared")
     scorers = [
         WeightedScorer("patient", Mean(), batch_size=11, lane=lane),
         WeightedScorer("hangs", Hangs(), batch_size=4, lane=lane, timeout=0.2),
     ]
     scoring = Scoring(scorers, PROMPTS)
-    scoring.add(IMAGES[:4])  # where lanes do not wait, the first in the queue is the one that hangs
+    scoring.add(IMAGES[:4])  # the first in the queue is the one that hangs, the first that is waited for the other
     scoring.add(IMAGES[4:])
     begin = time.monotonic()
     with pytest.raises(GuardStop, match="The reward hangs has not answered for 0.2 seconds"):
@@ -154,15 +161,23 @@ def test_a_reward_is_not_blamed_for_the_one_that_it_queues_behind(waits):
     assert time.monotonic() - begin < LONG / 2
 
 
-def test_a_lane_that_waits_begins_when_it_is_asked_for_the_table():
-    scorer = Mean()
-    scoring = Scoring([WeightedScorer("mean", scorer, batch_size=4, lane=Lane("turn", waits=True))], PROMPTS)
-    scoring.add(IMAGES)
-    time.sleep(0.05)
-    assert scorer.sizes == []
-    table = scoring.table()
-    assert table.raw["mean"].tolist() == pytest.approx([float(p.double().mean()) / 255 for p in IMAGES])
-    assert scorer.sizes == [4, 4, 3] and set(scorer.threads) == {"reward-turn"}
+def test_an_alarm_leaves_nothing_behind():
+    """Nor does it ring where the scorer is done in time, in threads that have none, or where the scorer has its own."""
+
+    class RingsItself(Mean):
+        def __call__(self, batch):
+            signal.signal(signal.SIGALRM, lambda number, frame: self.sizes.append("rang"))
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            until(lambda: self.sizes)
+            return super().__call__(batch)
+
+    before = signal.getsignal(signal.SIGALRM)
+    for scorer in (Mean(), RingsItself()):
+        table = score([WeightedScorer("a", scorer, timeout=LONG)], IMAGES, PROMPTS)
+        assert bool(table.ok.all()) and signal.getsignal(signal.SIGALRM) is before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(score, [WeightedScorer("a", Mean(), timeout=LONG)], IMAGES, PROMPTS).result().ok.all()
 
 
 @pytest.mark.parametrize("lane", [None, Lane("theirs")])

@@ -90,15 +90,12 @@ def test_rewards_of_a_device_share_a_lane(random_sd3, tmp_path):
     made = make_scorers(
         config_of(random_sd3, tmp_path, [RED, {**BLUE, "device": "cpu"}]).rewards, "rewards", lanes=lanes
     )
-    assert made[0].lane is made[1].lane is lanes["in turn"] and lanes["in turn"].waits  # the model's own cores
+    assert made[0].lane is made[1].lane is None and not lanes  # the model's own cores
     assert made[0].timeout == made[1].timeout == 1800
-    lanes.clear()
-    endless = config_of(random_sd3, tmp_path, [{**RED, "timeout": None}]).rewards
-    assert make_scorers(endless, "rewards", lanes=lanes)[0].lane is None and not lanes
     made = make_scorers(
         config_of(random_sd3, tmp_path, [{**RED, "device": "cpu"}]).rewards, "rewards", "meta", None, lanes
     )
-    assert made[0].lane is lanes["cpu"] and not lanes["cpu"].waits  # the model runs elsewhere
+    assert made[0].lane is lanes["cpu"]  # the model runs elsewhere
 
 
 def test_held_out_diversity_needs_two_samples_a_prompt(random_sd3, tmp_path):
