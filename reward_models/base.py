@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from reward_models.errors import RewardError
+from reward_models.errors import RewardError, printable
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,16 @@ class ScorerSpec:
     code_license: str = "Apache-2.0"
     weights_license: str | None = None
     citation: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse words that cannot be stored and shown with the scores."""
+        for field_name, longest in (("name", 100), ("description", 1000), ("version", 200)):
+            value = getattr(self, field_name)
+            if isinstance(value, str) and printable(value, longest) != value:
+                raise RewardError(
+                    f"The {field_name} of a scorer's spec must be text that UTF-8 can store, of at most {longest} "
+                    f"characters. Got {printable(repr(value), 80)}. Change it."
+                )
 
     def require(self, batch: RewardBatch) -> None:
         """Refuse a batch that this scorer cannot work on; every scorer calls it first.

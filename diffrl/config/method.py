@@ -19,7 +19,7 @@ class TrainSettings(Section):
     """The update. Trained weights, gradients and optimiser state are float32 whatever model.dtype is."""
 
     learning_rate: float = Field(
-        ge=1.0e-10, le=1, description="Peak learning rate. A smaller one than 1e-10 would change no float32 weight."
+        ge=1.0e-9, le=1, description="Peak learning rate. Far below 1e-9 no float32 weight would change."
     )
     schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate over the run's updates.")
     warmup_updates: int = Field(

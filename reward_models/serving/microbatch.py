@@ -175,7 +175,7 @@ class MicroBatcher:
         name = self.scorer.spec.name
         try:
             return ask(self.scorer, batch, name)
-        except (BrokenScorerError, MemoryError, torch.OutOfMemoryError) as error:
+        except (BrokenScorerError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:  # its own, here
             log.exception("The reward %s failed on %d samples of shape %s", name, len(batch), batch.media.shape[1:])
             raise ScorerError(told(error.__cause__) if error.__cause__ else printable(error)) from error
 

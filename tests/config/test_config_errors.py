@@ -166,7 +166,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("objective={kind: grpo, clip: 1e-320}", "objective.clip must be >= 1e-06"),
         ("objective={kind: nft, beta: 1e-320}", "objective.beta must be >= 1e-06"),
         ("objective={kind: nft, old_limit: 0, edges: {weight: 1e-320}}", "objective.edges.weight must be >= 1e-06"),
-        ("train.learning_rate=1e-320", "train.learning_rate must be >= 1e-10"),
+        ("train.learning_rate=1e-320", "train.learning_rate must be >= 1e-09"),
         ("eval.rewards={}", "eval.rewards must be a list"),
         ("credit.minimum_samples=6", "credit.minimum_samples must be <= the samples of a prompt"),
         ("train.updates_per_iteration=16", "Got updates_per_iteration=16, with 15 of them."),

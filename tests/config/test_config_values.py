@@ -197,7 +197,7 @@ def configurations(draw):
         "objective": {"kind": "grpo"}
         | draw(some_of(clip=st.floats(1e-6, 0.9), clip_high=st.none() | FELT, kl=POSITIVE)),
         "credit": draw(some_of(baseline=st.sampled_from(["mean", "median"]), clamp=st.floats(0.001, 9))),
-        "train": {"learning_rate": draw(st.floats(1e-10, 1))}
+        "train": {"learning_rate": draw(st.floats(1e-9, 1))}
         | draw(st.sampled_from([{}, {"schedule": "constant"}, cosine]))
         | draw(some_of(ema=st.none() | st.fixed_dictionaries({"decay": st.floats(0.1, 0.99)}),
                        epsilon=st.floats(1e-16, 1), betas=st.lists(st.floats(0, 0.9), min_size=2, max_size=2),
