@@ -133,8 +133,8 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Of --model: float32 or bfloat16.")] = "float32",
-    height: Annotated[int | None, typer.Option(min=1, max=16384, help="In pixels, with --model.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, max=16384, help="In pixels, with --model.")] = None,
+    height: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
     frames: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a video, with --model.")] = None,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures at once; bounds memory.")] = 64,
 ) -> None:

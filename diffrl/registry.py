@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffrl.errors import ConfigError
-from reward_models.errors import told
-from reward_models.messages import closest, quote
+from reward_models.messages import closest, quote, told
 
 OBJECTIVES: Mapping[str, str] = {"grpo": "diffrl.objectives.grpo:GRPO", "nft": "diffrl.objectives.nft:NFT"}
 DYNAMICS: Mapping[str, str] = {

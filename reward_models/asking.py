@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
-from reward_models.errors import BrokenScorerError, RewardError, printable
+from reward_models.errors import BrokenScorerError, RewardError
+from reward_models.messages import printable
 
 
 def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:

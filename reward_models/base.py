@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from reward_models.errors import RewardError, printable
+from reward_models.errors import RewardError
+from reward_models.messages import printable
 
 
 @dataclass(frozen=True)

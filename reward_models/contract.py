@@ -20,7 +20,8 @@ from torch import Tensor
 
 from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
-from reward_models.errors import RewardError, told
+from reward_models.errors import RewardError
+from reward_models.messages import told
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4

@@ -1,12 +1,19 @@
-"""What a message says of something given: quoted, and cut before it is written, however large it is."""
+"""What a message says of something given, or raised by a stranger: cut before it is written, however large it is."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any
+
+LONGEST_TOLD = 500
+"""Characters of a stranger's message."""
+
+_UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b-\x1f\x7f]")
+"""Lone surrogates, which UTF-8 cannot store, and control characters, which a terminal obeys."""
 
 SHOWN = 80
 """Characters of a value in a message."""
@@ -49,3 +56,18 @@ def closest(name: object, known: Iterable[str]) -> str | None:
     if len(text) > LONGEST_NAME:
         return None
     return next(iter(difflib.get_close_matches(text, known, n=1)), None)
+
+
+def printable(text: object, longest: int = LONGEST_TOLD) -> str:
+    """A stranger's text as it can be stored and shown: cut to `longest` characters, without surrogates."""
+    try:
+        plain = str(text)
+    except Exception as error:  # an exception's __str__ is a stranger's code too
+        plain = f"a message that cannot be read ({type(error).__name__})"
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", cut(plain, longest))
+
+
+def told(error: BaseException) -> str:
+    """An exception's class and the first line of its message, without a full stop."""
+    first = (printable(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from reward_models.errors import RewardError, printable, told
-from reward_models.messages import closest, quote
+from reward_models.errors import RewardError
+from reward_models.messages import closest, printable, quote, told
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer

@@ -14,7 +14,7 @@ SETTINGS_FILE = "diffrl.json"
 """Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
 the configuration, such as {"max_sequence_length": 1}."""
 
-MOST_OPTIONS: Mapping[str, int] = {"height": 16384, "width": 16384, "frames": 4096, "max_sequence_length": 1024}
+MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
 """The adapter options that cost memory, and how large they may be: in the configuration and in `SETTINGS_FILE`."""
 
 

@@ -337,7 +337,7 @@ def test_a_size_beyond_the_position_table(random_sd3):
             'may hold options of the adapter: .*max_sequence_length. Got \\["sequence_length"\\]',
         ),
         ('{"max_sequence_length": 1000000000}', "must be a whole number >= 1 and <= 1024. Got 1000000000"),
-        ('{"height": "32"}', 'must be a whole number >= 1 and <= 16384. Got "32"'),
+        ('{"height": "32"}', 'must be a whole number >= 1 and <= 16383. Got "32"'),
         ('{"width": true}', "must be a whole number >= 1"),
         ("[" * 100_000, "is nested more than 50 levels deep"),
     ],
