@@ -1,0 +1,227 @@
+"""Mutated requests to a reward server: bodies, headers, sizes, tokens, and connections that end halfway."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import requests
+import safetensors.torch
+import torch
+from bad_reward_requests import BAD, TOKEN, as_json, png
+from load_test_rewards import Client, good_batches, server_process
+from PIL import Image
+
+from fuzzing import mutate
+from fuzzing.http_requests import Server, answer_of, head, raw, refused
+from reward_models import load_reward
+from reward_models.serving.wire import JSON, SAFETENSORS
+
+PATH = "/v1/score/shapes"
+HELD = 12
+"""Connections that are left half-sent at once; each of a good token."""
+Problem = tuple[str, str] | None
+
+_running: list[tuple[Server, Client]] = []
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Start a server with small limits, and let it take the memory that serving takes at all."""
+    batches = good_batches()
+    expected = [load_reward("shapes")(batch) for batch in batches]
+    with ExitStack() as stack:
+        url, process, log = stack.enter_context(server_process())
+        client = Client(url, batches, expected)
+        client.run(["good"] * 60 + list(BAD) * 2, 2)
+        server = Server(url, process, log)
+        server.warm = server.memory()
+        _running.append((server, client))
+        yield
+        _running.pop()
+
+
+def server() -> Server:
+    """The running one."""
+    return _running[-1][0]
+
+
+def still_good(server: Server) -> Problem:
+    """A good request must be answered with the right scores, bit for bit."""
+    client = _running[-1][1]
+    with requests.Session() as session:
+        problem = client.good(session, random.randrange(1000))
+    return ("answer", f"a good request afterwards: {problem}") if problem else None
+
+
+def send(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """Send one; what it was, and what is wrong with its answer."""
+    kind = rng.choice([known, json_body, json_body, tensors, tensors, heads, heads, broken_line, held, bomb])
+    return kind(rng, server)
+
+
+def judged(server: Server, body: Any, kind: str, path: str = PATH, method: str = "POST", **headers: str) -> Problem:
+    """Send a request, and say what is wrong with its answer."""
+    headers = {"Content-Type": kind, "Authorization": f"Bearer {TOKEN}", **headers}
+    answer = answer_of(server, method, path, data=body, headers=headers)
+    if isinstance(answer, str):
+        return None  # it could not be sent, or was cut off: seen in the server's log and by the next good request
+    if not refused(answer.status_code):
+        return "answer", f"{answer.status_code}: {answer.text[:500]}"
+    if answer.status_code == 200:
+        return None if "raw" in answer.text or method != "POST" or path != PATH else ("answer", answer.text[:500])
+    if method == "HEAD":
+        return None
+    try:
+        right = list(answer.json()) == ["error"] and len(answer.text) < 2000
+    except ValueError:
+        right = answer.status_code == 400 and "Invalid HTTP request" in answer.text  # it never reached the service
+    return None if right else ("no sentence", f"{answer.status_code}: {answer.text[:500]}")
+
+
+def known(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """One of the load test's, whose status is known."""
+    name = rng.choice(list(BAD))
+    with requests.Session() as session:
+        problem = BAD[name](_running[-1][1], session)
+    return name, ("answer", problem) if problem else None
+
+
+def json_body(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """A JSON body of another shape, or with bytes damaged."""
+    data = json.loads(as_json(png(), png(), metadata=[{"a": 1}, {"b": [1, 2]}], groups=[0, 1], fps=None))
+    done = rng.choice((mutate.hostile_value, mutate.removed, mutate.renamed, mutate.swapped))(rng, data)
+    if rng.random() < 0.3:
+        name = rng.choice(("media", "prompts", "metadata", "groups"))
+        count = rng.choice((3, 300, 20_000))
+        data[name] = [rng.choice(("", 1, None, [], {}, "a", data.get("prompts", 0)))] * count
+        done = f"{name} of {count}"
+    body = json.dumps(data).encode("utf-8", "surrogatepass")
+    if rng.random() < 0.4:
+        body, what = mutate.damaged(rng, body)
+        done = f"{done}, {what}"
+    return f"JSON: {done}", judged(server, body, JSON)
+
+
+def tensors(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """A safetensors body whose header lies, or with bytes damaged."""
+    side = {"prompts": json.dumps(["a red circle"] * 2)}
+    body = safetensors.torch.save({"media": torch.zeros(2, 3, 37, 41, dtype=torch.uint8)}, metadata=side)
+    length = int.from_bytes(body[:8], "little")
+    header, done = json.loads(body[8 : 8 + length]), "bytes"
+    if rng.random() < 0.6:
+        done = rng.choice((mutate.hostile_value, mutate.removed, mutate.renamed, mutate.hostile_value))(rng, header)
+        text = json.dumps(header).encode("utf-8", "surrogatepass")
+        body = len(text).to_bytes(8, "little") + text + body[8 + length :]
+    if done == "bytes" or rng.random() < 0.3:
+        body, what = mutate.damaged(rng, body)
+        done = f"{done}, {what}"
+    return f"safetensors: {done}", judged(server, body, SAFETENSORS)
+
+
+def heads(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """A good body under a strange head."""
+    text = rng.choice(mutate.TEXTS).replace("\n", " ").replace("\0", "").encode("ascii", "replace").decode()[:60_000]
+    kinds: dict[str, dict[str, Any]] = {
+        "content type": {"kind": text},
+        "token": {"Authorization": f"Bearer {text}"},
+        "scheme": {"Authorization": text},
+        "encoding": {"Content-Encoding": rng.choice(("gzip", "deflate", text))},
+        "method": {"method": rng.choice(("GET", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "X"))},
+        "path": {"path": rng.choice((f"/{text}", f"{PATH}/../..", "/v1/score/%00", "/v1/score/", "//", "/v1/score/a%2f",
+                                     f"/v1/score/{'a' * 5000}", "/health?x=" + "a" * 5000, "*"))},
+        "many headers": {f"X-{n}": "x" for n in range(rng.choice((50, 500)))},
+        "expectation": {"Expect": "100-continue"},
+        "host": {"Host": text},
+    }  # fmt: skip
+    name = rng.choice(list(kinds))
+    options = kinds[name]
+    if "path" in options:
+        options["path"] = options["path"].replace(" ", "%20")
+    body = gzip.compress(as_json(png())) if name == "encoding" else as_json(png())
+    options = {"kind": JSON, **options}
+    return f"{name} {mutate.brief(options)}", judged(server, body, **options)
+
+
+def broken_line(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """Bytes that are nearly HTTP."""
+    body = as_json(png())
+    length = rng.choice((len(body), len(body) * 2, 0, 10**30, -1))
+    headers = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
+    if rng.random() < 0.3:
+        headers["Transfer-Encoding"] = "chunked"
+    data = head("POST", PATH, headers) + body
+    if rng.random() < 0.7:
+        data, what = mutate.damaged(rng, data)
+    else:
+        what = "as it is"
+    found = raw(server, data)
+    status = found[9:12]
+    bad = status.isdigit() and not refused(int(status))
+    return f"line of Content-Length {length}, {what}", ("answer", found[:500].decode("latin-1")) if bad else None
+
+
+def held(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """Half-sent bodies of a good token that stay open, and a good request beside them."""
+    import socket
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(server.url)
+    length = rng.choice((10_000, 900_000))
+    headers = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
+    with ExitStack() as stack:
+        for _ in range(HELD):
+            line = stack.enter_context(socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10))
+            line.sendall(head("POST", PATH, headers) + b"{" * (length // 2))
+        return f"{HELD} half-sent bodies of {length} bytes", still_good(server)
+
+
+def bomb(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """Little that becomes much."""
+    side = rng.choice((2000, 4096, 20_000, 65_535))
+    made = {
+        "flat pictures": lambda: as_json(*[flat(min(side, 4096))] * rng.choice((1, 5))),
+        "a picture whose header lies": lambda: as_json(lying_png(side)),
+        "nested lists": lambda: b"[" * 900_000,
+        "flat lists": lambda: b'{"media": [' + b"[]," * 300_000 + b"[]]}",
+        "empty objects": lambda: b'{"media": [""], "metadata": [' + b"{}," * 300_000 + b"{}]}",
+        "numbers": lambda: b'{"groups": [' + b"1," * 400_000 + b"1]}",
+        "digits": lambda: b'{"fps": ' + b"9" * 900_000 + b"}",
+        "compressed metadata": lambda: as_json(text_png()),
+    }
+    name = rng.choice(list(made))
+    return f"bomb: {name} ({side})", judged(server, made[name](), JSON)
+
+
+@cache
+def flat(side: int) -> bytes:
+    """A large picture of one colour, a few kilobytes as PNG."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (1, 2, 3)).save(buffer, "PNG", compress_level=9)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file."""
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def lying_png(side: int) -> bytes:
+    """A PNG whose header says that it is huge, and that holds next to nothing."""
+    header = side.to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    )
+
+
+@cache
+def text_png() -> bytes:
+    """A small picture with 60 MB of compressed text beside it."""
+    return png()[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(60_000_000), 9)) + png()[33:]

@@ -1,0 +1,151 @@
+"""The fuzzer, run small; and it sees what it is there to see."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def fuzzing(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import fuzzing.configurations
+    import fuzzing.run_directories
+    import fuzzing.same_run
+    import fuzzing.trial
+
+    return fuzzing
+
+
+def fuzz(*words, script="fuzz.py"):
+    command = [sys.executable, str(ROOT / "scripts" / script), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+
+
+def test_a_small_attack_finds_nothing(tmp_path):
+    done = fuzz("all", "--count", 5, "--seed", 2, "--out", tmp_path / "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {name: sum(counts.values()) for name, counts in found["counts"].items()} == dict.fromkeys(
+        ("configurations", "prompts", "requests", "runs"), 5
+    )
+    assert found["counts"]["configurations"]["trained"] and found["counts"]["runs"]["resumed alike"]
+
+
+@pytest.mark.slow
+def test_a_small_attack_on_runs_finds_nothing():
+    done = fuzz("--kills", 3, "--disks", 1, script="attack_runs.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def says(words, code):
+    def trial(send):
+        print(words)
+        send(("check", code))
+
+    return trial
+
+
+def raises(send):
+    try:
+        raise ValueError("nobody mended this")
+    except ValueError:
+        import traceback
+
+        traceback.print_exc()
+    send(("check", "ValueError"))
+
+
+def trains(learnt, moved):
+    def trial(send):
+        for message in (("check", 0), ("plan", 0), ("learnt", learnt), ("moved", moved), ("train", 0)):
+            send(message)
+
+    return trial
+
+
+def takes_memory(send):
+    send(("check", 0))
+    send(("plan", 0))
+    send(("peak", 1000))
+    try:
+        bytearray(2**40)
+    except MemoryError:
+        print("error: Out of memory. Lower something.")
+    send(("train", 2))
+
+
+@pytest.mark.parametrize(
+    "trial, expected",
+    [
+        (says("error: run.name must be text.", 2), "refused"),
+        (trains(True, True), "trained"),
+        (raises, "traceback"),
+        (lambda send: time.sleep(60), "hang"),
+        (lambda send: os.kill(os.getpid(), signal.SIGKILL), "died"),
+        (says("error: it ended", 7), "died"),
+        (says("", 2), "no sentence"),
+        (says("error: " + "k" * 100_000, 2), "flood"),
+        (trains(False, True), "trained nothing"),
+        (trains(True, False), "trained nothing"),
+        (takes_memory, "memory"),
+    ],
+)
+def test_every_fault_is_seen(fuzzing, tmp_path, trial, expected):
+    (tmp_path / "here").mkdir()
+    ended = fuzzing.trial.isolated(trial, tmp_path / "here", seconds=1.5 if expected == "hang" else 60)
+    assert fuzzing.configurations.judge(ended)[0] == expected
+    if expected == "hang":
+        assert "time.sleep(60)" in ended.output or "<lambda>" in ended.output  # it says where
+
+
+@pytest.mark.parametrize("fault", ["none", "rows", "pictures", "checkpoints"])
+def test_what_is_lost_is_seen(fuzzing, tmp_path, fault):
+    run = tmp_path / "run"
+    for file, text in (("metrics.jsonl", '{"iteration": 0}\n{"iteration": 1}\n'), ("samples/eval-000000/0-0.webp", "a"),
+                       ("checkpoints/step-000001/state.json", "b")):  # fmt: skip
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text(text)
+    before = fuzzing.run_directories.contents(run)
+    if fault == "rows":
+        (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    elif fault == "pictures":
+        (run / "samples/eval-000000/0-0.webp").unlink()
+    elif fault == "checkpoints":
+        (run / "checkpoints").rename(run / "aside")
+        (run / "aside/step-000001/state.json").write_text("c")
+    refusal = fuzzing.trial.Ended("error: it cannot be resumed", [("code", 2)])
+    outcome, _ = fuzzing.run_directories.judge(refusal, run, before, fault)
+    assert outcome == ("refused" if fault == "none" else "lost")
+
+
+def test_two_runs_that_differ_are_told_apart(fuzzing, tmp_path):
+    for name, loss in (("a", 0.5), ("b", 0.5), ("c", 0.5 + 2**-50)):
+        (tmp_path / name).mkdir()
+        row = {"iteration": 1, "update/loss": loss, "seconds/update": random.random()}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    same_run = fuzzing.same_run
+    assert not same_run.differences(tmp_path / "a", tmp_path / "b", [same_run.rows])
+    assert same_run.differences(tmp_path / "a", tmp_path / "c", [same_run.rows])
+    assert len(same_run.differences(tmp_path / "a", tmp_path / "b")) == 3  # what cannot be read is no proof
+
+
+def test_a_seed_makes_the_same_mutants_again_and_none_that_leaves_its_folder(fuzzing):
+    mutant = fuzzing.configurations.mutant
+    made = [mutant(random.Random(f"x:{n}")) for n in range(40)]
+    assert made == [mutant(random.Random(f"x:{n}")) for n in range(40)]
+    assert len({one.text for one in made}) > 35
+    for seed in range(200):
+        rng = random.Random(seed)
+        data = {"run": {"dir": "/tmp"}, "model": {"path": "~/x"}, "prompts": {"train": "/etc/passwd", "eval": 3}}
+        fuzzing.configurations.kept_inside(rng, data)
+        values = [data["run"]["dir"], data["model"]["path"], data["prompts"]["train"]]
+        assert not any(value.startswith(("/etc", "/tmp", "~/")) for value in values)
