@@ -23,6 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -115,7 +116,10 @@ def share(subject: Subject, name: str, seed: int, indices: Sequence[int], place:
         folder = inner / "a/b"  # so that ".." stays inside
         folder.mkdir(parents=True)
         start = time.monotonic()
-        outcome, mutant, detail = subject.attempt(random.Random(f"{name}:{seed}:{index}"), folder)
+        try:
+            outcome, mutant, detail = subject.attempt(random.Random(f"{name}:{seed}:{index}"), folder)
+        except Exception:  # told as a fault, and the next mutant is tried
+            outcome, mutant, detail = "attack", "?", traceback.format_exc()
         finding = Finding(name, seed, index, outcome, mutant, detail, time.monotonic() - start)
         if finding.failed:
             print(f"{name} {seed}:{index}: {outcome}: {mutant[:200]}", file=sys.stderr, flush=True)

@@ -20,7 +20,8 @@ Made from the configuration's models by `python scripts/make_schema.py`; edit th
 A configuration is a YAML file of the sections below; keys in **bold** must be given. `diffrl train FILE a.b=c ...`
 replaces single values, list entries by their number (`rewards.0.weight=2`). Unknown keys are refused, all problems are
 reported at once, and no value is ever adjusted. `diffrl check FILE` looks without training. The resolved configuration
-is kept in the run.
+is kept in the run. It may name modules of your own, which are imported when it is read: do not use strangers'
+([what runs code](reliability.md#what-runs-code)).
 
 File and prompts are read within bounds: 1,000,000 characters and 50,000 values with all aliases written out; prompts
 64 MB, 10,000 characters each (100,000 with what stands beside it), 1,000,000 of them. What a pipeline's own files say

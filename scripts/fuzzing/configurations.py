@@ -127,7 +127,7 @@ def kept_inside(rng: random.Random, data: Any) -> None:
         values = data.get(section) if isinstance(data, dict) else None
         if isinstance(values, dict) and isinstance(values.get(key), str):
             value = values[key]
-            if value.startswith(("/", "~")) and not value.startswith(str(ROOT / "assets")):
+            if value.startswith(("/", "~")) and (key == "dir" or not value.startswith(str(ROOT / "assets"))):
                 values[key] = rng.choice(OWN_PATHS)
 
 

@@ -8,13 +8,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-FAULTS = ("traceback", "hang", "died", "no sentence", "flood", "trained nothing", "lost", "differs", "memory", "answer")
+FAULTS = (
+    "traceback",
+    "hang",
+    "died",
+    "no sentence",
+    "flood",
+    "trained nothing",
+    "lost",
+    "differs",
+    "memory",
+    "answer",
+    "attack",
+)
 """Outcomes that must not be. Any other is fine and only counted.
 
 traceback: an error that is no sentence. hang: over the limit. died: by a signal, or by an exit code that is nobody's.
 no sentence: ended with 2 or 3 and said nothing. flood: said more than a screen can hold. trained nothing: exit code 0
 and not one weight moved. lost: something that was there before is gone. differs: exit code 0 and other numbers than
-without the damage. memory: far more than the plan said, or never given back. answer: an answer that must not be.
+without the damage. memory: far more than the plan said, or never given back. answer: an answer that must not be. attack: the fuzzer itself failed.
 """
 FLOOD = 20_000
 """Characters that a refusal may have."""
