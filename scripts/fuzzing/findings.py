@@ -26,7 +26,8 @@ FAULTS = (
 traceback: an error that is no sentence. hang: over the limit. died: by a signal, or by an exit code that is nobody's.
 no sentence: ended with 2 or 3 and said nothing. flood: said more than a screen can hold. trained nothing: exit code 0
 and not one weight moved. lost: something that was there before is gone. differs: exit code 0 and other numbers than
-without the damage. memory: far more than the plan said, or never given back. answer: an answer that must not be. attack: the fuzzer itself failed.
+without the damage. memory: far more than the plan said, or never given back. answer: an answer that must not be.
+attack: the fuzzer itself failed.
 """
 FLOOD = 20_000
 """Characters that a refusal may have."""

@@ -21,10 +21,27 @@ from fuzzing.trial import MARK, Ended, Send, command, isolated, warm
 ITERATIONS, ENDED_AFTER = 4, 3
 """Of the run that is damaged: how many it would have, and after which it was ended; a checkpoint lies after each."""
 SMALL = {
-    "run": {"name": "run", "dir": ".", "iterations": ITERATIONS, "checkpoint_every": 1, "eval_every": 2},
+    "run": {
+        "name": "run",
+        "dir": ".",
+        "iterations": ITERATIONS,
+        "checkpoint_every": 1,
+        "eval_every": 2,
+        "keep_checkpoints": None,
+    },
     "eval": {"samples": 4, "steps": 1},
     "track": {"pictures_per_iteration": 2, "pictures_per_evaluation": 2, "trees": {"prompts": 1, "every": 2}},
 }
+
+
+AGAIN = "starts again from the beginning"
+"""What a run says that has no checkpoint; right only if it had come to none."""
+VITAL = (
+    "checkpoints", f"checkpoints/step-00000{ENDED_AFTER}", f"checkpoints/step-00000{ENDED_AFTER}/state.json",
+    f"checkpoints/step-00000{ENDED_AFTER}/manifest.json", f"checkpoints/step-00000{ENDED_AFTER}/policy.safetensors",
+    "config.yaml", "environment.json", "metrics.jsonl", "samples.sqlite", "samples", "log.txt",
+)  # fmt: skip
+"""What a resumed run looks at first."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +110,14 @@ def attempt(rng: random.Random, folder: Path) -> tuple[str, str, str]:
 
 def damage(rng: random.Random, run: Path) -> str:
     """Do one thing to a run directory; what."""
-    paths = sorted(path for path in run.rglob("*"))
-    important = [path for path in paths if not path.is_relative_to(run / "samples") and "trees" not in path.parts]
-    path = rng.choice(important if rng.random() < 0.8 else paths)
+    paths = sorted(run.rglob("*"))
+    there = [run / name for name in VITAL if (run / name).exists()]
+    kind = rng.choice(("bytes", "bytes", "edited", "edited", "edited", "removed", "replaced", "added", "renamed"))
+    texts = (".json", ".jsonl", ".yaml")
+    if kind == "edited":
+        paths, there = ([path for path in found if path.suffix in texts] for found in (paths, there))
+    path = rng.choice(there if there and rng.random() < 0.7 else paths)
     name = str(path.relative_to(run))
-    kind = rng.choice(("bytes", "bytes", "edited", "edited", "removed", "replaced", "added", "renamed"))
-    if kind == "edited" and path.suffix not in (".json", ".jsonl", ".yaml"):
-        path = rng.choice([path for path in important if path.suffix in (".json", ".jsonl", ".yaml")] or [path])
-        name = str(path.relative_to(run))
     if kind == "edited" and path.is_file():
         return f"{name}: {edited(rng, path)}"
     if kind == "renamed":
@@ -257,6 +274,8 @@ def judge(ended: Ended, run: Path, before: Contents, done: str) -> tuple[str, st
         return "lost", f"{len(plausible)}: {', '.join(plausible[:5])}; exit {code}\n{tail}"
     if code:
         return "refused", tail
+    if AGAIN in ended.output and before.iterations - {0}:
+        return "lost", f"all was trained again, over what was there\n{tail}"
     if silent := unsaid(run, ended.output):
         return "lost", f"{silent}, and nothing was said\n{tail}"
     found = same_run.differences(run, _prepared[-1].whole, (same_run.last_row, same_run.checkpoint))
