@@ -31,11 +31,11 @@ def fuzz(*words, script="fuzz.py"):
 
 
 def test_a_small_attack_finds_nothing(tmp_path):
-    done = fuzz("all", "--count", 5, "--seed", 2, "--out", tmp_path / "found.json")
+    done = fuzz("all", "--count", 4, "--seed", 9, "--out", tmp_path / "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert {name: sum(counts.values()) for name, counts in found["counts"].items()} == dict.fromkeys(
-        ("configurations", "prompts", "requests", "runs"), 5
+        ("configurations", "prompts", "requests", "runs"), 4
     )
     assert found["counts"]["configurations"]["trained"] and found["counts"]["runs"]["resumed alike"]
 
