@@ -376,7 +376,7 @@ class Trainer:
         self.counts_before, self.peak_before = state["counts"], state["peak_memory_bytes"]
         self.clock.seconds = dict(state["seconds"])
         self.guard.flat_iterations = state["flat_iterations"]
-        self.guard.learning = Learning(**(state.get("learning") or {}))
+        self.guard.learning = Learning(**(state.get("learning") or {"updates": state["updates"]}))
         self.on_policy_error = state["on_policy_error"]
         self.sampling.watch = FidelityWatch(**state["fidelity"])
         self.sentinel.watch = Watch(**state["sentinel"])
