@@ -129,6 +129,17 @@ class SampleStore:
             rows = self._database.execute("SELECT DISTINCT iteration FROM samples WHERE stage = ?", (stage,))
             return {iteration for (iteration,) in rows}
 
+    def require_whole(self) -> None:
+        """Read every page of the index, so that one that is damaged is found before it is needed.
+
+        Raises:
+            DiffrlError: there is one.
+        """
+        with explained(self.run_dir):
+            (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise DiffrlError(f"The sample index {self.run_dir / INDEX} is damaged: {' '.join(found.split())}.")
+
     def lost_pictures(self, before: int) -> list[str]:
         """Pictures of iterations before this one that the index names and that are not there any more."""
         with explained(self.run_dir):

@@ -96,6 +96,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
         drawn, pictures = set[int](), list[str]()
         if index.exists() and index.stat().st_size > 0:
             with SampleStore.open_readonly(run_dir) as store:
+                store.require_whole()
                 drawn, pictures = store.iterations("train"), store.lost_pictures(step)
     except DiffrlError as error:
         raise DiffrlError(f"{error} Or move that file away, and the run goes on without what it tells.") from error

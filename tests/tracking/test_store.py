@@ -197,6 +197,17 @@ def test_a_corrupt_index_is_one_clear_message(tmp_path, readonly, content):
     assert (tmp_path / INDEX).read_bytes() == content
 
 
+def test_a_damaged_page_is_found_before_it_is_needed(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample(root=root) for root in range(200)])
+        store.require_whole()
+    data = bytearray((tmp_path / INDEX).read_bytes())
+    data[-4096:] = b"\xff" * 4096
+    (tmp_path / INDEX).write_bytes(data)
+    with SampleStore.open_readonly(tmp_path) as reader, pytest.raises(DiffrlError, match=INDEX):
+        reader.require_whole()
+
+
 def test_another_schema_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / INDEX) as database:
         database.execute("CREATE TABLE other (x)")
