@@ -155,9 +155,10 @@ def check_and_train(send: Send, path: str, overrides: list[str]) -> None:
     area = ((config.model.height or 32) * (config.model.width or 32) / PIXELS) ** 2
     evaluations, pictures = plan.total_network_evaluations * area, (plan.decodes + plan.reward_calls) * area
     peak = plan.memory.peak if plan.memory else 0
-    if config.model.compile or evaluations > EVALUATIONS or pictures > PICTURES or peak > PEAK:
+    compiled = config.model.compile or (config.rollout.explore is not None and config.rollout.explore.compile)
+    if compiled or evaluations > EVALUATIONS or pictures > PICTURES or peak > PEAK:
         size = f"{evaluations:.3g} evaluations, {pictures:.3g} pictures, {peak / GIB:.3g} GiB"
-        send(("large", f"{size}, compiled: {config.model.compile}"))
+        send(("large", f"{size}, compiled: {compiled}"))
         return
     watch_weights(send)
     send(("peak", peak))
