@@ -173,7 +173,7 @@ def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_p
     assert math.isfinite(rows[0][key]) and rows[-1][key] is None and math.isfinite(rows[-1]["held_out/red"])
     change = summary_of(run_dir)["held_out"]
     assert math.isfinite(change[f"{key.removeprefix('held_out/')}_before"])
-    assert change[f"{key.removeprefix('held_out/')}_after"] is None and "failed" in said
+    assert change[f"{key.removeprefix('held_out/')}_after"] is None and "unknown" in said
     assert "5 of 5 held-out samples could not be scored" in said
 
 
