@@ -65,7 +65,7 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
         yield
         service.close()
 
-    app = FastAPI(title="diffrl reward server", openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title="diffrl reward server", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_route("/health", service.endpoint(service.health, public=True), methods=["GET"])
     app.add_route("/v1/rewards", service.endpoint(service.rewards), methods=["GET"])
     app.add_route("/v1/score/{name}", service.endpoint(service.score), methods=["POST"])

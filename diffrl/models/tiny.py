@@ -132,7 +132,7 @@ def build_clip(tokenizer: Any, projected: bool = True) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = CLIPTextModelWithProjection(config) if projected else CLIPTextModel(config)
-    embeddings = (model.text_model if projected else model).embeddings
+    embeddings = getattr(model, "text_model", model).embeddings  # older transformers have one more level
     for table in (embeddings.token_embedding, embeddings.position_embedding):
         nn.init.normal_(table.weight, std=0.5)  # CLIP's 0.02 would hide the caption from the transformer at first
     return model

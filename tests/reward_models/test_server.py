@@ -89,6 +89,7 @@ def test_health_and_listing(server):
 REFUSED = {
     "unknown reward": (dict(name="beauty"), 404, "Known: mean, shapes"),
     "unknown path": (dict(name="mean/x"), 404, "POST /v1/score/NAME"),
+    "path with a slash at its end": (dict(name="mean%2f"), 404, "POST /v1/score/NAME"),
     "wrong kind": (dict(batch_or_body=request(1, fps=8.0)), 422, "scores images"),
     "oversized": (dict(batch_or_body=b"x" * 1_000_001), 413, "may have 1 MB"),
     "oversized, chunked": (dict(batch_or_body=(b"x" * 100_000 for _ in range(11))), 413, "may have 1 MB"),
