@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_models.errors import RewardError
-from reward_models.messages import closest, quote, show
+from reward_models.messages import SHOWN, closest, cut, quote, show
 from reward_models.reading import Unreadable, read_text
 from reward_models.registry import factory_of, load_reward, move, require_itself, resolve_scorer
 from reward_models.scoring.values import read_yaml
@@ -155,7 +155,7 @@ def _of_entry(entry: Any, where: str) -> Choice:
         raise RewardError(f"scale of {where} divides: it must not be 0.")
     options, batch_size = entry.get("options") or {}, entry.get("batch_size")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise RewardError(f"options of {where} must be a mapping of names to values. Got {show(options)}.")
+        raise RewardError(f"options of {where} must be a mapping of names to values. Got {cut(repr(options), SHOWN)}.")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise RewardError(f"batch_size of {where} must be a whole number of at least 1. Got {show(batch_size)}.")
     for key in ("label", "device", "dtype"):

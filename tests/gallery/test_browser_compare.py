@@ -300,9 +300,11 @@ def test_a_page_from_disk_filters_sorts_and_turns_by_itself(page, tmp_path):
         page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowRight")
-    assert enlarged(page) == ["25 of 31", names[24]] and prompts(page) == names[24:]
+    until(lambda: enlarged(page) == ["25 of 31", names[24]])
+    assert prompts(page) == names[24:]
     page.keyboard.press("ArrowLeft")
-    assert enlarged(page) == ["24 of 31", names[23]] and prompts(page) == names[:24]
+    until(lambda: enlarged(page) == ["24 of 31", names[23]])
+    assert prompts(page) == names[:24]
 
 
 # What is asked of both, the server and the script of the page from disk: prompt, on, low, high, sort.

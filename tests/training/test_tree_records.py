@@ -536,7 +536,7 @@ def test_a_full_disk_ends_the_trees_and_not_the_run(random_sd3, tmp_path, monkey
 def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypatch):
     """A clock that goes on only where it is told to: 7 s outside any phase, 100 s in writing the trees."""
     now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
     for module in (loop, clocks):
         monkeypatch.setattr(module, "time", clock)
     trainer = make_trainer(forest_run(random_sd3, tmp_path))
