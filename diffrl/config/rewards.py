@@ -33,7 +33,9 @@ def _felt(factor: float) -> float:
 def _divides(scale: float) -> float:
     if scale == 0:
         raise rule("must not be 0: it divides. Got 0. To keep a reward out of the total set its weight to 0.")
-    return _felt(scale)
+    if abs(scale) < SMALLEST:
+        raise rule(f"must be at least {SMALLEST:g} in size: it divides. Got {scale:g}. Raise it.")
+    return scale
 
 
 SchedulePoint = Annotated[
