@@ -154,7 +154,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("rewards=[{name: shapes}, {name: shapes}]", 'rewards must name each reward once. Got ["shapes"]'),
         ("rewards=[{name: shapes, weight: 0}]", "rewards must have a weight other than 0"),
         ("eval.rewards.0.scale=0", "eval.rewards.0.scale must not be 0"),
-        ("rewards.0.scale=1e-320", "rewards.0.scale must be 0 or at least 1e-06 in size"),
+        ("rewards.0.scale=1e-320", "rewards.0.scale must be at least 1e-06 in size"),
         ("rewards.0.scale=-1e10", "rewards.0.scale must be >= -1000000000"),
         ("rewards.0.weight=1e308", "rewards.0.weight must be <= 1000000"),
         ("rewards.0.weight=-1e-9", "rewards.0.weight must be 0 or at least 1e-06 in size"),
