@@ -83,7 +83,8 @@ def test_a_backend_whose_package_is_missing(random_sd3, name):
         load(random_sd3, attention=name)
 
 
-@pytest.mark.parametrize("family", ["sd3", pytest.param("flux", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_a_compiled_transformer_trains_on_policy(random_pipelines, tmp_path, family, monkeypatch):
     graphs = []
 

@@ -136,6 +136,7 @@ def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     assert_same_run(*found)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
     def data(name):
         return everything(random_sd3, tmp_path / name) | {"track": {"trees": {"every": 1}}}

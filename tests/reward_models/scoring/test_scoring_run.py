@@ -264,6 +264,7 @@ def test_a_recipe_gives_a_weighted_total(score, refused, pictures, rows, tmp_pat
     assert "must be a mapping of names to values. Got {1: 2}" in refused(pictures, "--config", path)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path):
     """A thousand pictures take 157 MB more than two hundred of them, decoded; held are two windows of 64."""
     program = """
