@@ -296,9 +296,11 @@ def test_a_page_from_disk_filters_sorts_and_turns_by_itself(page, tmp_path):
     page.keyboard.press("Enter")
     assert enlarged(page) == ["1 of 31", names[0]] and page.locator("[data-do=previous]").is_disabled()
     page.keyboard.press("Escape")
+    page.locator(".lightbox[open]").wait_for(state="hidden")  # until then it takes the keys
     for _ in range(23):
         page.keyboard.press("j")
     page.keyboard.press("Enter")
+    until(lambda: enlarged(page) == ["24 of 31", names[23]])
     page.keyboard.press("ArrowRight")
     until(lambda: enlarged(page) == ["25 of 31", names[24]])
     assert prompts(page) == names[24:]
