@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
@@ -171,7 +170,7 @@ def _weights(config: Config, found: Architecture, parts: Parts, world_size: int)
         quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES.get(e.precision, 2), 2)
         exclude = m.facts.exclude if e.exclude is None else e.exclude
         kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
-    if isinstance(o, NftSettings) and o.old_limit > 0:
+    if o.lags:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
 
@@ -207,8 +206,8 @@ def _records(config: Config, g: Geometry, samples: int, edges: int, world_size: 
     if e is not None:
         candidates = samples * e.candidates // (e.keep + e.audit)
         kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
-    if isinstance(o, NftSettings):
-        kept["noised examples"] = samples * o.levels * 3 * FLOAT32 * g.latent_elements
+    if o.trains_samples:
+        kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
     kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
     return kept
 

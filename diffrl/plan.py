@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from diffrl.config.checks import branching_at, old_is_policy, steps_at, trains_steps, window_places
-from diffrl.config.credit import NftSettings
+from diffrl.config.checks import branching_at, old_is_policy, steps_at, window_places
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
@@ -91,7 +90,7 @@ class PromptCost:
         rollout: evaluations in the training precision.
         values: evaluations of completions.
         inner: nodes whose picture is decoded and scored for their value.
-        origins: nodes that stochastic steps start from.
+        origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
         edges: stochastic steps.
     """
 
@@ -117,6 +116,8 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
         redrawn = r.explore.keep + r.explore.audit
     alive = [min(redrawn, trees * count) for count in alive_per_level(full, branching)]
     starts = {step: alive[step] for step in branching}
+    o = config.objective
+    trained = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
     ends = {step: min(redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
     ordered = sorted(branching)
     inner = sum(starts.values())
@@ -127,7 +128,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
         rollout=sum(alive),
         values=completions if value == "ode" else 0,
         inner=0 if value == "leaves" else inner,
-        origins=sum(starts.values()),
+        origins=sum(starts[step] for step in trained),
         edges=sum(ends.values()),
     )
 
@@ -158,10 +159,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
     o = config.objective
-    nft = redrawn * config.objective.levels if isinstance(config.objective, NftSettings) else 0
-    steps_train = trains_steps(o)
-    trained = over_the_run(lambda one: nft + one.origins * steps_train)
-    parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins if steps_train else 0) if n]
+    nft = redrawn * o.levels_per_sample
+    trained = over_the_run(lambda one: nft + one.origins)
+    parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins) if n]
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = count_evaluations(config)
@@ -173,7 +173,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": 0 if isinstance(o, NftSettings) and old_is_policy(o, t) else nft * iterations,
+        "old": 0 if old_is_policy(o, t) else nft * iterations,
         "update": trained,
         "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
     }
@@ -192,14 +192,14 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         samples=groups * r.tree.samples,
         stochastic_steps=steps_at(r, 0),
         edges=groups * first.edges,
-        examples=groups * (nft + first.origins * steps_train),
+        examples=groups * (nft + first.origins),
         updates=iterations * t.updates_per_iteration,
         examples_per_update=tuple(groups * share for share in shares),
         micro_batches=passes,
         evaluations=evaluations,
         network_evaluations={
             **{name: guided * groups * count for name, count in per_iteration.items()},
-            "gate": guided * groups * first.origins * steps_train,
+            "gate": guided * groups * first.origins,
             "evaluation": evaluations
             * config.eval.samples
             * config.eval.steps

@@ -13,7 +13,11 @@ from typing import Any
 from diffrl.errors import ConfigError
 from reward_models.messages import closest, quote, told
 
-OBJECTIVES: Mapping[str, str] = {"grpo": "diffrl.objectives.grpo:GRPO", "nft": "diffrl.objectives.nft:NFT"}
+OBJECTIVES: Mapping[str, str] = {
+    "grpo": "diffrl.objectives.grpo:GRPO",
+    "nft": "diffrl.objectives.nft:NFT",
+    "tilt": "diffrl.objectives.tilt:Tilt",
+}
 DYNAMICS: Mapping[str, str] = {
     "ode": "diffrl.functional.dynamics:ode_step",
     "flow_sde": "diffrl.functional.dynamics:flow_sde_step",

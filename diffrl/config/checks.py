@@ -37,24 +37,21 @@ def window_places(rollout: RolloutSettings) -> range:
     return range(0, s.slide_every * (rollout.steps - s.size), s.slide_every)
 
 
-def old_is_policy(objective: NftSettings, train: TrainSettings) -> bool:
-    """Whether nft's old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
-    return objective.old_limit == 0 and train.updates_per_iteration == 1
-
-
-def trains_steps(objective: Objective) -> bool:
-    """Whether stochastic steps train."""
-    return isinstance(objective, GrpoSettings) or objective.edges is not None
+def old_is_policy(objective: Objective, train: TrainSettings) -> bool:
+    """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
+    return not objective.lags and train.updates_per_iteration == 1
 
 
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
     counts = {}
-    if isinstance(objective, NftSettings):
-        counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels
-    if isinstance(objective, GrpoSettings) or objective.edges is not None:
+    if objective.trains_samples:
+        counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels_per_sample
+    if objective.trains_steps:
         branchings = [branching_at(rollout, i) for i in window_places(rollout)]
         origins = min(sum(origins_per_tree(branching).values()) for branching in branchings)
         counts["the nodes that stochastic steps start from"] = rollout.tree.roots * origins
+    if not counts:
+        return None
     what, examples = min(counts.items(), key=lambda count: count[1])
     if train.updates_per_iteration <= examples:
         return None
@@ -66,14 +63,14 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
 
 
 def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
-    if not isinstance(rollout.stochastic, NoSteps):
+    if not isinstance(rollout.stochastic, NoSteps) or objective.trains_nodes:
         return None
     if isinstance(objective, GrpoSettings):
         return (
             "rollout.stochastic.kind must not be none with objective.kind: grpo, which trains stochastic steps. Got "
             "none. Choose all, window or splits, or objective.kind: nft."
         )
-    if objective.edges is not None:
+    if objective.trains_steps:
         return (
             "objective.edges must be null with rollout.stochastic.kind: none: there are no stochastic steps to train. "
             "Remove it, or add splits."
@@ -113,8 +110,32 @@ def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> st
     return None
 
 
+def _splits_train(
+    rollout: RolloutSettings, train: TrainSettings, credit: CreditSettings, objective: Objective
+) -> str | None:
+    if not objective.trains_nodes:
+        return None
+    if not rollout.tree.splits:
+        return (
+            "rollout.tree.splits must not be empty with objective.kind: tilt, which trains the nodes that split. "
+            "Got []. Add splits, such as [0, 2], or choose another objective."
+        )
+    if train.updates_per_iteration != 1:
+        return (
+            "train.updates_per_iteration must be 1 with objective.kind: tilt: its directions hold for the policy that "
+            f"drew the samples, and nothing bounds a second step. Got {train.updates_per_iteration}. Set it to 1; more "
+            "prompts or a higher learning rate use the samples better."
+        )
+    if credit.reward != "outcome":
+        return (
+            "credit.reward must be outcome with objective.kind: tilt, which compares finished samples below each "
+            f"split. Got {show(credit.reward)}. Set it to outcome."
+        )
+    return None
+
+
 def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective: Objective) -> str | None:
-    if isinstance(objective, GrpoSettings) or objective.edges is not None:
+    if objective.trains_steps or objective.trains_nodes:
         return None
     if credit.reward == "outcome" and credit.prune.width is None and credit.prune.depth is None:
         return None
@@ -138,7 +159,7 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
 
 
 def _edges_are_on_policy(objective: Objective) -> str | None:
-    if isinstance(objective, GrpoSettings) or objective.edges is None or objective.old_limit == 0:
+    if not (objective.trains_steps and isinstance(objective, NftSettings) and objective.lags):
         return None
     return (
         "objective.old_limit must be 0 with objective.edges: a policy that lags draws steps whose ratio is not 1, "
@@ -227,6 +248,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "train", "objective"), _enough_to_train),
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
+    (("rollout", "train", "credit", "objective"), _splits_train),
     (("rollout", "credit", "objective"), _credit_is_used),
     (("rollout", "credit"), _pruning_fits),
     (("objective",), _edges_are_on_policy),

@@ -20,7 +20,7 @@ from diffrl.config.base import (
     show,
 )
 from diffrl.config.checks import cross_section_problems
-from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings
+from diffrl.config.credit import CreditSettings, GrpoSettings, Objective
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
 from diffrl.config.rewards import Rewards
@@ -181,7 +181,7 @@ class Config(Section):
     rollout: RolloutSettings
     rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
     credit: CreditSettings = CreditSettings()
-    objective: Annotated[GrpoSettings | NftSettings, Field(discriminator="kind")] = Field(
+    objective: Annotated[Objective, Field(discriminator="kind")] = Field(
         GrpoSettings(kind="grpo"), description="The loss."
     )
     train: TrainSettings

@@ -130,6 +130,45 @@ def nft_loss(
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
+def tilt_loss(
+    v: Tensor, x: Tensor, sigma: float | Tensor, direction: Tensor, centre: Tensor, eps: float = 1e-5
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tree tilt's loss, one value a node: the clean prediction moves along the covariance of reward and sample.
+
+        -2 mean(C * (x0hat - xbar)) / scale,   x0hat = x - sigma * v,   scale = max(mean |x0hat - xbar|, eps)
+
+    Its gradient is that of the regression mean (x0hat - (x0hat_old + C))^2 / scale at the old policy, where
+    x0hat = x0hat_old. The optimum of reward under a KL leash, p*(x0) ~ p(x0) exp(A(x0) / b), predicts
+    E[x0 | x] + Cov(A, x0 | x) / b to first order, so C = Cov(A, x0 | x) is the way to it
+    (docs/methods/tree_tilt.md). The scale is DiffusionNFT's self-normalisation; it is a weight without gradient, and so
+    is xbar, which changes the loss's value alone.
+
+    Args:
+        v: (U, ...) the policy's velocity at (x, sigma); carries the gradient.
+        x: (U, ...) latents at the node, as stored.
+        sigma: number or (U,), in (0, 1].
+        direction: (U, ...) C, in latent units times advantages, from `sibling_covariance`.
+        centre: (U, ...) xbar, mean of the clean latents below the node.
+        eps: floor of the scale, in latent units, above 0.
+
+    Returns:
+        The loss, (U,) float32, and detached metrics, (U,) float32 each: `direction`, root mean square of C;
+        `prediction_error`, mean |x0hat - xbar|.
+
+    Raises:
+        ValueError: shapes differ, or `eps` is not above 0.
+    """
+    if not v.shape == x.shape == direction.shape == centre.shape:
+        shapes = [tuple(tensor.shape) for tensor in (v, x, direction, centre)]
+        raise ValueError(f"v, x, direction and centre must be of one shape (U, ...). Got {shapes}.")
+    if not eps > 0:
+        raise ValueError(f"eps must be above 0. Got {eps}.")
+    offset = x.float() - per_row(sigma, x) * v.float() - centre.float()
+    error = row_mean(offset.detach().abs())
+    loss = -2.0 * row_mean(direction.float() * offset) / error.clamp_min(eps)
+    return loss, {"direction": row_mean(direction.float().square()).sqrt(), "prediction_error": error}
+
+
 def optimality(advantage: Tensor, advantage_clip: float = 5.0) -> Tensor:
     """Probability that a sample counts as good, linear in its clipped advantage.
 

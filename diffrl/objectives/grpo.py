@@ -18,6 +18,7 @@ from diffrl.functional.losses import clipped_surrogate, velocity_kl
 from diffrl.objectives.base import Velocity
 from diffrl.records import Credit, Edges, Rollout
 from diffrl.rollout.denoise import take_origins
+from diffrl.rollout.density import ratio_errors, step_of_edges
 from diffrl.transition import Transition
 
 
@@ -112,7 +113,7 @@ class GRPO:
         """See `Objective.loss`; metrics are ratio, clipped, approx_kl and, with a reference, reference_kl."""
         edges = examples.edges
         velocity = policy(*examples.start)
-        mean, std = self._transition(edges, velocity)
+        mean, std = step_of_edges(edges, velocity, self.transition)
         density = log_prob(edges.next_latents, mean, std)
         loss, metrics = clipped_surrogate(
             density, edges.old_log_prob, examples.advantage, self.clip_low, self.clip_high
@@ -123,22 +124,9 @@ class GRPO:
         if self.kl_form == "velocity":
             distance = velocity_kl(velocity, reference_velocity)[edges.origin]
         else:
-            distance = kl(mean, self._transition(edges, reference_velocity)[0], std)
+            distance = kl(mean, step_of_edges(edges, reference_velocity, self.transition)[0], std)
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
-
-    def _transition(self, edges: Edges, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of each edge under a policy that predicts `velocity` (U, ...) at the origins."""
-        mean, std = self.transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
-        return mean[edges.origin], std.expand(len(mean), *std.shape[1:])[edges.origin]
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """Largest |ratio - 1| of every recorded step, by the loss's own code path, gradients on as in an update."""
-        edges = rollout.edges
-        errors = []
-        for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
-            piece, _ = take_origins(edges, index)
-            mean, std = self._transition(piece, policy(piece.latents, piece.sigma, piece.prompt))
-            density = log_prob(piece.next_latents, mean, std).detach()
-            errors.append(torch.expm1(density - piece.old_log_prob).abs())
-        every = torch.cat(errors)
-        return [(step, float(every[edges.edge_step == step].max())) for step in edges.edge_step.unique().tolist()]
+        return ratio_errors(rollout.edges, policy, self.transition, micro_batch)

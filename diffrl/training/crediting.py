@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffrl.config.credit import GrpoSettings
 from diffrl.config.schema import Config
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.functional.advantages import gdpo_advantage
@@ -122,7 +121,7 @@ class Crediting:
             )
             steps = [ordered[i] for i in window]
         kept = kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
-        if isinstance(o, GrpoSettings) and o.kl > 0:
+        if o.steps_are_pulled:
             kept &= paths_to(forest, torch.nonzero(credit.used).flatten())
         return kept
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from diffrl.config.credit import NftSettings
 from diffrl.config.schema import Config
 from diffrl.errors import CheckpointError
 from diffrl.training.checkpoint import Checkpoint
@@ -62,8 +61,7 @@ class _State(_Strict):
 
 def averages_of(config: Config) -> list[str]:
     """The averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
-    o = config.objective
-    kept = {"ema": config.train.ema is not None, "old": isinstance(o, NftSettings) and o.old_limit > 0}
+    kept = {"ema": config.train.ema is not None, "old": config.objective.lags}
     return [name for name, asked in kept.items() if asked]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.credit import NftSettings
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import DiffrlError
 from diffrl.models.adapter import Conditioning
@@ -78,9 +77,7 @@ class Trainer:
         self.guard = UpdateGuard(self.config.guards, self.report)
         ema = self.config.train.ema
         self.ema = EMA(session.policy.parameters, ema.decay) if ema else None
-        o = self.config.objective
-        lags = isinstance(o, NftSettings) and o.old_limit > 0
-        self.old = EMA(session.policy.parameters, 0.0) if lags else None
+        self.old = EMA(session.policy.parameters, 0.0) if self.config.objective.lags else None
         self.sampling = Sampling(session, self.clock, self.guard, self.report, self.report_own)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, self.report, self.report_own)
         self.trees = TreeKeeper(session, self.clock)
@@ -295,10 +292,9 @@ class Trainer:
         return t.learning_rate * factor
 
     def _move_old_policy(self) -> None:
-        """Let the policy that draws samples follow the trained one (DiffusionNFT, arXiv 2509.16117)."""
-        o = self.config.objective
-        if self.old and isinstance(o, NftSettings):
-            self.old.decay = min(o.old_slope * self.updates, o.old_limit)
+        """Let the policy that draws samples follow the trained one."""
+        if self.old:
+            self.old.decay = self.config.objective.old_decay(self.updates)
             self.old.update()
 
     def gate(self, rollout: Rollout, predict: Velocity) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at, trains_steps
+from diffrl.config.checks import branching_at
 from diffrl.config.rollout import ExploreSettings, RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
@@ -184,7 +184,8 @@ class Sampling:
     def keeps_steps(self) -> bool:
         """Whether anything looks at the stochastic steps once they are taken."""
         c = self.config
-        return trains_steps(c.objective) or c.credit.value == "ode" or c.credit.fusion == "path_probability"
+        trained = c.objective.trains_steps or c.objective.trains_nodes
+        return trained or c.credit.value == "ode" or c.credit.fusion == "path_probability"
 
     def explore(
         self,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.checks import old_is_policy
-from diffrl.config.credit import GrpoSettings
+from diffrl.config.credit import GrpoSettings, TiltSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
@@ -215,17 +215,19 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
 def make_parts(config: Config, transition: Transition | None) -> list[Part]:
     """The configured objective as the losses that it adds up."""
     o = config.objective
+    if isinstance(o, TiltSettings):
+        return [Part(resolve("objective.kind", OBJECTIVES, "tilt")(transition=transition, kl=o.kl))]
     if isinstance(o, GrpoSettings):
-        high = o.clip if o.clip_high is None else o.clip_high
+        low, high = o.clips
         grpo = resolve("objective.kind", OBJECTIVES, "grpo")
-        return [Part(grpo(transition=transition, clip_low=o.clip, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
+        return [Part(grpo(transition=transition, clip_low=low, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
     nft = resolve("objective.kind", OBJECTIVES, "nft")
     own = old_is_policy(o, config.train)
     parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=own))]
     if o.edges is not None:
-        high = o.edges.clip if o.edges.clip_high is None else o.edges.clip_high
+        low, high = o.edges.clips
         grpo = resolve("objective.edges", OBJECTIVES, "grpo")
-        parts.append(Part(grpo(transition=transition, clip_low=o.edges.clip, clip_high=high), o.edges.weight))
+        parts.append(Part(grpo(transition=transition, clip_low=low, clip_high=high), o.edges.weight))
     return parts
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import trains_steps
-from diffrl.config.credit import GrpoSettings, NftSettings, Objective
+from diffrl.config.credit import Objective
 from diffrl.config.schema import Config
 from diffrl.records import Credit, Forest, Rollout
 from diffrl.rollout.tree import paths_to, sample_paths
@@ -42,16 +41,16 @@ class Sketch:
 def trained_edges(objective: Objective, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
     """(N,) bool, the nodes whose edge was in the loss with a weight: recorded, not pruned, and credited or pulled."""
     trained = torch.zeros_like(kept)
-    if trains_steps(objective):
+    if objective.trains_steps:
         trained[rollout.edges.node.cpu()] = True
-        if not (isinstance(objective, GrpoSettings) and objective.kl > 0):  # beside nft, steps have no reference
+        if not objective.steps_are_pulled:
             trained &= credit.advantage != 0
     return trained & kept
 
 
 def trained_samples(objective: Objective, credit: Credit) -> Tensor:
     """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
-    if not isinstance(objective, NftSettings):
+    if not objective.trains_samples:
         return torch.zeros_like(credit.used)
     return credit.used if objective.kl > 0 else credit.used & (credit.outcome != 0)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffrl.config.checks import trains_steps
-from diffrl.config.credit import EdgeLoss, GrpoSettings, NftSettings, Objective
 from diffrl.config.schema import Config
 from diffrl.rewards.score import WeightedScorer
 from diffrl.training.sampling import Drawn
@@ -24,8 +22,7 @@ def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float
     r, o = config.credit, config.objective
     edges = drawn.rollout.edges if drawn.trace is None else drawn.trace.edges  # of steps that do not train too
     turns = {"constraint": r.turning_points.constraint, "balance": r.turning_points.balance}
-    loss = _step_loss(o)
-    clips = {} if loss is None else {"clip": loss.clip, "clip_high": loss.clip_high or loss.clip}
+    clips = {} if o.clips is None else dict(zip(("clip", "clip_high"), o.clips, strict=True))
     return {
         "reward": r.reward,
         "value": r.value,
@@ -37,8 +34,8 @@ def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float
         "combine": r.combine,
         "clamp": r.clamp,
         "objective": o.kind,
-        "edges": trains_steps(o),
-        "samples": isinstance(o, NftSettings),
+        "edges": o.trains_steps,
+        "samples": o.trains_samples,
         "kl": float(o.kl),
         "prune": r.prune.width is not None or r.prune.depth is not None,
         **clips,
@@ -54,8 +51,3 @@ def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float
 def weights_of(scorers: Sequence[WeightedScorer]) -> dict[str, dict[str, float]]:
     """`TreeRecord.weights` of the rewards that an iteration asks."""
     return {s.name: {"weight": float(s.weight), "shift": float(s.shift), "scale": float(s.scale)} for s in scorers}
-
-
-def _step_loss(objective: Objective) -> GrpoSettings | EdgeLoss | None:
-    """Where the clip of the steps' loss stands."""
-    return objective if isinstance(objective, GrpoSettings) else objective.edges

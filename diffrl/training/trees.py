@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffrl.functional.gaussian import log_prob
 from diffrl.models.adapter import Conditioning
-from diffrl.objectives.base import Velocity
-from diffrl.records import Credit, Edges
-from diffrl.rollout.denoise import take_origins
+from diffrl.records import Credit
+from diffrl.rollout.density import edge_densities
 from diffrl.training.clock import PhaseClock
 from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
@@ -20,7 +18,6 @@ from diffrl.training.tree_pictures import KeptTree, with_pictures
 from diffrl.training.tree_records import sketch
 from diffrl.training.tree_rules import rule_of, weights_of
 from diffrl.training.update import velocity_of
-from diffrl.transition import Transition
 
 
 @dataclass
@@ -44,7 +41,7 @@ class TreeKeeper:
         if drawn.trace is None or s.transition is None:
             return None
         predict = velocity_of(s.adapter, conditioning, s.config.rollout.guidance_scale)
-        with self.clock("trees"), s.meter.paused():
+        with self.clock("trees"), s.meter.paused(), torch.no_grad():
             return edge_densities(drawn.trace.edges, predict, s.transition, s.config.rollout.micro_batch)
 
     def grow(
@@ -83,25 +80,3 @@ class TreeKeeper:
             rows = range(trace.prompts)
             sketches = [sketch(config, drawn, credit, kept, ratio, row, rule, weights) for row in rows]
         return (with_pictures(one, drawn, adapter, batch, settings.pictures) for one in sketches)
-
-
-@torch.no_grad()
-def edge_densities(edges: Edges, policy: Velocity, transition: Transition, micro_batch: int) -> Tensor:
-    """(E,) float32 log-densities of recorded steps under a policy, averaged over latent dimensions.
-
-    Args:
-        edges: the steps.
-        policy: its velocities, conditioned as when they were drawn.
-        transition: the dynamics that drew them.
-        micro_batch: origins a network call.
-    """
-    densities = torch.zeros_like(edges.old_log_prob)
-    for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
-        if not len(index):
-            continue
-        piece, rows = take_origins(edges, index)
-        velocity = policy(piece.latents, piece.sigma, piece.prompt)
-        mean, std = transition(piece.latents, velocity, piece.sigma, piece.sigma_next)
-        mean, std = mean[piece.origin], std.expand(len(mean), *std.shape[1:])[piece.origin]
-        densities[rows] = log_prob(piece.next_latents, mean, std)
-    return densities

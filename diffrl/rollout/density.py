@@ -1,0 +1,55 @@
+"""Densities of recorded steps under any policy: the only place where they are taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from diffrl.functional.gaussian import log_prob
+from diffrl.records import Edges
+from diffrl.rollout.denoise import take_origins
+from diffrl.transition import Transition
+
+
+def step_of_edges(edges: Edges, velocity: Tensor, transition: Transition) -> tuple[Tensor, Tensor]:
+    """Mean (E, ...) and std of each edge under a policy that predicts `velocity` (U, ...) at the origins."""
+    mean, std = transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
+    return mean[edges.origin], std.expand(len(mean), *std.shape[1:])[edges.origin]
+
+
+def edge_densities(
+    edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], transition: Transition, micro_batch: int
+) -> Tensor:
+    """(E,) float32 log-densities of recorded steps under a policy, averaged over latent dimensions.
+
+    Args:
+        edges: the steps.
+        policy: its velocities, conditioned as when they were drawn.
+        transition: the dynamics that drew them.
+        micro_batch: origins a network call.
+    """
+    densities = torch.zeros_like(edges.old_log_prob)
+    for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
+        if not len(index):
+            continue
+        piece, rows = take_origins(edges, index)
+        mean, std = step_of_edges(piece, policy(piece.latents, piece.sigma, piece.prompt), transition)
+        densities[rows] = log_prob(piece.next_latents, mean, std).detach()
+    return densities
+
+
+def ratio_errors(
+    edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], transition: Transition, micro_batch: int
+) -> Sequence[tuple[int, float]]:
+    """Largest |ratio - 1| of every recorded step, as (step, error) by step; gradients stay as the caller has them.
+
+    Args:
+        edges: the steps.
+        policy: as in `edge_densities`.
+        transition: likewise.
+        micro_batch: likewise.
+    """
+    every = torch.expm1(edge_densities(edges, policy, transition, micro_batch) - edges.old_log_prob).abs()
+    return [(step, float(every[edges.edge_step == step].max())) for step in edges.edge_step.unique().tolist()]
