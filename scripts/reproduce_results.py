@@ -124,8 +124,8 @@ def factor(out: Path, chosen: str) -> str:
     score = interval([run.curve[-1].score for run in flow.runs])
     return (
         f"Flow-GRPO at {flow.cost('evaluations'):,.0f} evaluations: {score}. To the score of the same seed, {chosen} "
-        f"takes {middle:.1f} times fewer (95 % interval {low:.1f} to {high:.1f}; {len(ratios)} seeds, {missed} more did not "
-        "reach it).\n"
+        f"takes {middle:.1f} times fewer (95 % interval {low:.1f} to {high:.1f}; {len(ratios)} seeds, {missed} "
+        "more did not reach it).\n"
     )
 
 
