@@ -639,7 +639,8 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
     for key, ratio in expected.items():
         assert found[key] == pytest.approx(ratio, rel=2e-2, abs=2e-6), key
     if "nft" in objective:
-        now = trainer.trees.densities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
+        asked = trainer.trees.velocities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
+        now = trainer.trees.densities(trainer._drawn, asked)
         wrong = (now - trainer._drawn.trace.edges.old_log_prob).tolist()
         assert wrong != pytest.approx([naive[node] for node in trainer._drawn.trace.edges.node.tolist()], rel=2e-2)
         assert len(trainer._drawn.rollout.edges) == 0
