@@ -83,7 +83,7 @@ def _affordable(sketch: Sketch, pushes: Pushes | None, left: int) -> tuple[list[
             break
         inner.append(i)
         left -= 1
-        row = pushes.row(sketch.node[i]) if pushes is not None else None
+        row = pushes.pictured(sketch.node[i]) if pushes is not None else None
         if row is not None and left >= len(PUSHED):
             splits[row] = i
             left -= len(PUSHED)

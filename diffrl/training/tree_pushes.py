@@ -40,9 +40,10 @@ class Pushes:
     after: Tensor
     dtype: torch.dtype
 
-    def row(self, node: int) -> int | None:
-        """Where a node of the forest stands; None if it does not split."""
-        return self.node.index(node) if node in self.node else None
+    def pictured(self, node: int) -> int | None:
+        """Where a node of the forest stands; None if it does not split, or has no direction to show."""
+        row = self.node.index(node) if node in self.node else None
+        return row if row is not None and self.told[row].size != 0 else None
 
     def predictions(self, row: int) -> Tensor:
         """(3, ...) latents before the updates, as asked for, and after them."""
