@@ -108,6 +108,12 @@ RUNS = {
         "objective": {"kl": 0.5},
         "train": {"ema": {"decay": 0.6}},
     },
+    "splits, explored and pruned": {
+        "rollout": WIDE,
+        "credit": {"prune": {"width": "extremes", "best": 2}},
+        "objective": {"kind": "tilt", "kl": 0.2},
+        "train": {"updates_per_iteration": 1},
+    },
     "nothing stochastic": {
         "rollout": {"stochastic": {"kind": "none"}, "dynamics": None},
         "objective": {"kind": "nft", "old_limit": 0.0},
