@@ -18,6 +18,7 @@ from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
 from diffrl.models.geometry import READERS, VAE_DTYPE, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
+from diffrl.rollout.counts import origins_per_tree
 
 BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
@@ -201,13 +202,17 @@ def _size(config: Config) -> Size:
 
 def _records(config: Config, g: Geometry, samples: int, edges: int, world_size: int) -> dict[str, int]:
     """Bytes of what an iteration draws, and of prompts' encodings."""
-    e, o = config.rollout.explore, config.objective
+    r, o = config.rollout, config.objective
+    e = r.explore
     kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
     if e is not None:
         candidates = samples * e.candidates // (e.keep + e.audit)
         kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
     if o.trains_samples:
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
+    if o.trains_nodes:
+        nodes = samples // r.tree.leaves_per_root * sum(origins_per_tree(r.tree.branching).values())
+        kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * g.latent_elements
     kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
     return kept
 

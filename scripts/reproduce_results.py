@@ -7,15 +7,17 @@ tables into the page between its markers and copies their figures beside it; wit
 """
 
 import argparse
+import math
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 from rich.console import Console
 
 from diffrl.training.compare import CompareRequest, collect, compare, write_report
 from diffrl.training.compare.report import markdown
-from diffrl.training.compare.results import COSTS, Arm
+from diffrl.training.compare.results import COSTS, Arm, Comparison, t_half_width
 
 TINY = "configs/tiny-sd3"
 PRESETS = (
@@ -30,10 +32,10 @@ PRESETS = (
     "diffrl",
     "diffrl_nft",
 )
-DIFFRL = f"{TINY}/diffrl.yaml"
+DIFFRL = f"{TINY}/diffrl_nft.yaml"
 POOL = "audit: 0, keep: 16, select: best_worst"
 ABLATIONS = (
-    f"diffrl: {DIFFRL}",
+    f"diffrl_nft: {DIFFRL}",
     f"without turning points: {DIFFRL} credit.reward=incremental",
     f"siblings instead of depth: {DIFFRL} credit.normalise=siblings",
     f"values by the ode: {DIFFRL} credit.value=ode",
@@ -44,12 +46,21 @@ ABLATIONS = (
     f"pool 2x nvfp4: {DIFFRL} rollout.explore={{precision: nvfp4, engine: emulated, candidates: 32, {POOL}}}",
 )
 TARGETS = (0.5, 0.6, 0.65)
-GROUPS: dict[str, tuple[tuple[str, ...], str, int]] = {
-    "presets": (tuple(f"{TINY}/{name}.yaml" for name in PRESETS), "evaluations=40000", 5),
-    "long": ((f"{TINY}/flow_grpo.yaml",), "evaluations=80000", 8),
-    "ablations": (ABLATIONS, "evaluations=20000", 4),
+OTHERS = "run.seed=10 eval.seed=4321"
+"""Seeds and held-out noise that no setting was chosen on."""
+TILT = tuple(
+    f"{name}: {TINY}/{name}.yaml {OTHERS}"
+    for name in ("flow_grpo", "diffusion_nft", "diffrl_nft", "tree_tilt", "diffrl")
+)
+GROUPS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
+    "tilt-20k": (TILT, "evaluations=20000", 5, 5),
+    "tilt-40k": (TILT, "evaluations=40000", 5, 5),
+    "flow-80k": (TILT[:1], "evaluations=80000", 8, 5),
+    "presets": (tuple(f"{TINY}/{name}.yaml" for name in PRESETS), "evaluations=40000", 5, 3),
+    "long": ((f"{TINY}/flow_grpo.yaml",), "evaluations=80000", 8, 3),
+    "ablations": (ABLATIONS, "evaluations=20000", 4, 3),
 }
-"""Name -> configurations, budget of a run, held-out evaluations."""
+"""Name -> configurations, budget of a run, held-out evaluations, seeds."""
 
 
 def main() -> None:
@@ -57,28 +68,70 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results"), help="Directory of the comparisons.")
     parser.add_argument("--only", action="append", choices=GROUPS, help="A group; may be given several times.")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.6)
     parser.add_argument("--report-only", action="store_true", help="Train nothing.")
     parser.add_argument("--write", type=Path, help="The page whose tables are replaced.")
     arguments = parser.parse_args()
     console = Console()
     for name in arguments.only or GROUPS:
-        configurations, budget, evals = GROUPS[name]
+        configurations, budget, evals, seeds = GROUPS[name]
         out = arguments.out / name
         if not arguments.report_only:
-            compare(
-                CompareRequest(configurations, out, budget, arguments.seeds, evals, None, arguments.target), console
-            )
+            compare(CompareRequest(configurations, out, budget, seeds, evals, None, arguments.target), console)
         comparison = collect(out)
         write_report(comparison, out, arguments.target)
         if arguments.write:
-            put(arguments.write, name, markdown(comparison, arguments.target))
+            table = markdown(comparison, arguments.target)
+            put(arguments.write, name, paired(comparison, "diffrl") if name.startswith("tilt") else table)
             figures = arguments.write.parent / "figures"
             figures.mkdir(exist_ok=True)
             shutil.copyfile(out / "figure.png", figures / f"{name}.png")
     if arguments.write:
         put(arguments.write, "costs", costs(arguments.out, TARGETS))
+        put(arguments.write, "factor", factor(arguments.out, "diffrl"))
+
+
+def paired(comparison: Comparison, chosen: str) -> str:
+    """Each configuration's score, and what `chosen` has more of it: means of differences of runs of the same seed.
+
+    Runs of a seed share prompts, their order, and starting noise.
+    """
+    best = next(arm for arm in comparison.arms if arm.label == chosen)
+    lines = [
+        f"| configuration | seeds | after | {chosen} has more by | iterations | evaluations |",
+        "|---|" + "---:|" * 5,
+    ]
+    for arm in comparison.arms:
+        more = [own.curve[-1].score - other.curve[-1].score for own, other in zip(best.runs, arm.runs, strict=True)]
+        gained = "" if arm is best else interval(more)
+        after = interval([run.curve[-1].score for run in arm.runs])
+        cost = f"{arm.runs[0].iterations} | {arm.cost('evaluations'):,.0f}"
+        lines.append(f"| {arm.label} | {len(arm.runs)} | {after} | {gained} | {cost} |")
+    return "\n".join(lines) + "\n"
+
+
+def factor(out: Path, chosen: str) -> str:
+    """How many times as many evaluations Flow-GRPO takes to its score at 80,000 as `chosen`, seed by seed."""
+    flow = collect(out / "flow-80k").arms[0]
+    own = next(arm for arm in collect(out / "tilt-40k").arms if arm.label == chosen)
+    ratios, missed = [], 0
+    for theirs, ours in zip(flow.runs, own.runs, strict=True):
+        cost = ours.cost_to(theirs.curve[-1].score, "evaluations")
+        missed += cost is None
+        ratios += [] if cost is None else [math.log(theirs.curve[-1].evaluations / cost)]
+    mean, half = statistics.fmean(ratios), t_half_width(ratios) or math.nan
+    low, middle, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
+    score = interval([run.curve[-1].score for run in flow.runs])
+    return (
+        f"Flow-GRPO at {flow.cost('evaluations'):,.0f} evaluations: {score}. To the score of the same seed, {chosen} "
+        f"takes {middle:.1f} times fewer (95 % interval {low:.1f} to {high:.1f}; {len(ratios)} seeds, {missed} "
+        "more did not reach it).\n"
+    )
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half of Student's 95 % interval."""
+    return f"{statistics.fmean(values):.3f} ± {t_half_width(values) or math.nan:.3f}"
 
 
 def costs(out: Path, targets: tuple[float, ...]) -> str:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FAMILIES = ("sd3", "flux", "sana", "wan")
 PRESETS = (
     "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
-    "diffrl", "diffrl_nft",
+    "tree_tilt", "diffrl", "diffrl_nft",
 )  # fmt: skip
 SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
 RECIPES = (*(f"configs/{family}/{preset}.yaml" for family in FAMILIES for preset in PRESETS), *SMALL)
@@ -131,7 +131,7 @@ def test_a_preset_runs_an_iteration_on_its_family(family, preset, random_pipelin
     before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
     trainer.iterate()
     config, meter = trainer.config, trainer.session.meter
-    if config.objective.kind == "grpo" or config.objective.edges is not None:
+    if config.objective.trains_steps or config.objective.trains_nodes:
         assert trainer.on_policy_error <= 1e-5
     planned = {n: count for n, count in trainer.session.plan.network_evaluations.items() if n != "evaluation"}
     assert meter.evaluations["rollout"] == planned["rollout"] > 0

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BASES = ("quickstart.yaml", "tiny-wan/quickstart.yaml", *(
     f"tiny-sd3/{name}.yaml"
     for name in (
-        "lora", "diffrl", "diffrl_nft", "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix",
-        "tp_grpo", "diffusion_nft", "sol_rl",
+        "lora", "diffrl", "tree_tilt", "diffrl_nft", "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo",
+        "branch_grpo_mix", "tp_grpo", "diffusion_nft", "sol_rl",
     )
 ))  # fmt: skip
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ from diffrl.errors import ConfigError
 
 FOREST = {"roots": 3, "splits": [0, 2]}
 EXPLORE = {"precision": "int8", "candidates": 24, "keep": 12}
-NFT, NO_NOISE = {"kind": "nft"}, {"dynamics": None, "stochastic": {"kind": "none"}}
+NFT, TILT, NO_NOISE = {"kind": "nft"}, {"kind": "tilt"}, {"dynamics": None, "stochastic": {"kind": "none"}}
 
 
 def data_of(**changes):
@@ -53,6 +53,8 @@ GOOD = {
     "tp_grpo": {"rollout": CHAINS, "credit": {"reward": "turning_point", "value": "ode"}},
     "nft": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT, "credit": {}},
     "nft and edges": {"objective": NFT | {"old_limit": 0.0, "edges": {"weight": 0.3}}},
+    "tilt": {"objective": TILT, "credit": {}},
+    "tilt of pruned trees": {"objective": TILT, "credit": {"prune": {"width": "extremes", "best": 2}}},
     "gdpo": {"credit": {"combine": "gdpo"}},
     "pruned": {"credit": {"prune": {"width": "extremes", "best": 2, "depth": {"size": 1}}}},
 }
@@ -139,8 +141,8 @@ BAD = [
     # objectives
     ({"objective": NFT}, 'credit.reward must be outcome, and credit.prune empty, with objective.kind: nft and no '
      'objective.edges: it trains whole samples, not steps. Got reward="fused".'),
-    ({"objective": {"clip": 1e-3}}, "objective.kind is missing: it must be one of grpo, nft."),
-    ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft."),
+    ({"objective": {"clip": 1e-3}}, "objective.kind is missing: it must be one of grpo, nft, tilt."),
+    ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft, tilt."),
     ({"objective": NFT | {"clip": 1e-3}}, "objective.clip is not a key of kind nft."),
     ({"objective": NFT | {"old_limit": 1.0}}, "objective.old_limit must be < 1"),
     ({"train": {"updates_per_iteration": 10}},
@@ -149,6 +151,13 @@ BAD = [
     ({"train": {"updates_per_iteration": 25}, "objective": NFT | {"levels": 2}, "credit": {}},
      "rollout.tree's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
     ({"objective": NFT | {"edges": {}}}, "objective.old_limit must be 0 with objective.edges: a policy that lags"),
+    ({"objective": TILT, "credit": {}, "train": {"updates_per_iteration": 2}},
+     "train.updates_per_iteration must be 1 with objective.kind: tilt"),
+    ({"objective": TILT},
+     'credit.reward must be outcome with objective.kind: tilt, which compares finished samples below each split. Got '
+     '"fused".'),
+    ({"objective": TILT, "credit": {}, "rollout": CHAINS},
+     "rollout.tree.splits must not be empty with objective.kind: tilt, which trains the nodes that split."),
     ({"credit": {"prune": {"depth": {"size": 2}}}}, "credit.prune.depth.start + size must be <= the stochastic steps"),
     ({"credit": {"beta": 2.0}}, "credit.beta must be left at 1.0 with credit.fusion: uniform"),
     ({"train": {"updates_per_iteration": 10}, "objective": NFT | {"levels": 2, "old_limit": 0.0, "edges": {}}},

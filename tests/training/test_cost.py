@@ -36,6 +36,11 @@ CASES = {  # exact ones
         "rollout": FOREST, "model": {"lora": LORA},
         "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}},
     },
+    "tilt, kl, guidance": {
+        "rollout": {"stochastic": {"kind": "all"}, "tree": {"roots": 1, "splits": [1, 3], "branches": [3, 2]},
+                    "guidance_scale": 2.0},
+        "objective": {"kind": "tilt", "kl": 0.1}, "train": {"updates_per_iteration": 1},
+    },
     "explore chains, audits and kl": {
         "rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}},
         "objective": {"kl": 0.1},
@@ -43,6 +48,11 @@ CASES = {  # exact ones
     "explore chains": {"rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}}},
 }  # fmt: skip
 BOUNDED = {
+    "explore a forest, tilt": {
+        "rollout": FOREST | {"explore": EXPLORE},
+        "objective": {"kind": "tilt"},
+        "train": {"updates_per_iteration": 1},
+    },
     "explore a forest": {"rollout": FOREST | {"explore": EXPLORE}, "credit": FUSED},
     "explore a forest, ode values": {
         "rollout": FOREST | {"explore": EXPLORE | {"select": "sibling_contrast"}},

@@ -35,7 +35,7 @@ def test_one_iteration(preset, family, random_pipelines, tmp_path):
     before = weights_of(trainer)
     metrics = trainer.iterate()
     trainer.journal.close()
-    if trainer.config.objective.kind == "grpo" or trainer.config.objective.edges is not None:
+    if trainer.config.objective.trains_steps or trainer.config.objective.trains_nodes:
         assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
     assert metrics["update/skipped"] == 0 and metrics["update/loss"] == metrics["update/loss"]
     assert metrics["groups/zero_spread"] == 0 and metrics["update/grad_norm"] > 0

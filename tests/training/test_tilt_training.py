@@ -1,0 +1,126 @@
+"""Tree tilt in the loop: what an iteration trains on, the gate before it, and runs that go on."""
+
+import pytest
+import torch
+
+import diffrl.training.loop as loop
+from diffrl.errors import GuardStop
+from diffrl.training.loop import Trainer
+from diffrl.training.update import velocity_of
+from tests.training.harness import FOREST, flat, go_on, make_trainer, settings, start, weights_of
+from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
+from tests.training.test_resume import Crash, assert_same_run, crash_at
+
+UNEVEN = FOREST | {"tree": {"roots": 2, "splits": [0, 2], "branches": [3, 2], "correlation": None}}
+
+
+def tilt_data(pipeline, directory, rollout=UNEVEN, kl=0.0, **changes):
+    changes["train"] = {"learning_rate": 1e-3, "updates_per_iteration": 1} | changes.get("train", {})
+    data = settings(pipeline, directory, **changes) | {"objective": {"kind": "tilt", "kl": kl}}
+    data["rollout"] |= rollout
+    return data
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
+@pytest.mark.parametrize("lora", [None, {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}], ids=["full", "lora"])
+def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path, monkeypatch, lora, guidance_scale):
+    """Against autograd of |x0hat - (x0hat_old + C)|^2 over nodes that are found, and averaged, one by one."""
+    model = {"family": "sd3", "path": str(random_sd3), "lora": lora}
+    data = tilt_data(random_sd3, tmp_path, model=model, train={"micro_batch": 5, "max_grad_norm": None})
+    data["rollout"] |= {"guidance_scale": guidance_scale}
+    trainer = make_trainer(data)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in trainer.session.policy.parameters.values():  # LoRA starts as a zero that would hide mistakes
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    seen = {}
+    original, assign = loop.accumulate_gradient, trainer.crediting.assign
+    monkeypatch.setattr(trainer.crediting, "assign", lambda d, c: seen.setdefault("credit", (assign(d, c), d, c))[0])
+
+    def recorded(accelerator, policy, *rest):
+        found = original(accelerator, policy, *rest)
+        seen["gradient"] = {name: p.grad.clone() for name, p in policy.parameters.items() if p.grad is not None}
+        seen["evaluated"] = found.evaluated
+        return found
+
+    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    weights = {name: p.data.clone() for name, p in trainer.session.policy.parameters.items()}
+    trainer.iterate()
+    (credit, _), drawn, conditioning = seen["credit"]
+    for name, parameter in trainer.session.policy.parameters.items():
+        parameter.data, parameter.grad = weights[name], None
+    rollout, predict = drawn.rollout, velocity_of(trainer.session.adapter, conditioning, guidance_scale)
+    forest, edges, nodes, total = rollout.forest, rollout.edges, 0, torch.zeros(())
+    paths = [[]] * len(forest)
+    for sample, node in enumerate(forest.leaf.tolist()):
+        path = [node]
+        while int(forest.parent[path[0]]) >= 0:
+            path.insert(0, int(forest.parent[path[0]]))
+        paths[sample] = path
+    for origin in range(len(edges.step)):
+        node = int(forest.parent[int(edges.node[edges.origin == origin][0])])
+        below = [(s, path[path.index(node) + 1]) for s, path in enumerate(paths) if node in path]
+        pairs = [(i, j) for i, child in below for j, other in below if child != other]
+        a, x0 = credit.outcome, rollout.latents
+        direction = sum((a[i] - a[j]) * (x0[i] - x0[j]) / 2 for i, j in pairs) / len(pairs)
+        nodes += 1
+        if not float(direction.abs().max()):
+            continue
+        x, sigma = edges.latents[origin : origin + 1], edges.sigma[origin : origin + 1]
+        prediction = x - sigma * predict(x, sigma, edges.prompt[origin : origin + 1])
+        centre = x0[[s for s, _ in below]].mean(0)
+        scale = (prediction.detach() - centre).abs().mean()
+        total = total + (prediction - (prediction.detach() + direction)).square().mean() / scale
+    (total / nodes).backward()
+    assert nodes == 2 * 2 * (1 + 3) and 0 < seen["evaluated"] <= nodes
+    own = {name: p.grad for name, p in trainer.session.policy.parameters.items() if p.grad is not None}
+    assert flat(own).norm() > 0
+    torch.testing.assert_close(flat(seen["gradient"]), flat(own), rtol=2e-3, atol=1e-5 * float(flat(own).abs().max()))
+
+
+def test_only_splits_are_asked_where_every_step_is_stochastic(random_sd3, tmp_path):
+    every = {"stochastic": {"kind": "all"}, "tree": {"roots": 2, "splits": [0, 2]}}
+    trainer = make_trainer(tilt_data(random_sd3, tmp_path, every))
+    metrics = trainer.iterate()
+    assert metrics["update/evaluated"] <= 2 * 2 * (1 + 2) and metrics["update/direction"] > 0
+    assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
+
+
+@pytest.mark.parametrize(("breakage", "step"), [(shifted_density, 2), (guidance_in_the_update_only, 0)])
+def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkeypatch, breakage, step):
+    trainer = make_trainer(tilt_data(random_sd3, tmp_path))
+    breakage(trainer, monkeypatch)
+    before = flat(weights_of(trainer))
+    with pytest.raises(GuardStop, match=rf"It breaks at step {step} .*Usual causes"):
+        trainer.run()
+    assert torch.equal(flat(weights_of(trainer)), before)
+
+
+def test_a_reference_pulls_back(random_sd3, tmp_path):
+    """From the same weights the pull alone makes the difference, and at the start there is none."""
+    found = {}
+    for kl in (0.0, 50.0):
+        trainer = make_trainer(tilt_data(random_sd3, tmp_path / str(kl), kl=kl))
+        rows = []
+        for iteration in range(3):
+            trainer.iteration = iteration
+            rows.append(trainer.iterate())
+        found[kl] = (rows, trainer)
+    pulled, trainer = found[50.0]
+    assert pulled[0]["update/reference_kl"] == 0 and pulled[2]["update/reference_kl"] > 0
+    assert "update/reference_kl" not in found[0.0][0][0]
+    assert trainer.session.meter.evaluations["reference"] == trainer.session.meter.evaluations["update"]
+
+
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch):
+    """Two stages, so that splits lack some of their children, and audits that must train nothing."""
+    explore = {"precision": "training", "steps": None, "candidates": 18, "keep": 12, "audit": 1}
+    data = tilt_data(random_sd3, tmp_path / "a", UNEVEN | {"explore": explore})
+    data["run"] |= {"iterations": 3, "checkpoint_every": 1}
+    straight, _ = start(data)
+    data["run"]["dir"] = str(tmp_path / "b")
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 3)
+        with pytest.raises(Crash):
+            start(data)
+    go_on(tmp_path / "b/run")
+    assert_same_run(tmp_path / "b/run", straight)
