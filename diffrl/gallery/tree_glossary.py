@@ -108,8 +108,8 @@ def _splits(given: Sums) -> list[tuple[str, str]]:
         "away from it."
     )
     aim = (
-        "The picture that is predicted at the split, moved along the direction. To first order this is what the best "
-        "policy would predict that is not to leave the present one."
+        "The picture that is predicted at the split, moved along the direction. To first order this is what the "
+        "optimum of advantage under a KL leash of weight 1 would predict there."
     )
     cosine = "How straight a prediction went: 1 is along the direction, 0 across it, −1 against it."
     return [("direction", direction), ("weight", weight), ("aim", aim), ("cosine", cosine)]

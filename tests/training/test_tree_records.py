@@ -21,7 +21,7 @@ from diffrl.gallery.progress import said
 from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
 from diffrl.rollout.tree import plan_forest
-from diffrl.tracking.trees import list_trees, read_tree
+from diffrl.tracking.trees import PUSHED, list_trees, read_tree
 from diffrl.training.illustrations import illustration, most, pace
 from diffrl.training.loop import Trainer
 from diffrl.training.tracing import FirstPictures
@@ -685,7 +685,9 @@ def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tm
     (tree,) = kept(trainer)
     run = trainer.journal.run_dir
     files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
+    splits = [node.pushed for node in tree.nodes if node.pushed]
     named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in leaves(tree)]
+    named += [getattr(own, which) for own in splits for which in PUSHED]
     assert files == {name for name in named if name}
     drawn = [node for node in leaves(tree) if node.drawn]
     images = trainer._drawn.rollout.images
@@ -698,6 +700,7 @@ def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tm
     assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
     assert any(node.trained for node in edges) == tree.rule["edges"]
     assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
+    assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
 
 
 class HalfBroken:
