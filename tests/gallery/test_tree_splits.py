@@ -56,6 +56,8 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
     assert "pushes towards the first and away from the second" in text["decision"]
     assert "Of 2 predictions with a direction 1 moved along it" in text["update"]
     assert "5.0 % of its length, cosine +0.50" in text["update"]
+    both = changed(tilted(), n1=replace(tilted().nodes[1].pushed, cosine=0.25))
+    assert "Of 2 predictions with a direction 2 moved along it" in told(both)["update"]
     assert "At 1 split all pictures below have the same advantage" in text["idle"]
     assert "different branches" in text["reckoning"]
 

@@ -19,12 +19,15 @@ from tests.training.test_trees import forest_run
 TILT = {"kind": "tilt"}
 THREE = FOREST | {"tree": {"roots": 2, "branches": 3, "splits": [0, 2]}}
 WIDE_THREE = THREE | {"explore": EXPLORE | {"steps": None, "candidates": 36, "keep": 18}}
+BETWEEN = {"stochastic": {"kind": "window", "start": 0, "size": 4}, "tree": {"roots": 2, "splits": [1, 3]}}
 PRUNED = {"prune": {"width": "parent_top1"}}
 ROLLOUTS = {
     "forest": (FOREST, {}),
     "three branches": (THREE, {}),
     "explored": (WIDE_THREE, {}),
     "pruned": (THREE, PRUNED),
+    "noise without a split": (BETWEEN, {}),
+    "the first prompt alone": (THREE, {}),
 }
 
 
@@ -73,7 +76,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     """The second iteration's, so that the policy that drew is not the one that the run began with."""
     rollout, credit = ROLLOUTS[name]
     data = tilted(random_sd3, tmp_path, rollout, credit)
-    data["track"]["trees"] = {"every": 1}
+    data["track"]["trees"] = {"every": 1, "prompts": 1 if "prompt" in name else 2}
     trainer = make_trainer(data)
     trainer.iterate()
     trainer.iteration += 1
@@ -85,7 +88,9 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     kept_edges, origins = trainer.crediting.kept(trainer._drawn, trainer._credit), origins_of(trainer)
     seen, moved_well = 0, 0
     for prompt, tree in enumerate(trees):
-        splits = {node.id for node in tree.nodes if node.drawn and not node.leaf}
+        below = tree.children()
+        parents = [node for node in tree.nodes if any(child.drawn for child in below.get(node.id, ()))]
+        splits = {node.id for node in parents if tree.branching[below[node.id][0].step] > 1}
         assert {node.id for node in tree.nodes if node.pushed} == splits and tree.rule["nodes"] is True
         for node in (tree.nodes[i] for i in splits):
             row = rows[prompt, way(tree.nodes, node)]
