@@ -51,7 +51,7 @@ def everything(given: Sums) -> list[Sentence]:
     if rule.get("samples"):
         train = [bool(node.leaf and node.leaf.trained and push(node.leaf.advantage)) for node in leaves]
     elif splits_train(given):
-        train = [any(draws(node) for node, _ in weights_of(given, leaf)) for leaf in leaves]
+        train = [any(draws(node) and push(own) for node, own in weights_of(given, leaf)) for leaf in leaves]
     else:
         train = [any(edge.trained and push(edge.advantage) for edge in given.path(node)) for node in leaves]
     return [sentence(f"Nothing was selected: all {len(leaves)} pictures train.")] if all(train) else []

@@ -112,6 +112,11 @@ def test_equal_rewards_teach_no_split():
     assert "this prompt's splits teach nothing" in text["idle"] and "0 of 3 splits" in text["splits"]
 
 
+def test_pictures_without_weight_do_not_train():
+    level = replace(tilted().nodes[0].pushed, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
+    assert "Nothing was selected" not in told(changed(tilted(), n0=level))["drawn"]
+
+
 def test_a_guard_that_left_the_update_out_pushed_nowhere():
     text = told(tilted(rule=made_trees.TILT | {"skipped": 1}))
     assert "pushed towards neither" in text["decision"] and "Nothing was selected" not in text["drawn"]
