@@ -132,10 +132,15 @@ def tree_part(run: RunSource) -> dict[str, Any]:
             why = torn or "No tree was recorded. track.trees in the configuration records them."
             return {"figure": None, "why": why}
         from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
+        from diffrl.gallery.tree_splits import pictures
         from diffrl.gallery.tree_story import story
 
-        figure = tree_figure(record, _pictures(run.path / TREES / record.name))
-        return {"figure": figure, "css": TREE_FIGURE_CSS, "record": record, "story": story(record), "why": torn}
+        picture, told = _pictures(run.path / TREES / record.name), story(record)
+        figure = tree_figure(record, picture)
+        shown = [one.strip for one in told if one.strip is not None]
+        strips = {node: [pair for pair in pictures(record.nodes[node], picture) if pair[1]] for node in shown}
+        css = TREE_FIGURE_CSS
+        return {"figure": figure, "css": css, "record": record, "story": told, "strips": strips, "why": torn}
     except DiffrlError as error:
         return {"figure": None, "why": str(error)}
 

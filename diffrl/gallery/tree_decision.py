@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from diffrl.gallery.tree_numbers import NOTHING, known, level, push, share, three
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.tree_splits import draws, train, weight, why_not
 from diffrl.gallery.tree_words import Sums, pushed, skipped, total
 from diffrl.tracking.trees import TreeNode
 
@@ -19,6 +20,7 @@ TITLE = "Which decision mattered most"
 FIRST = "count"
 """The part that is named first: an object that was not found is wrong in the other parts as well."""
 PUSHES = "The update pushes towards"
+LEFT_OUT = "A guard left the update out: it pushed towards neither."
 MANY = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 Split = tuple[Sequence[TreeNode], TreeNode]
 """Branches with a value, best first, and the node where they part."""
@@ -165,9 +167,30 @@ def _ended(given: Sums, node: TreeNode) -> str:
     return "ended, on average, at" if len(given.usable_below(node)) > 1 else "ended at"
 
 
+def _drawn(given: Sums, best: TreeNode, worst: TreeNode, first: str, second: str) -> str:
+    """The same where splits train: by the weights of the two branches in the direction."""
+    above, towards, away = given.parent(best), weight(given, best), weight(given, worst)
+    if not draws(above):
+        why = why_not(given, above) if above is not None else ""
+        return f"That split does not train{f': {why}' if why else ''}."
+    if _left_out(given):
+        return LEFT_OUT
+    if push(towards) > 0 > push(away):
+        return f"{PUSHES} {first} and away from {second}."
+    return f"In the direction of the split they weigh {share(towards)} and {share(away)}; the update goes by these."
+
+
+def _left_out(given: Sums) -> bool:
+    """Whether a guard left out every update."""
+    out, updates = skipped(given.record)
+    return bool(out) and out >= updates
+
+
 def _consequence(given: Sums, best: TreeNode, worst: TreeNode, names: tuple[str, str] | None = None) -> str:
     """What the update makes of a split; its branches are "the first" and "the second" where they have no names."""
     first, second = names or ("the first", "the second")
+    if train(given):
+        return _drawn(given, best, worst, first, second)
     steps = f"the steps to {first} and {second}" if names else "the two steps"
     if not pushed(best) and not pushed(worst):
         pulls = given.pulled(best) and given.pulled(worst)
@@ -175,9 +198,8 @@ def _consequence(given: Sums, best: TreeNode, worst: TreeNode, names: tuple[str,
     if not pushed(best) or not pushed(worst):
         verb = "is pushed" if given.pulled(best) or given.pulled(worst) else "trains"
         return f"Of {steps} only the one to {first if pushed(best) else second} {verb}."
-    out, updates = skipped(given.record)
-    if out and out >= updates:
-        return "A guard left the update out: it pushed towards neither."
+    if _left_out(given):
+        return LEFT_OUT
     if push(best.advantage) > 0 > push(worst.advantage):
         return f"{PUSHES} {first} and away from {second}."
     credits = f"{share(best.advantage)} and {share(worst.advantage)}"

@@ -7,6 +7,8 @@ from typing import Any
 
 from diffrl.gallery.tree_numbers import counted, known, level, push
 from diffrl.gallery.tree_sentences import Paragraph, Sentence, joined, plain, sentence
+from diffrl.gallery.tree_splits import draws, weights_of
+from diffrl.gallery.tree_splits import train as splits_train
 from diffrl.gallery.tree_words import Sums, skipped
 from diffrl.tracking.trees import TreeNode
 
@@ -41,13 +43,15 @@ def between(given: Sums) -> list[Sentence]:
 
 
 def everything(given: Sums) -> list[Sentence]:
-    """That nothing was selected, where that is so: every picture trains, by itself or by its steps."""
+    """That nothing was selected, where that is so: every picture trains, by itself, by its steps or at a split."""
     leaves, (out, updates) = given.drawn_leaves, skipped(given.record)
     rule = given.record.rule
     if given.record.explored or rule.get("prune") or (out and out >= updates) or len(leaves) < 2:
         return []
     if rule.get("samples"):
         train = [bool(node.leaf and node.leaf.trained and push(node.leaf.advantage)) for node in leaves]
+    elif splits_train(given):
+        train = [any(draws(node) and push(own) for node, own in weights_of(given, leaf)) for leaf in leaves]
     else:
         train = [any(edge.trained and push(edge.advantage) for edge in given.path(node)) for node in leaves]
     return [sentence(f"Nothing was selected: all {len(leaves)} pictures train.")] if all(train) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diffrl.gallery.tree_numbers import NOTHING, counted, known, push
 from diffrl.gallery.tree_sentences import Paragraph, sentence
+from diffrl.gallery.tree_splits import idle_splits, pulled, splits, train
 from diffrl.gallery.tree_words import Sums, pushed, total
 from diffrl.tracking.trees import TreeNode
 
@@ -34,7 +35,11 @@ def _left_out(given: Sums) -> list[str]:
 
 
 def _any_pulled(given: Sums) -> bool:
-    return any(map(given.pulled, given.edges)) or any(map(given.pulled_sample, given.samples))
+    return (
+        any(map(given.pulled, given.edges))
+        or any(map(given.pulled_sample, given.samples))
+        or any(map(pulled, splits(given)))
+    )
 
 
 def _equal_rewards(given: Sums) -> bool:
@@ -48,7 +53,7 @@ def _level_steps(given: Sums) -> bool:
 
 
 def _level_samples(given: Sums) -> bool:
-    """The same of pictures that train by contrast."""
+    """The same of pictures that train by contrast, or pull at splits."""
     return _equal_rewards(given) and not any(push(node.leaf.advantage) for node in given.samples if node.leaf)
 
 
@@ -57,6 +62,7 @@ def _equal(given: Sums) -> list[str]:
     rule = given.record.rule
     what = ["steps"] if given.edges and rule.get("edges") and _level_steps(given) else []
     what += ["pictures"] if rule.get("samples") and _level_samples(given) else []
+    what += ["splits"] if train(given) and _level_samples(given) else []
     if not what:
         return []
     teach = "are only pulled to the starting model" if _any_pulled(given) else "teach nothing"
@@ -69,6 +75,8 @@ def _idle_steps(given: Sums) -> list[str]:
     if not edges:
         return []
     if not rule.get("edges"):
+        if train(given):
+            return idle_splits(given, _level_samples(given))
         return [f"{_whole(len(edges))}: with this objective only finished pictures train."]
     count = dict.fromkeys(("pruned", "audits", "failed", "pulled", "level"), 0)
     for edge in edges:

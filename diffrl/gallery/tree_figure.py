@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from diffrl.gallery.tree_layout import Edge, Layout, deep, lay_out
 from diffrl.gallery.tree_numbers import known, level, push, share, signed, three
+from diffrl.gallery.tree_splits import asked, draws, train, weight, why_not
 from diffrl.gallery.tree_words import Sums, change, pushed, sums
 from diffrl.tracking.trees import TreeNode, TreeRecord
 
@@ -95,7 +96,9 @@ def node_view(given: Sums, node: TreeNode, picture: Callable[[str], str]) -> dic
         "name": given.names[node.id],
         "kind": kind + (" failed" if failed else ""),
         "edge": _edge_class(given, node),
-        "chip": share(node.advantage) if node.parent is not None and known(node.advantage) else None,
+        "chip": share(asked(given, node)) if node.parent is not None and known(asked(given, node)) else None,
+        "split": split_class(node),
+        "why": why_not(given, node),
         "turning": node.turning,
         "trained": node.trained,
         "picture": picture(node.picture) if node.picture else None,
@@ -120,12 +123,21 @@ def _short(chosen: str) -> str:
 def _edge_class(given: Sums, node: TreeNode) -> str:
     if not node.drawn:
         return "none idle"
-    return f"{strength(node.advantage)}{' untrained' if _untrained(given, node) else ''}"
+    return f"{strength(asked(given, node))}{' untrained' if _untrained(given, node) else ''}"
 
 
 def _untrained(given: Sums, node: TreeNode) -> bool:
-    """Whether a drawn step is in no part of the loss, for want of credit or though it has some."""
-    return node.parent is not None and node.drawn and not pushed(node) and not given.pulled(node)
+    """Whether a drawn step is in no part of the loss; where splits train, whether its branch has no part in one."""
+    if node.parent is None or not node.drawn:
+        return False
+    if train(given):
+        return not draws(given.parent(node)) or weight(given, node) is None
+    return not pushed(node) and not given.pulled(node)
+
+
+def split_class(node: TreeNode) -> str:
+    """The class of a node by its split: "teaches", "silent", "" where splits do not train or it does not split."""
+    return "" if node.pushed is None else "teaches" if draws(node) else "silent"
 
 
 def describe(given: Sums, node: TreeNode) -> str:
@@ -150,6 +162,9 @@ def describe(given: Sums, node: TreeNode) -> str:
         said.append(f"advantage of the picture {share(leaf.advantage)}{', trains' if trains else ''}")
     if node.parent is not None and node.drawn:
         said += _step_words(given, node)
+    if node.pushed is not None:
+        reason = why_not(given, node)
+        said.append(f"its split does not train: {reason}" if reason else "its split trains")
     return ", ".join(said)
 
 
@@ -159,6 +174,10 @@ def _step_words(given: Sums, node: TreeNode) -> list[str]:
         said.append(f"step {signed(step)}")
     if known(node.advantage):
         said.append(f"advantage of the step {share(node.advantage)}")
+    if train(given):
+        above = given.parent(node)
+        said.append(f"weight at the split {given.names[above.id] if above else ''} {share(weight(given, node))}")
+        return said + ([words] if (words := change(given, node)) else [])
     pulled = "step is only pulled to the starting model" if given.pulled(node) else None
     said.append("step trains" if pushed(node) else pulled or "step does not train")
     if node.turning:
@@ -173,7 +192,7 @@ def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:
 
     def rank(edge: Edge) -> float:
         node = given.record.nodes[edge.node]
-        return -1.0 if not node.drawn else abs(node.advantage or 0.0)
+        return -1.0 if not node.drawn else abs(asked(given, node) or 0.0)
 
     return [
         {"node": edge.node, "path": edge.path, "css": _edge_class(given, given.record.nodes[edge.node])}
@@ -184,6 +203,8 @@ def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:
 def _legend(given: Sums) -> dict[str, bool]:
     nodes = given.record.nodes
     return {
+        "splits": train(given),
+        "silent": train(given) and any(split_class(node) == "silent" for node in nodes),
         "edges": any(node.parent is not None and node.drawn for node in nodes),
         "untrained": any(_untrained(given, node) for node in nodes),
         "turning": any(node.turning for node in nodes),

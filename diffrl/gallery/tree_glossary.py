@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diffrl.gallery.tree_drawn import precision
 from diffrl.gallery.tree_numbers import known, number
+from diffrl.gallery.tree_splits import train
 from diffrl.gallery.tree_sums import sample_sum, step_sum
 from diffrl.gallery.tree_turning import rule as turning_rule
 from diffrl.gallery.tree_words import WORTH, Sums
@@ -53,7 +54,7 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
         found.append(("group", "The place of the prompt among those of the iteration, counted from 0."))
     if given.verdict and any(given.passed(node) is not None for node in given.drawn_leaves):
         found.append(("passed", f"A picture passes if its score {given.verdict} is 1, and does not if it is 0."))
-    return found + _parts(given) + _credit(given) + _update(given)
+    return found + _parts(given) + _credit(given) + _splits(given) + _update(given)
 
 
 def _parts(given: Sums) -> list[tuple[str, str]]:
@@ -79,8 +80,9 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     if edges or pictures:
         both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its pictures' credit
         own = " A step and the picture that it leads to have advantages of their own." if both else ""
-        text = "How much better than its comparison a step or a picture did, in deviations; above 0 it is made "
-        found.append(("advantage", f"{text}more likely, below 0 less, even where it added something itself.{own}"))
+        text = "How much better than its comparison a step or a picture did, in deviations"
+        likely = "; above 0 it is made more likely, below 0 less, even where it added something itself."
+        found.append(("advantage", f"{text}.{own}" if train(given) else f"{text}{likely}{own}"))
     centre = str(rule.get("baseline", "mean"))
     if any(sample_sum(given, node) for node in given.drawn_leaves) or any(step_sum(given, edge) for edge in edges):
         middle = "" if centre == "mean" else "The median is the middle one of the numbers. "
@@ -89,6 +91,28 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     if any(edge.turning for edge in edges):
         found.append(("turning point ◆", turning_rule(given)))
     return found
+
+
+def _splits(given: Sums) -> list[tuple[str, str]]:
+    """What splits train on, where they do."""
+    if not train(given):
+        return []
+    direction = (
+        "How advantage and picture vary together below a split (their covariance, in the numbers that the network "
+        "draws with): where the pictures that did better than others differ from those that did worse. It is 0 where "
+        "all did alike. Its length is the root of the mean square of these numbers."
+    )
+    weight = (
+        "How much a picture has a part in a split's direction, by how much better it did than those of the other "
+        "branches; a branch weighs as much as its pictures together. Above 0 the prediction is drawn to it, below 0 "
+        "away from it."
+    )
+    aim = (
+        "The picture that is predicted at the split, moved along the direction. To first order this is what the "
+        "optimum of advantage under a KL leash of weight 1 would predict there."
+    )
+    cosine = "How straight a prediction went: 1 is along the direction, 0 across it, −1 against it."
+    return [("direction", direction), ("weight", weight), ("aim", aim), ("cosine", cosine)]
 
 
 def _update(given: Sums) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffrl.gallery.tree_numbers import known, level, number, push, share, signed, three, tiny, weak
+from diffrl.gallery.tree_splits import asked, split_panel, train, weight, weights_of
 from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.tree_turning import mean_of_paths, paths_through
 from diffrl.gallery.tree_words import Sums, change, pushed, rounding, whole_change
@@ -54,6 +55,7 @@ def _node(
         "proxy": whole(proxy) if proxy else None,
         "proxy_still": still(proxy) if proxy else None,
         "what": _what(node),
+        "split": split_panel(given, node, thumb, whole, still),
         "step": [list(fact) for fact in step_facts(given, node)],
         "sample": [list(fact) for fact in sample_facts(given, node)],
         "parts": [] if leaf is None else [[name, three(raw)] for name, raw in leaf.rewards.items() if "/" in name],
@@ -93,7 +95,10 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
             facts.append(("Credited", words))
         facts.append(("Advantage", _equals(share(node.advantage), step_sum(given, node))))
         facts.append(("Turning point", "yes ◆" if node.turning else "no"))
-        facts.append(("Trains", _trains(given, node)))
+        if train(given):
+            facts.append((f"Weight at the split {given.names[above.id]}", share(weight(given, node))))
+        else:
+            facts.append(("Trains", _trains(given, node)))
         facts.append(("Change of log-likelihood", _change(given, node)))
     return facts
 
@@ -158,7 +163,11 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
         if passed is not None:
             facts.append(("Passed", f"{'yes' if passed else 'no'}, by {given.verdict}"))
         facts.append(("Advantage", _equals(share(leaf.advantage), sample_sum(given, node))))
-        facts.append(("Trains by contrast", _contrasts(given, node)))
+        if train(given):
+            splits = weights_of(given, node)
+            facts += [(f"Weight at the split {given.names[above.id]}", share(own)) for above, own in splits]
+        else:
+            facts.append(("Trains by contrast", _contrasts(given, node)))
     if given.record.explored:
         facts.append(("Proxy reward", three(leaf.proxy)))
         facts.append(("Drawn again", given.reason(node) or "no"))
@@ -192,7 +201,7 @@ def _against(given: Sums, node: TreeNode) -> bool:
 
 def step_rows(given: Sums) -> list[dict[str, Any]]:
     """All drawn steps, the strongest push first, up or down."""
-    found = sorted(given.edges, key=lambda edge: -abs(edge.advantage or 0.0))
+    found = sorted(given.edges, key=lambda edge: -abs(asked(given, edge) or 0.0))
     return [
         {
             "id": edge.id,
@@ -206,6 +215,7 @@ def step_rows(given: Sums) -> list[dict[str, Any]]:
             "advantage": share(edge.advantage),
             "turning": edge.turning,
             "trained": _trains(given, edge),
+            "weight": share(weight(given, edge)),
             "change": _moved(given, edge),
         }
         for edge in found
@@ -219,7 +229,7 @@ def picture_rows(given: Sums) -> list[dict[str, Any]]:
     rows = []
     for node in [*given.scored, *failed, *rest]:
         assert node.leaf is not None
-        passed = given.passed(node)
+        passed, splits = given.passed(node), weights_of(given, node)
         rows.append(
             {
                 "id": node.id,
@@ -228,6 +238,7 @@ def picture_rows(given: Sums) -> list[dict[str, Any]]:
                 "passed": "–" if passed is None else "yes" if passed else "no",
                 "advantage": share(node.leaf.advantage),
                 "trained": _contrasts(given, node),
+                "weights": ", ".join(f"{share(own)} at {given.names[above.id]}" for above, own in reversed(splits)),
                 "proxy": three(node.leaf.proxy),
                 "chosen": given.reason(node) or "–",
                 "error": node.leaf.error or "",

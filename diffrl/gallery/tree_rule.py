@@ -52,9 +52,14 @@ RULE: Mapping[str, Gloss] = {
     "objective": {
         "nft": "DiffusionNFT, which trains finished pictures",
         "grpo": "GRPO, which trains steps",
+        "tilt": "tree tilt, which trains the splits",
     },
     "edges": {True: "steps train", False: "steps do not train"},
     "samples": {True: "finished pictures train, by contrast", False: "finished pictures do not train themselves"},
+    "nodes": {
+        True: "splits train, along the covariance of advantage and picture below them",
+        False: "splits do not train",
+    },
     "kl": lambda value: "weight of the pull to the starting model" if value else "nothing pulls to the starting model",
     "prune": {True: "some steps are taken out of the gradient", False: "no step is taken out of the gradient"},
     "clip": lambda value: f"a step's push ends once it is {_percent(value)} less likely, per dimension",

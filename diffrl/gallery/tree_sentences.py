@@ -32,6 +32,7 @@ class Paragraph:
         sentences: in order.
         shown: ids of nodes whose pictures say it at a glance.
         note: what these pictures are, where that needs a word.
+        strip: id of a node whose split's pictures (before, aim, after) say it.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Paragraph:
     sentences: Sequence[Sentence]
     shown: Sequence[int] = ()
     note: str = ""
+    strip: int | None = None
 
     @property
     def text(self) -> str:

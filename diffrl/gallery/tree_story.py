@@ -11,6 +11,7 @@ from diffrl.gallery.tree_drawn import drawn
 from diffrl.gallery.tree_effects import idle
 from diffrl.gallery.tree_numbers import NOTHING, counted, known, push, share, three
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, joined, sentence
+from diffrl.gallery.tree_splits import lesson, train
 from diffrl.gallery.tree_turning import turning
 from diffrl.gallery.tree_update import update
 from diffrl.gallery.tree_words import WORTH, Sums, sums, total
@@ -32,6 +33,10 @@ COMPARED = {
 }
 BRANCHES = "it is compared with the other branches of the same node"
 """What the node that a step leaves stands for where it is worth the mean of its branches."""
+TILTED = (
+    "Each picture is compared with the others of this prompt; at a split, pictures of different branches are compared "
+    "with each other."
+)
 CONTRAST = {"nft": "DiffusionNFT's contrast (nft)"}
 
 
@@ -45,7 +50,7 @@ def story(record: TreeRecord) -> list[Paragraph]:
         Paragraphs in the order in which things happened; plain text with references to nodes.
     """
     given = sums(record)
-    write = (drawn, scored, decision, credit, contrast, update, idle, reckoning)
+    write = (drawn, scored, decision, credit, contrast, lesson, update, idle, reckoning)
     written = [paragraph(given) for paragraph in write]
     return [paragraph for paragraph in written if paragraph is not None and paragraph.sentences]
 
@@ -107,6 +112,8 @@ def credit(given: Sums) -> Paragraph | None:
 def reckoning(given: Sums) -> Paragraph | None:
     """By which rule steps are credited."""
     rule = given.record.rule
+    if train(given):
+        return Paragraph("reckoning", "How credit is given here", [sentence(TILTED)])
     if not given.edges or not rule.get("edges"):
         return None
     reward, told = str(rule.get("reward")), []

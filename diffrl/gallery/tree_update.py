@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from diffrl.gallery.tree_numbers import compact, counted, known, likelier, number, push, tiny, weak
 from diffrl.gallery.tree_outcomes import outcomes
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.tree_splits import moves, train
 from diffrl.gallery.tree_words import Sums, pushed, rounding, skipped, unclear, whole_change
 from diffrl.tracking.trees import TreeNode
 
@@ -18,7 +19,7 @@ def update(given: Sums) -> Paragraph | None:
     """Whether steps became more or less likely, as their advantages asked."""
     title, edges, rule = "What the update did", given.edges, given.record.rule
     measured = [edge for edge in edges if known(edge.log_ratio)]
-    told = [*_whole(given), *_skipped(given)]
+    told = [*_whole(given), *_skipped(given), *moves(given)]
     if not edges:
         text = "No noise was added on the way, so there is no step whose likelihood could be compared before and after."
         told.append(sentence(text))
@@ -31,7 +32,9 @@ def update(given: Sums) -> Paragraph | None:
             sentence(f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding.")
         )
     elif not rule.get("edges"):
-        told.append(sentence("The contrast trains finished pictures here; the steps are only measured, not trained."))
+        if not train(given):
+            measured_only = "The contrast trains finished pictures here; the steps are only measured, not trained."
+            told.append(sentence(measured_only))
         told += _paths_alone(given)
     else:
         told += _moves(given, measured)

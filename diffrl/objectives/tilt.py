@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.functional.covariance import sibling_covariance
 from diffrl.functional.losses import tilt_loss, velocity_kl
 from diffrl.objectives.base import Velocity
-from diffrl.records import Credit, Rollout
+from diffrl.records import Credit, Edges, Forest, Rollout
 from diffrl.rollout.denoise import take_origins
 from diffrl.rollout.density import ratio_errors
 from diffrl.transition import Transition
@@ -30,6 +30,7 @@ class NodeExamples:
         latents: (U, ...) as the network saw them.
         sigma: (U,) float32 noise levels.
         prompt: (U,) int64 rows of the prompts.
+        node: (U,) int64 rows of the forest, on the CPU.
         direction: (U, ...) float32 covariance of advantage and clean latents below each node.
         centre: (U, ...) float32 mean of the clean latents below it.
         active: (U,) bool.
@@ -38,6 +39,7 @@ class NodeExamples:
     latents: Tensor
     sigma: Tensor
     prompt: Tensor
+    node: Tensor
     direction: Tensor
     centre: Tensor
     active: Tensor
@@ -59,8 +61,9 @@ class NodeExamples:
 
     def take(self, index: Tensor) -> NodeExamples:
         """The nodes at `index`."""
-        columns = (self.latents, self.sigma, self.prompt, self.direction, self.centre, self.active)
-        return NodeExamples(*(column[index] for column in columns))
+        node = self.node[index.to(self.node.device)]
+        rest = (column[index] for column in (self.direction, self.centre, self.active))
+        return NodeExamples(self.latents[index], self.sigma[index], self.prompt[index], node, *rest)
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,15 @@ class Tilt:
         latents = edges.latents[origins]
         direction, centre = (torch.zeros_like(latents, dtype=torch.float32) for _ in range(2))
         moves, used = (torch.zeros(len(origins), dtype=torch.bool, device=latents.device) for _ in range(2))
-        for row, sample, child in _leaves_below(rollout, origins, credit.used, kept):
+        for row, sample, child in leaves_below(rollout, origins, credit.used, kept):
             below, place = row.unique(return_inverse=True)
             advantage = credit.outcome[sample].to(latents.device)
             found = sibling_covariance(rollout.latents[sample.to(latents.device)], advantage, place, child, len(below))
             direction[below], centre[below], used[below] = found.direction, found.centre, True
             moves[below] = (found.direction != 0).flatten(1).any(dim=1)
         active = used if self.needs_reference else moves
-        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], direction, centre, active)
+        node = origin_nodes(edges, rollout.forest)[origins.cpu()]
+        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], node, direction, centre, active)
 
     def loss(
         self, examples: NodeExamples, policy: Velocity, reference: Velocity | None
@@ -137,15 +141,27 @@ def split_origins(rollout: Rollout) -> Tensor:
     return torch.nonzero(torch.isin(step, step.new_tensor(splits))).flatten()
 
 
-def _leaves_below(
+def origin_nodes(edges: Edges, forest: Forest) -> Tensor:
+    """Rows (O,) int64 of the forest, on the CPU: the node that the path to each recorded origin comes from."""
+    node = torch.zeros(len(edges.step), dtype=torch.int64)
+    node[edges.origin.cpu()] = forest.parent[edges.node.cpu()]  # the same of all edges of an origin
+    return node
+
+
+def leaves_below(
     rollout: Rollout, origins: Tensor, used: Tensor, kept: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Level by level, (L,) int64 each: the row in `origins` above a used sample, the sample, the child in between."""
-    forest, edges, device = rollout.forest, rollout.edges, rollout.latents.device
-    node_of = torch.zeros(len(edges.step), dtype=torch.int64)
-    node_of[edges.origin.cpu()] = forest.parent[edges.node.cpu()]  # the same of all edges of an origin
+    """Level by level, (L,) int64 each: the row in `origins` above a used sample, the sample, the child in between.
+
+    Args:
+        rollout: whose samples.
+        origins: (U,) int64 rows of its recorded origins.
+        used: (S,) bool, samples that count.
+        kept: (N,) bool, False where pruning took the edge that ends in a node out of the gradient.
+    """
+    forest, device = rollout.forest, rollout.latents.device
     row_of = torch.full_like(forest.parent, -1)
-    row_of[node_of[origins.cpu()]] = torch.arange(len(origins))
+    row_of[origin_nodes(rollout.edges, forest)[origins.cpu()]] = torch.arange(len(origins))
     sample, child = torch.nonzero(used).flatten(), forest.leaf[used]
     while len(sample):
         inside = forest.parent[child] >= 0

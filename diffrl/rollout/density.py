@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,13 +31,44 @@ def edge_densities(
         micro_batch: origins a network call.
     """
     densities = torch.zeros_like(edges.old_log_prob)
-    for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
-        if not len(index):
-            continue
-        piece, rows = take_origins(edges, index)
-        mean, std = step_of_edges(piece, policy(piece.latents, piece.sigma, piece.prompt), transition)
-        densities[rows] = log_prob(piece.next_latents, mean, std).detach()
+    for _, piece, rows in _pieces(edges, micro_batch):
+        velocity = policy(piece.latents, piece.sigma, piece.prompt)
+        densities[rows] = _densities(piece, velocity, transition)
     return densities
+
+
+def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], micro_batch: int) -> Tensor:
+    """(U, ...) velocities of a policy at the origins of recorded steps, float32.
+
+    Args:
+        edges: the steps.
+        policy: as in `edge_densities`.
+        micro_batch: likewise.
+    """
+    velocities = torch.zeros_like(edges.latents, dtype=torch.float32)
+    for index, piece, _ in _pieces(edges, micro_batch):
+        velocities[index] = policy(piece.latents, piece.sigma, piece.prompt).detach().float()
+    return velocities
+
+
+def densities_under(edges: Edges, velocity: Tensor, transition: Transition, micro_batch: int) -> Tensor:
+    """What `edge_densities` gives, of velocities (U, ...) that are known."""
+    densities = torch.zeros_like(edges.old_log_prob)
+    for index, piece, rows in _pieces(edges, micro_batch):
+        densities[rows] = _densities(piece, velocity[index], transition)
+    return densities
+
+
+def _pieces(edges: Edges, micro_batch: int) -> Iterator[tuple[Tensor, Edges, Tensor]]:
+    """Some origins at a time: their rows, their edges, and the rows of these."""
+    for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
+        if len(index):
+            yield index, *take_origins(edges, index)
+
+
+def _densities(edges: Edges, velocity: Tensor, transition: Transition) -> Tensor:
+    mean, std = step_of_edges(edges, velocity, transition)
+    return log_prob(edges.next_latents, mean, std).detach()
 
 
 def ratio_errors(

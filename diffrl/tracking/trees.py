@@ -3,6 +3,8 @@
     trees/000020-3/tree.json       the nodes, their values, the edges' advantages, what was chosen and why
     trees/000020-3/node-12.webp    the picture that the network predicted at node 12; of a leaf, the finished one
     trees/000020-3/proxy-40.webp   candidate 40 as the exploring precision drew it
+    trees/000020-3/aim-12.webp     the prediction that training asks for at the split of node 12; before-12 and after-12
+                                   are what the network predicted there before and after the updates
 
 Reading needs neither torch nor PIL.
 """
@@ -18,7 +20,16 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.tracking.places import place
-from diffrl.tracking.trees_checks import LEAF, NODE, RECORD, require_kinds, require_order, require_steps
+from diffrl.tracking.trees_checks import (
+    LEAF,
+    NODE,
+    PUSH,
+    RECORD,
+    require_kinds,
+    require_order,
+    require_pulls,
+    require_steps,
+)
 
 TREES, DOCUMENT = "trees", "tree.json"
 FORMAT = 1
@@ -55,6 +66,40 @@ class TreeLeaf:
 
 
 @dataclass(frozen=True)
+class Push:
+    """What a loss that trains nodes (tree tilt) asked of one that splits, and what the iteration's updates made of it.
+
+    There the network predicts the end x0. The direction C is the covariance of advantage and clean latents below the
+    node, samples of different children compared with each other: C = sum of pulls * x0.
+
+    Args:
+        sigma: noise level at which the node splits.
+        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference.
+        size: root mean square of C, in latent units; 0 where there is none, None if it is not finite.
+        children: of the node, those with samples that were compared.
+        pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction is drawn to it.
+        moved: root mean square of what the updates changed of the prediction, in latent units; None if not measured.
+        cosine: between that and C; None where one of them is 0.
+        eta: how many C lie between the pictures `before` and `aim`.
+        before: file of the predicted picture before the updates; None if it was not kept.
+        aim: of that prediction with eta * C added.
+        after: of the prediction at the same latents after the updates.
+    """
+
+    sigma: float
+    trained: bool
+    size: float | None
+    children: int
+    pulls: Mapping[int, float] = field(default_factory=dict)
+    moved: float | None = None
+    cosine: float | None = None
+    eta: float = 1.0
+    before: str | None = None
+    aim: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True)
 class TreeNode:
     """An initial noise, or the end of a stochastic step. The edge that ends in a node is addressed by the node.
 
@@ -77,6 +122,7 @@ class TreeNode:
         leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
         credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
             point the way to the end; None where edges are credited with the advantages of their samples.
+        pushed: of nodes that split, where these train; None elsewhere, and in older records.
     """
 
     id: int
@@ -94,6 +140,7 @@ class TreeNode:
     picture: str | None = None
     leaf: TreeLeaf | None = None
     credited: float | None = None
+    pushed: Push | None = None
 
 
 @dataclass(frozen=True)
@@ -110,10 +157,10 @@ class TreeRecord:
         rule: words and numbers on how credit was given; older records have fewer of them. Of rewards: reward, value,
             fusion, with turning points constraint and balance (bool). Of comparisons: normalise, baseline, std,
             combine, clamp (largest advantage). Of the update: objective, edges (bool: steps train), samples (bool:
-            samples train), kl (weight of the pull to the reference), prune (bool: some steps are taken out of the
-            gradient), clip and clip_high (of the steps' loss, where they train), prompts (of the iteration, of all
-            processes), updates (of the iteration), skipped (of these, that a guard left out), learning_rate (of the
-            last of them), dimensions (numbers of a latent), dtype.
+            samples train), nodes (bool: nodes that split train), kl (weight of the pull to the reference), prune
+            (bool: some steps are taken out of the gradient), clip and clip_high (of the steps' loss, where they train),
+            prompts (of the iteration, of all processes), updates (of the iteration), skipped (of these, that a guard
+            left out), learning_rate (of the last of them), dimensions (numbers of a latent), dtype.
         explored: words on the exploring stage: precision, engine ("policy" where no copy explored), steps, select,
             candidates, keep, audit; None without.
         nodes: parents before children.
@@ -162,6 +209,15 @@ def proxy_picture(node: int) -> str:
     return f"proxy-{node}.webp"
 
 
+PUSHED = ("before", "aim", "after")
+"""The pictures of a split that trains."""
+
+
+def push_picture(which: str, node: int) -> str:
+    """The file of one of `PUSHED` at a node."""
+    return f"{which}-{node}.webp"
+
+
 def list_trees(run_dir: Path) -> list[tuple[int, int]]:
     """Iteration and group of the trees that were kept, ascending."""
     folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
@@ -185,6 +241,7 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
             raise ValueError(f"it is of iteration {data['iteration']}, group {data['group']}")
         nodes = [_node(entry) for entry in data.pop("nodes")]
         require_order(nodes)
+        require_pulls(nodes)
         branching = {int(step): int(children) for step, children in data.pop("branching").items()}
         require_steps(data["sigmas"], branching, nodes)
         return TreeRecord(branching=branching, nodes=nodes, **data)
@@ -202,4 +259,9 @@ def _node(entry: dict[str, Any]) -> TreeNode:
     if leaf is not None:
         require_kinds(leaf, LEAF, "leaf")
         leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
-    return TreeNode(leaf=leaf, **entry)
+    pushed = entry.pop("pushed", None)
+    if pushed is not None:
+        require_kinds(pushed, PUSH, "push")
+        pulls = {int(node): weight for node, weight in pushed.pop("pulls", {}).items()}
+        pushed = Push(pulls=pulls, **pushed)
+    return TreeNode(leaf=leaf, pushed=pushed, **entry)

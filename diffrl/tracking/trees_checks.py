@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from diffrl.tracking.trees import TreeNode
 
 PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PICTURES = ("picture", "proxy_picture", "before", "aim", "after")
 SCALING = {"weight", "shift", "scale"}
 _COUNT, _NUMBER = (int,), (int, float, type(None))
 RECORD: dict[str, tuple[type, ...]] = {
@@ -42,6 +43,20 @@ NODE: dict[str, tuple[type, ...]] = {
     "log_ratio": _NUMBER,
     "picture": (str, type(None)),
     "leaf": (dict, type(None)),
+    "pushed": (dict, type(None)),
+}
+PUSH: dict[str, tuple[type, ...]] = {
+    "sigma": (int, float),
+    "trained": (bool,),
+    "size": _NUMBER,
+    "children": _COUNT,
+    "pulls": (dict,),
+    "moved": _NUMBER,
+    "cosine": _NUMBER,
+    "eta": (int, float),
+    "before": (str, type(None)),
+    "aim": (str, type(None)),
+    "after": (str, type(None)),
 }
 LEAF: dict[str, tuple[type, ...]] = {
     "path": (list,),
@@ -73,6 +88,8 @@ def require_kinds(entry: Any, kinds: Mapping[str, tuple[type, ...]], what: str) 
             raise ValueError(f"the weight of {name!r:.40} is not a finite weight, shift and scale")
     if not all(value is None or _is_sane(value) for value in entry.get("rewards", {}).values()):
         raise ValueError("a reward is no finite number")
+    if not all(map(_is_number, entry.get("pulls", {}).values())):
+        raise ValueError("the pull of a sample is no finite number")
     for name in ("sigmas", "path"):
         if not all(map(_is_sane, entry.get(name, []))):
             raise ValueError(f"{name} of a {what} holds something else than finite numbers")
@@ -80,7 +97,7 @@ def require_kinds(entry: Any, kinds: Mapping[str, tuple[type, ...]], what: str) 
         words = (entry.get(name) or {}).values()
         if not all(value is None or isinstance(value, str) or _is_sane(value) for value in words):
             raise ValueError(f"{name} of a {what} holds something else than words and numbers")
-    if any(entry.get(name) and not PICTURE.fullmatch(entry[name]) for name in ("picture", "proxy_picture")):
+    if any(entry.get(name) and not PICTURE.fullmatch(entry[name]) for name in PICTURES):
         raise ValueError(f"a {what} names a picture outside its folder")
 
 
@@ -104,6 +121,14 @@ def require_order(nodes: Sequence[TreeNode]) -> None:
             raise ValueError(f"node {node.id} at place {place} has no parent before it")
         if node.root < 0 or node.child < 0:
             raise ValueError(f"node {node.id} counts from below 0")
+
+
+def require_pulls(nodes: Sequence[TreeNode]) -> None:
+    """What pulls at a split is a sample."""
+    for node in nodes:
+        for place in node.pushed.pulls if node.pushed is not None else ():
+            if not 0 <= place < len(nodes) or nodes[place].leaf is None:
+                raise ValueError(f"node {place} pulls at node {node.id} and is no sample")
 
 
 def require_steps(sigmas: Sequence[float], branching: Mapping[int, int], nodes: Sequence[TreeNode]) -> None:

@@ -39,9 +39,8 @@ from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
 from diffrl.training.signals import Interruption, StopSignal
 from diffrl.training.tree_pictures import KeptTree
-from diffrl.training.trees import TreeKeeper
+from diffrl.training.trees import Given, TreeKeeper
 from diffrl.training.update import (
-    Part,
     accumulate_gradient,
     clip_gradient,
     deal,
@@ -211,10 +210,16 @@ class Trainer:
             raw = {name: found[f"reward/{name}"] for name in drawn.table.raw}
             metrics.update(self.sentinel.look(rollout.images, groups, raw))
         kept = self.crediting.kept(drawn, credit)
-        before = self.trees.densities(drawn, conditioning)
+        predict = velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)
         with self.clock("update"):
-            metrics.update(self.update(rollout, credit, kept, conditioning))
-        self._trees = self.trees.grow(drawn, credit, kept, before, conditioning, int(metrics["update/skipped"]))
+            if self.updates == 0:
+                self.gate(rollout, predict)
+            examples = self.examples(rollout, credit, kept, predict)
+        before = self.trees.velocities(drawn, conditioning)
+        with self.clock("update"):
+            metrics.update(self.update(rollout, examples, predict))
+        given = Given(drawn, credit, kept, examples, int(metrics["update/skipped"]))
+        self._trees = self.trees.grow(given, before, conditioning)
         self._drawn, self._credit = drawn, credit
         return metrics
 
@@ -222,15 +227,21 @@ class Trainer:
         """Inside, the weights are those of the policy that draws samples."""
         return self.old.applied() if self.old else nullcontext()
 
-    def update(self, rollout: Rollout, credit: Credit, kept: Tensor, conditioning: Conditioning) -> Metrics:
-        """The iteration's optimiser updates; before the very first, the on-policy gate."""
+    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, predict: Velocity) -> list[Examples]:
+        """What each loss trains on, the velocities of the policy that drew the samples included."""
+        s, micro_batch = self.session, self.config.rollout.micro_batch
+        old = metered(s.meter, "old", torch.no_grad()(predict))
+        with self.old_policy():
+            found: list[Examples] = [
+                part.objective.examples(rollout, credit, kept, old, micro_batch) for part in s.parts
+            ]
+        self._count_skipped(found)
+        return found
+
+    def update(self, rollout: Rollout, examples: Sequence[Examples], predict: Velocity) -> Metrics:
+        """The iteration's optimiser updates."""
         c, s = self.config, self.session
-        predict = velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)
         reference = reference_of(s.policy, metered(s.meter, "reference", predict))
-        if self.updates == 0:
-            self.gate(rollout, predict)
-        examples = [self._examples(part, rollout, credit, kept, predict) for part in s.parts]
-        self._count_skipped(examples)
         dealt = [deal(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed) for e in examples]
         gradients, rates, left_out, trained = [], [], 0, 0
         for share in zip(*dealt, strict=True):
@@ -269,13 +280,6 @@ class Trainer:
         if self.updates == c.train.updates_per_iteration and self.on_policy_error is not None:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics
-
-    def _examples(self, part: Part, rollout: Rollout, credit: Credit, kept: Tensor, predict: Velocity) -> Examples:
-        """What one loss trains on, the velocities of the policy that drew the samples included."""
-        old = metered(self.session.meter, "old", torch.no_grad()(predict))
-        with self.old_policy():
-            examples: Examples = part.objective.examples(rollout, credit, kept, old, self.config.rollout.micro_batch)
-        return examples
 
     def _count_skipped(self, examples: Sequence[Examples]) -> None:
         """Evaluations that inactive units would have cost: of the policy, of the old one, of the reference."""

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.tracking.trees import TreeRecord, node_picture, proxy_picture
+from diffrl.tracking.trees import PUSHED, TreeRecord, node_picture, proxy_picture, push_picture
 from diffrl.training.illustrations import illustration, most, pace
 from diffrl.training.sampling import Drawn
+from diffrl.training.tree_pushes import Pushes
 from diffrl.training.tree_records import Sketch
 
 
@@ -32,33 +33,61 @@ class KeptTree:
 
 
 def with_pictures(
-    sketch: Sketch, drawn: Drawn, adapter: ModelAdapter, decode_batch: int, asked: int | None
+    sketch: Sketch,
+    drawn: Drawn,
+    adapter: ModelAdapter,
+    decode_batch: int,
+    asked: int | None,
+    pushes: Pushes | None = None,
 ) -> KeptTree:
-    """Add illustrations: of all finished samples, of what was predicted at inner nodes, of candidates.
+    """Add illustrations: of all finished samples, of what was predicted at inner nodes, of splits, of candidates.
 
     Args:
         sketch: the tree.
         drawn: what the iteration drew.
         adapter: decodes the predicted ones.
         decode_batch: pictures a decoder call.
-        asked: track.trees.pictures, how many inner nodes, in the order of `pictured`.
+        asked: track.trees.pictures, how many of inner nodes, in the order of `pictured`.
+        pushes: of splits that train; each has three pictures beside the node's own.
     """
     record, trace = sketch.record, drawn.trace
     assert trace is not None
     images = drawn.rollout.images
     pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
-    inner = pictured(record)[: most(asked, images[0])]
+    inner, splits = _affordable(sketch, pushes, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
     decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
     pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
+    for row, i in splits.items():
+        assert pushes is not None
+        shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
+        named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
+        pictures |= {name: image for name, image in named if image is not None}
     proxies = trace.proxies or {}
     pictures |= {proxy_picture(i): proxies[place] for i, place in enumerate(sketch.candidate) if place in proxies}
     nodes = []
     for node in record.nodes:
         own, proxy = node_picture(node.id), proxy_picture(node.id)
         leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in pictures else None)
-        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf))
+        kept = {which: name for which in PUSHED if (name := push_picture(which, node.id)) in pictures}
+        pushed = node.pushed and replace(node.pushed, **kept)
+        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf, pushed=pushed))
     return KeptTree(replace(record, nodes=nodes), pictures, pace(images[0]))
+
+
+def _affordable(sketch: Sketch, pushes: Pushes | None, left: int) -> tuple[list[int], dict[int, int]]:
+    """Inner nodes whose pictures are kept, and of splits whose three are kept the row in `pushes` and the node."""
+    inner, splits = list[int](), dict[int, int]()
+    for i in pictured(sketch.record):
+        if left < 1:
+            break
+        inner.append(i)
+        left -= 1
+        row = pushes.pictured(sketch.node[i]) if pushes is not None else None
+        if row is not None and left >= len(PUSHED):
+            splits[row] = i
+            left -= len(PUSHED)
+    return inner, splits
 
 
 def pictured(record: TreeRecord) -> list[int]:

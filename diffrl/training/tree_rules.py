@@ -36,6 +36,7 @@ def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float
         "objective": o.kind,
         "edges": o.trains_steps,
         "samples": o.trains_samples,
+        "nodes": o.trains_nodes,
         "kl": float(o.kl),
         "prune": r.prune.width is not None or r.prune.depth is not None,
         **clips,

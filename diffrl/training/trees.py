@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diffrl.models.adapter import Conditioning
+from diffrl.objectives.base import Examples
 from diffrl.records import Credit
-from diffrl.rollout.density import edge_densities
+from diffrl.rollout.density import densities_under, origin_velocities
 from diffrl.training.clock import PhaseClock
 from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.training.tree_pictures import KeptTree, with_pictures
+from diffrl.training.tree_pushes import pushes_of, with_pushes
 from diffrl.training.tree_records import sketch
 from diffrl.training.tree_rules import rule_of, weights_of
 from diffrl.training.update import velocity_of
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an iteration whose updates are done gives to its trees.
+
+    Args:
+        drawn: what it drew.
+        credit: what it deserved.
+        kept: (N,) bool, False where pruning took the edge out of the gradient.
+        examples: what each loss trained on.
+        skipped: updates that a guard left out.
+    """
+
+    drawn: Drawn
+    credit: Credit
+    kept: Tensor
+    examples: Sequence[Examples]
+    skipped: int = 0
 
 
 @dataclass
@@ -32,8 +53,10 @@ class TreeKeeper:
     session: Session
     clock: PhaseClock
 
-    def densities(self, drawn: Drawn, conditioning: Conditioning) -> Tensor | None:
-        """(E,) density of the traced steps under the weights as they are now; None without a trace or stochastic steps.
+    def velocities(self, drawn: Drawn, conditioning: Conditioning) -> Tensor | None:
+        """(O, ...) velocities at the origins of the traced steps, under the weights as they are now.
+
+        None without a trace or stochastic steps.
 
         Before and after the updates the same batches are asked, so that what differs is the weights alone.
         """
@@ -42,41 +65,42 @@ class TreeKeeper:
             return None
         predict = velocity_of(s.adapter, conditioning, s.config.rollout.guidance_scale)
         with self.clock("trees"), s.meter.paused(), torch.no_grad():
-            return edge_densities(drawn.trace.edges, predict, s.transition, s.config.rollout.micro_batch)
+            return origin_velocities(drawn.trace.edges, predict, s.config.rollout.micro_batch)
 
-    def grow(
-        self,
-        drawn: Drawn,
-        credit: Credit,
-        kept: Tensor,
-        before: Tensor | None,
-        conditioning: Conditioning,
-        skipped: int = 0,
-    ) -> Iterator[KeptTree]:
+    def densities(self, drawn: Drawn, velocity: Tensor) -> Tensor:
+        """(E,) density of the traced steps by the velocities (O, ...) at their origins."""
+        assert drawn.trace is not None and self.session.transition is not None
+        micro_batch = self.session.config.rollout.micro_batch
+        return densities_under(drawn.trace.edges, velocity, self.session.transition, micro_batch)
+
+    def grow(self, given: Given, before: Tensor | None, conditioning: Conditioning) -> Iterator[KeptTree]:
         """The trees of an iteration whose updates are done, their pictures made as they are asked for, one by one.
 
         None come in iterations that keep none.
 
         Args:
-            drawn: what it drew.
-            credit: what it deserved.
-            kept: (N,) bool, False where pruning took the edge out of the gradient.
-            before: (E,) densities of the traced steps before the updates; None where there are none.
+            given: the iteration.
+            before: what `velocities` gave before the updates.
             conditioning: the batch's encoded prompts.
-            skipped: updates that a guard left out.
         """
+        drawn, credit = given.drawn, given.credit
         trace, settings = drawn.trace, self.session.config.track.trees
         if trace is None or settings is None:
             return iter(())
-        after = self.densities(drawn, conditioning)
-        ratio = torch.full(credit.values.shape, torch.nan)
-        if after is not None and before is not None:
-            ratio[trace.edges.node.cpu()] = (after - before).cpu()
+        after = self.velocities(drawn, conditioning)
+        ratio, pushes = torch.full(credit.values.shape, torch.nan), None
+        with self.clock("trees"):
+            if after is not None and before is not None:
+                ratio[trace.edges.node.cpu()] = (self.densities(drawn, after) - self.densities(drawn, before)).cpu()
+                pushes = pushes_of(drawn, credit, given.kept, given.examples, before, after)
         adapter, batch = self.session.adapter, self.session.config.rollout.decode_batch
         with self.clock("trees"):
             config, weights = self.session.config, weights_of(self.session.scorers_at(drawn.rollout.batch.iteration))
             rate = float(self.session.optimizer.param_groups[0]["lr"])  # that of the last update still stands there
-            rule = rule_of(config, drawn, skipped, rate)
+            rule = rule_of(config, drawn, given.skipped, rate)
             rows = range(trace.prompts)
-            sketches = [sketch(config, drawn, credit, kept, ratio, row, rule, weights) for row in rows]
-        return (with_pictures(one, drawn, adapter, batch, settings.pictures) for one in sketches)
+            sketches = [
+                with_pushes(sketch(config, drawn, credit, given.kept, ratio, row, rule, weights), pushes)
+                for row in rows
+            ]
+        return (with_pictures(one, drawn, adapter, batch, settings.pictures, pushes) for one in sketches)

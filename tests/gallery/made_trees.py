@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from diffrl.tracking.trees import TreeLeaf, TreeNode, TreeRecord
+from diffrl.tracking.trees import PUSHED, Push, TreeLeaf, TreeNode, TreeRecord
 
 DIFFRL = {
     "reward": "turning_point",
@@ -23,6 +23,7 @@ DIFFRL = {
 }
 OUTCOME = {**DIFFRL, "reward": "outcome", "normalise": "group", "objective": "grpo", "samples": False}
 NFT = {**OUTCOME, "objective": "nft", "edges": False, "samples": True}
+TILT = {**OUTCOME, "objective": "tilt", "edges": False, "nodes": True, "prompts": 8, "updates": 1, "skipped": 0}
 EXPLORED = {
     "precision": "nvfp4",
     "engine": "emulated",
@@ -176,6 +177,30 @@ def chains(roots: int = 16, steps: int = 4, **more: Any) -> TreeRecord:
     return record(nodes, **{"sigmas": sigmas, "branching": branching, "rule": OUTCOME, **more})
 
 
+def tilted(**more: Any) -> TreeRecord:
+    """One starting noise, two splits in two; the pictures of 1b are alike, so that its split has no direction.
+
+    With A the advantages, a picture's weight is (A - mean A of the other branch) / 4 at 1 and / 2 at 1a.
+    """
+    picture = "node-{}.webp".format
+    named = [[f"{which}-{node}.webp" for which in PUSHED] for node in (0, 1)]
+    first = Push(1.0, True, 0.2, 2, {2: 0.4585, 3: -0.2295, 5: -0.1145, 6: -0.1145}, 0.01, 0.5, 1.0, *named[0])
+    second = Push(0.5, True, 0.1, 2, {2: 1.376, 3: -1.376}, 0.004, -0.25, 1.0, *named[1])
+    third = Push(0.5, False, 0.0, 2, {5: 0.0, 6: 0.0}, 0.003, None)
+    nodes = [
+        TreeNode(0, None, 0, 0, None, 1.0, value=0.5625, picture=picture(0), pushed=first),
+        TreeNode(1, 0, 0, 0, 0, 0.75, value=0.625, advantage=0.229, picture=picture(1), pushed=second),
+        *(TreeNode(i, 1, 0, i - 2, 2, 0.25, value=reward, advantage=own, log_ratio=0.0001 * own, picture=picture(i),
+                   leaf=leaf(reward, (0, i - 2), advantage=own))
+          for i, reward, own in ((2, 1.0, 1.605), (3, 0.25, -1.147))),
+        TreeNode(4, 0, 0, 1, 0, 0.75, value=0.5, advantage=-0.229, picture=picture(4), pushed=third),
+        *(TreeNode(i, 4, 0, i - 5, 2, 0.25, value=0.5, advantage=-0.229, log_ratio=0.0, picture=picture(i),
+                   leaf=leaf(0.5, (1, i - 5), advantage=-0.229))
+          for i in (5, 6)),
+    ]  # fmt: skip
+    return record(nodes, **{"rule": TILT, **more})
+
+
 def write(run: Path, tree: TreeRecord, frames: int = 1, size: int = 32) -> Path:
     """tree.json and its pictures, flat shapes whose colour follows the node; with more frames they move."""
     folder = run / "trees" / tree.name
@@ -187,6 +212,9 @@ def write(run: Path, tree: TreeRecord, frames: int = 1, size: int = 32) -> Path:
         if node.picture:
             blur = 0.25 if node.leaf is None else 1.0
             _picture(folder / node.picture, worth, node.root, blur, frames, size)
+        for place, which in enumerate(PUSHED):
+            if node.pushed is not None and getattr(node.pushed, which):
+                _picture(folder / getattr(node.pushed, which), 0.3 * place, node.root, 0.5, frames, size)
         if node.leaf is not None and node.leaf.proxy_picture:
             _picture(folder / node.leaf.proxy_picture, node.leaf.proxy or 0.0, node.root, 0.7, 1, size)
     return folder

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from PIL import Image
 
 import diffrl.tracking.trees_write as trees_write
 from diffrl.errors import DiffrlError
-from diffrl.tracking.trees import DOCUMENT, TREES, TreeLeaf, TreeNode, TreeRecord, list_trees, read_tree
+from diffrl.tracking.trees import DOCUMENT, TREES, Push, TreeLeaf, TreeNode, TreeRecord, list_trees, read_tree
 from diffrl.tracking.trees_write import drop_trees, write_tree
 from reward_models.media import read_media, save_media
 
@@ -27,8 +28,9 @@ def record(iteration=20, group=3, **changes):
         path=(1,), proxy=0.25, proxy_picture="proxy-2.webp", chosen="best 1", total=0.5,
         rewards={"shapes": 0.5, "shapes/strict": None}, advantage=1.5, trained=True,
     )  # fmt: skip
+    push = Push(0.5, True, 0.25, 2, {1: -0.75, 2: 0.75}, 0.0125, -0.5, 1.0, "before-0.webp", "aim-0.webp")
     nodes = [
-        TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp"),
+        TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp", pushed=push),
         TreeNode(1, 0, 0, 0, 2, 0.25, drawn=False, leaf=TreeLeaf(path=(0,), proxy=0.125, error="no such picture")),
         TreeNode(2, 0, 0, 1, 2, 0.25, True, 0.5, -1.25, True, True, -0.001, "node-2.webp", leaf),
     ]
@@ -60,15 +62,16 @@ def test_what_is_written_is_read_back(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["node-0.webp", "node-2.webp", "tree.json"]
 
 
-def test_records_without_weights_and_credits_are_read(tmp_path):
+def test_records_without_weights_credits_and_pushes_are_read(tmp_path):
     """As they were written before there were any."""
     write_tree(tmp_path, record(), {})
     data = json.loads(document(tmp_path).read_text(encoding="utf-8"))
     del data["weights"]
     for node in data["nodes"]:
-        del node["credited"]
+        del node["credited"], node["pushed"]
     document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
-    assert read_tree(tmp_path, 20, 3) == record(weights={})
+    nodes = [replace(node, pushed=None) for node in record().nodes]
+    assert read_tree(tmp_path, 20, 3) == record(weights={}, nodes=nodes)
 
 
 def test_larger_pictures_are_written_small(tmp_path):
@@ -101,11 +104,13 @@ def _durations(image):
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     leaf = TreeLeaf(proxy=math.inf, total=NAN, rewards={"shapes": NAN}, advantage=-math.inf)
-    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf)]
+    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf, pushed=Push(1.0, True, NAN, 0, {}, NAN, NAN))]
     write_tree(tmp_path, record(nodes=nodes, metadata={"x": [NAN, 1]}), {})
     assert not {"NaN", "Infinity"} & set(document(tmp_path).read_text().replace(":", " ").replace(",", " ").split())
     found = read_tree(tmp_path, 20, 3)
-    assert found.nodes[0] == TreeNode(0, None, 0, 0, None, 1.0, leaf=TreeLeaf(rewards={"shapes": None}))
+    assert found.nodes[0] == TreeNode(
+        0, None, 0, 0, None, 1.0, leaf=TreeLeaf(rewards={"shapes": None}), pushed=Push(1.0, True, None, 0)
+    )  # fmt: skip
     assert found.metadata == {"x": [None, 1]}
 
 
@@ -225,6 +230,17 @@ CORRUPTIONS = {
     "a weight beyond all floats": edited(lambda data: data["weights"]["shapes"].update(weight=10**400)),
     "a rule of lists": edited(lambda data: data["rule"].update(value=[])),
     "a rule beyond all floats": edited(lambda data: data["rule"].update(updates=10**400)),
+    "a push of text": edited(lambda data: data["nodes"][0].update(pushed="up")),
+    "an unknown key of a push": edited(lambda data: data["nodes"][0]["pushed"].update(surprise=1)),
+    "a push without a size": edited(lambda data: data["nodes"][0]["pushed"].pop("size")),
+    "a pull of text": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": "up"})),
+    "a pull without a number": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": None})),
+    "a pull beyond all floats": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": 10**400})),
+    "a pull of no node": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"3": 1.0})),
+    "a pull of a node before the first": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"-1": 1.0})),
+    "a pull of no sample": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"0": 1.0})),
+    "a pull of words": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"first": 1.0})),
+    "an aim elsewhere": edited(lambda data: data["nodes"][0]["pushed"].update(aim="../config.yaml")),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
     "a proxy elsewhere": edited(lambda data: data["nodes"][2]["leaf"].update(proxy_picture="/etc/passwd")),
 }

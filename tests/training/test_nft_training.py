@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import diffrl.training.loop as loop
-from diffrl.training.update import accumulate_gradient
+from diffrl.training.update import Part, accumulate_gradient
 from tests.training.harness import FOREST, distance, flat, make_trainer, settings, weights_of
 
 NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
@@ -43,7 +43,7 @@ def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp
 
             return objective.examples(rollout, credit, kept, watched, micro_batch)
 
-    trainer.session.parts = [loop.Part(Watched())]
+    trainer.session.parts = [Part(Watched())]
     expected = flat(weights_of(trainer))
     for iteration in range(4):
         trainer.iteration = iteration
@@ -72,7 +72,7 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
             found = accumulate_gradient(accelerator, policy, parts, *rest)
             return found, flat({n: p.grad.clone() for n, p in policy.parameters.items() if p.grad is not None})
 
-        alone = [gradient([(loop.Part(part.objective), *share)]) for part, *share in shares]
+        alone = [gradient([(Part(part.objective), *share)]) for part, *share in shares]
         found, both = gradient(shares)
         seen.append((found, both, alone))
         return found

@@ -21,7 +21,7 @@ from diffrl.gallery.progress import said
 from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
 from diffrl.rollout.tree import plan_forest
-from diffrl.tracking.trees import list_trees, read_tree
+from diffrl.tracking.trees import PUSHED, list_trees, read_tree
 from diffrl.training.illustrations import illustration, most, pace
 from diffrl.training.loop import Trainer
 from diffrl.training.tracing import FirstPictures
@@ -107,6 +107,12 @@ RUNS = {
         "rollout": CHAINS | {"guidance_scale": 2.0},
         "objective": {"kl": 0.5},
         "train": {"ema": {"decay": 0.6}},
+    },
+    "splits, explored and pruned": {
+        "rollout": WIDE,
+        "credit": {"prune": {"width": "extremes", "best": 2}},
+        "objective": {"kind": "tilt", "kl": 0.2},
+        "train": {"updates_per_iteration": 1},
     },
     "nothing stochastic": {
         "rollout": {"stochastic": {"kind": "none"}, "dynamics": None},
@@ -639,7 +645,8 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
     for key, ratio in expected.items():
         assert found[key] == pytest.approx(ratio, rel=2e-2, abs=2e-6), key
     if "nft" in objective:
-        now = trainer.trees.densities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
+        asked = trainer.trees.velocities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
+        now = trainer.trees.densities(trainer._drawn, asked)
         wrong = (now - trainer._drawn.trace.edges.old_log_prob).tolist()
         assert wrong != pytest.approx([naive[node] for node in trainer._drawn.trace.edges.node.tolist()], rel=2e-2)
         assert len(trainer._drawn.rollout.edges) == 0
@@ -678,7 +685,9 @@ def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tm
     (tree,) = kept(trainer)
     run = trainer.journal.run_dir
     files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
+    splits = [node.pushed for node in tree.nodes if node.pushed]
     named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in leaves(tree)]
+    named += [getattr(own, which) for own in splits for which in PUSHED]
     assert files == {name for name in named if name}
     drawn = [node for node in leaves(tree) if node.drawn]
     images = trainer._drawn.rollout.images
@@ -691,6 +700,7 @@ def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tm
     assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
     assert any(node.trained for node in edges) == tree.rule["edges"]
     assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
+    assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
 
 
 class HalfBroken:

@@ -17,6 +17,7 @@ from diffrl.gallery.tree_glossary import glossary
 from diffrl.gallery.tree_numbers import counted, three
 from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
 from diffrl.gallery.tree_rule import place, rules
+from diffrl.gallery.tree_splits import pictures, rows, train
 from diffrl.gallery.tree_story import story
 from diffrl.gallery.tree_words import sums, total
 from diffrl.tracking.trees import NAME, TREES, TreeRecord, list_trees, read_tree, tree_name
@@ -119,6 +120,8 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         rules=rules(given),
         steps=step_rows(given),
         pictures=picture_rows(given),
+        splits=rows(given) if train(given) else [],
+        strip=lambda id: pictures(record.nodes[id], address(size=256, still=True)),
         nodes=panel(given, small, address(), first_frame),
         explored=any(not node.drawn for node in record.nodes),
         proxies=any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in record.nodes),

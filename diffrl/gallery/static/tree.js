@@ -98,6 +98,32 @@
     });
     return made;
   }
+  // What a split asked of its prediction: before, aim, after; and the pictures that pull and push away.
+  function split(node) {
+    const made = element("section", "split"), { split: own } = node;
+    made.append(element("h3", "", own.trains ? "What this split teaches" : "This split"));
+    if (own.shots.length) {
+      const shots = element("div", "pushed");
+      for (const one of own.shots) shots.append(shot(one.picture, one.still, one.label, one.label));
+      made.append(shots);
+    }
+    made.append(element("p", "", own.says));
+    if (own.ends.length) {
+      const ends = element("div", "ends-below");
+      for (const end of own.ends) {
+        const button = element("button", end.way > 0 ? "up" : end.way < 0 ? "down" : "");
+        button.type = "button";
+        button.title = end.way > 0 ? "the prediction is drawn to it" : end.way < 0 ? "the prediction is drawn away from it" : "it pulls neither way";
+        if (end.thumb) button.append(image(end.thumb, "", "", true));
+        button.append(element("b", "", end.weight), end.name);
+        button.addEventListener("click", () => open(end.id));
+        ends.append(button);
+      }
+      made.append(element("p", "small soft", `Pictures below by their weight${own.more ? `, ${own.more} between them left out` : ""}`), ends);
+    }
+    made.append(facts(own.facts));
+    return made;
+  }
   function open(id) {
     const node = nodes[id], inside = panel.contains(document.activeElement);
     chosen = id;
@@ -112,7 +138,9 @@
     head.append(element("h2", "", node.title), close);
     if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.still, node.title, node.what));
     if (node.proxy) shots.append(shot(node.proxy, node.proxy_still, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
-    panel.replaceChildren(head, shots);
+    panel.replaceChildren(head);
+    if (node.split) panel.append(split(node));
+    if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
     if (node.path.length > 1) panel.append(strip(node));
     for (const note of node.notes) panel.append(element("p", "", note));
     if (node.sample.length) panel.append(element("h3", "", "The picture"), facts(node.sample));
