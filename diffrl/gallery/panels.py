@@ -104,6 +104,22 @@ KNOWN: Sequence[Panel] = (
     Panel(
         "velocity_gap", UPDATE, "Velocity gap", ("update/velocity_gap",), "mean square", "policy against the old policy"
     ),
+    Panel(
+        "direction",
+        UPDATE,
+        "Covariance below the splits",
+        ("update/direction",),
+        "root mean square",
+        "of reward and clean latents: what tree tilt moves along",
+    ),
+    Panel(
+        "prediction_error",
+        UPDATE,
+        "Error at the splits",
+        ("update/prediction_error",),
+        "mean absolute",
+        "the clean prediction against the mean of the samples below",
+    ),
     Panel("reference_kl", UPDATE, "Distance to the start", ("update/reference_kl",), "", "model before alignment"),
     Panel("grad_norm", UPDATE, "Gradient norm", ("update/grad_norm",), "", "before clipping"),
     Panel("learning_rate", UPDATE, "Learning rate", ("update/learning_rate",)),

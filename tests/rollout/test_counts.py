@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffrl.config.credit import GrpoSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.plan import drawn_per_prompt
 from diffrl.rollout.complete import complete, inner_nodes
@@ -114,7 +115,8 @@ def test_completions_cost_what_the_plan_says(branching):
     tree = {"roots": 2, "splits": splits, "branches": [branching[step] for step in splits]}
     settings = {"steps": 7, "dynamics": {"kind": "flow_sde"}, "stochastic": {"kind": "splits"}, "tree": tree}
     rollout = RolloutSettings.model_validate(settings)
-    plan = drawn_per_prompt(SimpleNamespace(rollout=rollout, credit=SimpleNamespace(value="ode")), 0)
+    config = SimpleNamespace(rollout=rollout, credit=SimpleNamespace(value="ode"), objective=GrpoSettings(kind="grpo"))
+    plan = drawn_per_prompt(config, 0)
     assert sum(adapter.rows) == 3 * plan.values
     assert len(found) == 3 * plan.inner
     by_hand = sum(7 if step < 0 else 7 - 1 - step for step in forest.step[inner_nodes(forest)].tolist())
