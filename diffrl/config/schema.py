@@ -147,8 +147,8 @@ class TreeRecordSettings(Section):
         None,
         ge=0,
         le=MOST_SAMPLES,
-        description="At most this many predicted pictures are kept of a prompt (three of a split that tilt trains), and "
-        "as many of its candidates'. Finished samples are all kept. null = 96, and 16 of clips, which cost more.",
+        description="At most this many predicted pictures are kept of a prompt (three of a split that tilt trains), "
+        "and as many of its candidates'. Finished samples are all kept. null = 96, and 16 of clips, which cost more.",
     )
 
 
