@@ -18,7 +18,6 @@ from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
 from diffrl.models.geometry import READERS, VAE_DTYPE, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
-from diffrl.rollout.counts import origins_per_tree
 
 BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32 = 4
@@ -83,7 +82,7 @@ class Parts:
 
 
 def estimate_memory(
-    config: Config, samples: int, edges: int, world_size: int = 1
+    config: Config, samples: int, edges: int, nodes: int, world_size: int = 1
 ) -> tuple[Memory | None, tuple[str, ...]]:
     """Estimated memory of one process.
 
@@ -95,6 +94,7 @@ def estimate_memory(
         config: the run.
         samples: pictures of an iteration on this process.
         edges: trained steps of an iteration on this process.
+        nodes: where they start, likewise; with tilt the nodes that split.
         world_size: processes; they share the transformer with train.sharding: fsdp.
 
     Returns:
@@ -120,7 +120,7 @@ def estimate_memory(
         if config.model.facts.name not in READERS:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
         return memory, (f"Memory without activations: {why}.",)
-    kept |= _records(config, geometry, samples, edges, world_size)
+    kept |= _records(config, geometry, samples, edges, nodes, world_size)
     passing = _stages(config, geometry, _adapted_streams(config, found))
     for stage in ("rollout", "update", "evaluation"):
         passing[stage] += _borrowed(config, parts, geometry, world_size)
@@ -200,10 +200,9 @@ def _size(config: Config) -> Size:
     return Size(**asked, text_tokens=m.facts.max_sequence_length if text is None else text)
 
 
-def _records(config: Config, g: Geometry, samples: int, edges: int, world_size: int) -> dict[str, int]:
+def _records(config: Config, g: Geometry, samples: int, edges: int, nodes: int, world_size: int) -> dict[str, int]:
     """Bytes of what an iteration draws, and of prompts' encodings."""
-    r, o = config.rollout, config.objective
-    e = r.explore
+    e, o = config.rollout.explore, config.objective
     kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
     if e is not None:
         candidates = samples * e.candidates // (e.keep + e.audit)
@@ -211,7 +210,6 @@ def _records(config: Config, g: Geometry, samples: int, edges: int, world_size: 
     if o.trains_samples:
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
     if o.trains_nodes:
-        nodes = samples // r.tree.leaves_per_root * sum(origins_per_tree(r.tree.branching).values())
         kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * g.latent_elements
     kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
     return kept

@@ -117,7 +117,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
     alive = [min(redrawn, trees * count) for count in alive_per_level(full, branching)]
     starts = {step: alive[step] for step in branching}
     o = config.objective
-    trained = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
+    asked = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
     ends = {step: min(redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
     ordered = sorted(branching)
     inner = sum(starts.values())
@@ -128,7 +128,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
         rollout=sum(alive),
         values=completions if value == "ode" else 0,
         inner=0 if value == "leaves" else inner,
-        origins=sum(starts[step] for step in trained),
+        origins=sum(starts[step] for step in asked),
         edges=sum(ends.values()),
     )
 
@@ -167,7 +167,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     evaluations = count_evaluations(config)
     guided = config.model.facts.calls_per_step(r.guidance_scale)
     memory, notes = estimate_memory(
-        config, groups * redrawn // world_size, groups * first.edges // world_size, world_size
+        config,
+        *(groups * count // world_size for count in (redrawn, first.edges, first.origins)),
+        world_size,
     )
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),

@@ -6,7 +6,7 @@
 Models are FLUX.1-dev, SD3.5-Large, SANA 1.6B and Wan 2.1 1.3B (transformer and picture decoder; encodings of prompts
 are random), with a LoRA of rank 32. Of each: `explore` and `regenerate` in bfloat16, plain and compiled; `explore` with
 a copy in every precision, for real if the hardware can and else emulated, with the time that a push of weights takes;
-forward and backward of one trained step; the diffrl preset's forest against as many chains.
+forward and backward of one trained step; the diffrl preset's tree against as many chains.
 
 Rates are of the denoising alone; decoding has its own column. TFLOP/s are of matrix products, convolutions and
 attention, counted in one call; attention kernels that cannot be counted are named. MFU is their share of the hardware's
@@ -47,8 +47,8 @@ PROMPT = "a red circle above a blue square"
 COMPILING = 150.0
 """Seconds that must be left to start something that will be compiled."""
 
-TREE = {"roots": 4, "splits": (0, 0.4)}
-"""The diffrl preset's forest: four roots, two children at the first step and at four tenths of the steps."""
+TREE = {"roots": 1, "children": 4, "splits": (0, 0.4)}
+"""The diffrl preset's tree: four children at the first step and at four tenths of the steps."""
 
 
 class Bench:
@@ -148,10 +148,10 @@ class Bench:
         return {"seconds_per_edge": seconds / n, "edges": n, "peak_gib": peak}
 
     def tree(self) -> dict:
-        """Seconds of the diffrl preset's forest and of as many chains."""
+        """Seconds of the diffrl preset's tree and of as many chains."""
         steps = self.case.steps
-        splits = {int(share * steps): 2 for share in TREE["splits"]}
-        leaves = TREE["roots"] * 2 ** len(splits)
+        splits = {int(share * steps): TREE["children"] for share in TREE["splits"]}
+        leaves = TREE["roots"] * TREE["children"] ** len(splits)
         chains, _ = self.meter(lambda: self.draw(denoise, leaves, {}))
         forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], record=list(splits)))
         return {"leaves": leaves, "chains_seconds": chains, "tree_seconds": forest, "saved": 1 - forest / chains}

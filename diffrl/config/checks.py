@@ -63,7 +63,7 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
 
 
 def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
-    if not isinstance(rollout.stochastic, NoSteps) or objective.trains_nodes:
+    if not isinstance(rollout.stochastic, NoSteps):
         return None
     if isinstance(objective, GrpoSettings):
         return (
@@ -126,10 +126,37 @@ def _splits_train(
             f"drew the samples, and nothing bounds a second step. Got {train.updates_per_iteration}. Set it to 1; more "
             "prompts or a higher learning rate use the samples better."
         )
-    if credit.reward != "outcome":
+    for key, given, needed in (
+        ("credit.reward", credit.reward, "outcome"),
+        ("credit.fusion", credit.fusion, "uniform"),
+        ("credit.baseline", credit.baseline, "mean"),
+    ):
+        if given != needed:
+            return (
+                f"{key} must be {needed} with objective.kind: tilt, which compares finished samples below each split. "
+                f"Got {show(given)}. Set it to {needed}."
+            )
+    return None
+
+
+def _siblings_differ(rollout: RolloutSettings, credit: CreditSettings, objective: Objective) -> str | None:
+    if not objective.trains_nodes:
+        return None
+    if rollout.tree.correlation == 0:
         return (
-            "credit.reward must be outcome with objective.kind: tilt, which compares finished samples below each "
-            f"split. Got {show(credit.reward)}. Set it to outcome."
+            "rollout.tree.correlation must be above 0 with objective.kind: tilt: equal siblings leave nothing to "
+            "compare. Got 0. Raise it, or set null for independent siblings."
+        )
+    if credit.prune.width == "parent_top1":
+        return (
+            "credit.prune.width must not be parent_top1 with objective.kind: tilt: it leaves one child at every last "
+            "split, and nothing to compare. Got parent_top1. Set extremes or null."
+        )
+    depth = credit.prune.depth
+    if depth is not None and depth.size >= len(rollout.tree.splits):
+        return (
+            "credit.prune.depth.size must be < the number of rollout.tree.splits with objective.kind: tilt, which "
+            f"trains the nodes that split. Got size={depth.size}, splits={show(list(rollout.tree.splits))}. Lower size."
         )
     return None
 
@@ -249,6 +276,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
     (("rollout", "train", "credit", "objective"), _splits_train),
+    (("rollout", "credit", "objective"), _siblings_differ),
     (("rollout", "credit", "objective"), _credit_is_used),
     (("rollout", "credit"), _pruning_fits),
     (("objective",), _edges_are_on_policy),

@@ -58,7 +58,7 @@ class Cps(Section):
 
 
 class SplitsOnly(Section):
-    """Only the steps at which trees split are stochastic and trained."""
+    """Only the steps at which trees split are stochastic."""
 
     kind: Literal["splits"] = Field(description="The splits of rollout.tree alone.")
 
@@ -70,13 +70,13 @@ class NoSteps(Section):
 
 
 class AllSteps(Section):
-    """Every denoising step but the last is stochastic and trained."""
+    """Every denoising step but the last is stochastic."""
 
     kind: Literal["all"] = Field(description="Flow-GRPO: every step but the last.")
 
 
 class Window(Section):
-    """Only the steps of a window and the splits are stochastic and trained; the others are deterministic."""
+    """Only the steps of a window and the splits are stochastic; the others are deterministic."""
 
     kind: Literal["window"] = Field(description="MixGRPO: a window of steps, and the splits.")
     start: int = Field(
@@ -249,7 +249,8 @@ class RolloutSettings(Section):
         None, description="How a stochastic step draws its noise. Must be given unless no step is stochastic."
     )
     stochastic: Annotated[AllSteps | Window | SplitsOnly | NoSteps, Field(discriminator="kind")] = Field(
-        AllSteps(kind="all"), description="Which steps are stochastic; these and only these are trained."
+        AllSteps(kind="all"),
+        description="Which steps are stochastic. Objectives on steps train these; tilt trains the splits among them.",
     )
     tree: TreeSettings
     explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")

@@ -12,14 +12,12 @@ class Covariance(NamedTuple):
     """Below each of U nodes.
 
     Args:
-        direction: (U, ...) float32 covariance of advantage and clean latents; 0 where it is not.
+        direction: (U, ...) float32 covariance of advantage and clean latents; 0 without leaves of two children.
         centre: (U, ...) float32 mean of the clean latents; 0 without leaves.
-        known: (U,) bool, whether leaves lie below two children or more.
     """
 
     direction: Tensor
     centre: Tensor
-    known: Tensor
 
 
 def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tensor, nodes: int) -> Covariance:
@@ -63,7 +61,7 @@ def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tenso
     wide = (-1, *[1] * (x.ndim - 1))
     centre = x.new_zeros((nodes, *x.shape[1:])).index_add_(0, node, x) / m.float().clamp_min(1).view(wide)
     spread = weight.float().view(wide) * (x - centre[node])
-    return Covariance(torch.zeros_like(centre).index_add_(0, node, spread), centre, pairs > 0)
+    return Covariance(torch.zeros_like(centre).index_add_(0, node, spread), centre)
 
 
 def _sums(amount: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -140,8 +140,9 @@ def tilt_loss(
     Its gradient is that of the regression mean (x0hat - (x0hat_old + C))^2 / scale at the old policy, where
     x0hat = x0hat_old. The optimum of reward under a KL leash, p*(x0) ~ p(x0) exp(A(x0) / b), predicts
     E[x0 | x] + Cov(A, x0 | x) / b to first order, so C = Cov(A, x0 | x) is the way to it
-    (docs/methods/tree_tilt.md). The scale is DiffusionNFT's self-normalisation; it is a weight without gradient, and so
-    is xbar, which changes the loss's value alone.
+    (docs/methods/tree_tilt.md). The scale is a weight without gradient, after DiffusionNFT's; but the distance is to a
+    mean of leaves, which for a right prediction is its sampling error and falls with their number, so nodes with more
+    leaves weigh more. Beside it xbar changes the loss's value alone.
 
     Args:
         v: (U, ...) the policy's velocity at (x, sigma); carries the gradient.

@@ -19,31 +19,13 @@ def step_of_edges(edges: Edges, velocity: Tensor, transition: Transition) -> tup
     return mean[edges.origin], std.expand(len(mean), *std.shape[1:])[edges.origin]
 
 
-def edge_densities(
-    edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], transition: Transition, micro_batch: int
-) -> Tensor:
-    """(E,) float32 log-densities of recorded steps under a policy, averaged over latent dimensions.
-
-    Args:
-        edges: the steps.
-        policy: its velocities, conditioned as when they were drawn.
-        transition: the dynamics that drew them.
-        micro_batch: origins a network call.
-    """
-    densities = torch.zeros_like(edges.old_log_prob)
-    for _, piece, rows in _pieces(edges, micro_batch):
-        velocity = policy(piece.latents, piece.sigma, piece.prompt)
-        densities[rows] = _densities(piece, velocity, transition)
-    return densities
-
-
 def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], micro_batch: int) -> Tensor:
     """(U, ...) velocities of a policy at the origins of recorded steps, float32.
 
     Args:
         edges: the steps.
-        policy: as in `edge_densities`.
-        micro_batch: likewise.
+        policy: gives velocities of latents, noise levels and prompt rows, conditioned as when they were drawn.
+        micro_batch: origins a network call.
     """
     velocities = torch.zeros_like(edges.latents, dtype=torch.float32)
     for index, piece, _ in _pieces(edges, micro_batch):
@@ -52,7 +34,14 @@ def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], T
 
 
 def densities_under(edges: Edges, velocity: Tensor, transition: Transition, micro_batch: int) -> Tensor:
-    """What `edge_densities` gives, of velocities (U, ...) that are known."""
+    """(E,) float32 log-densities of recorded steps, averaged over latent dimensions.
+
+    Args:
+        edges: the steps.
+        velocity: (U, ...) at their origins.
+        transition: the dynamics that drew them.
+        micro_batch: origins at a time.
+    """
     densities = torch.zeros_like(edges.old_log_prob)
     for index, piece, rows in _pieces(edges, micro_batch):
         densities[rows] = _densities(piece, velocity[index], transition)
@@ -78,9 +67,12 @@ def ratio_errors(
 
     Args:
         edges: the steps.
-        policy: as in `edge_densities`.
-        transition: likewise.
-        micro_batch: likewise.
+        policy: as in `origin_velocities`.
+        transition: the dynamics that drew them.
+        micro_batch: origins a network call.
     """
-    every = torch.expm1(edge_densities(edges, policy, transition, micro_batch) - edges.old_log_prob).abs()
+    every = torch.zeros_like(edges.old_log_prob)
+    for _, piece, rows in _pieces(edges, micro_batch):
+        density = _densities(piece, policy(piece.latents, piece.sigma, piece.prompt), transition)
+        every[rows] = torch.expm1(density - piece.old_log_prob).abs()
     return [(step, float(every[edges.edge_step == step].max())) for step in edges.edge_step.unique().tolist()]

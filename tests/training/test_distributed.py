@@ -92,8 +92,8 @@ def exploring_run(pipeline, directory):
 
 
 def tilt_run(pipeline, directory):
-    """Tree tilt with a reference; one of the ranks' prompts has no direction and is pulled alone."""
-    data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "tilt", "kl": 0.1}, "credit": {}}
+    """Tree tilt; one of the ranks' prompts has no direction, so that rank joins with nothing."""
+    data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "tilt"}, "credit": {}}
     data["train"]["updates_per_iteration"] = 1
     return data
 
@@ -118,7 +118,7 @@ def test_forests_of_two_processes_are_those_of_one(random_sd3, tmp_path, make):
             assert row[key] == other[key], key
         made, expected = (r.get("evaluations/update", 0) + r.get("evaluations_skipped", 0) for r in (row, other))
         assert made == expected  # an idle rank evaluates one unit to join the others, which is then not skipped
-        for key in row.keys() & {"reward/mean", "update/loss", "update/grad_norm", "fidelity/tau"}:
+        for key in row.keys() & {"reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"}:
             cancels = make is tilt_run and key == "update/loss"  # a mean of terms of either sign
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key
     if make is idle_rank_run:

@@ -100,11 +100,13 @@ def test_a_reference_pulls_back(random_sd3, tmp_path):
     found = {}
     for kl in (0.0, 50.0):
         trainer = make_trainer(tilt_data(random_sd3, tmp_path / str(kl), kl=kl))
-        rows = []
+        rows, start = [], flat(weights_of(trainer))
         for iteration in range(3):
             trainer.iteration = iteration
             rows.append(trainer.iterate())
         found[kl] = (rows, trainer)
+    moved = {kl: float((flat(weights_of(trainer)) - start).norm()) for kl, (_, trainer) in found.items()}
+    assert moved[50.0] < 0.8 * moved[0.0]
     pulled, trainer = found[50.0]
     assert pulled[0]["update/reference_kl"] == 0 and pulled[2]["update/reference_kl"] > 0
     assert "update/reference_kl" not in found[0.0][0][0]
