@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from diffrl.config.load import make_config
 from diffrl.training.compare import CompareRequest, collect, compare, write_report
 from diffrl.training.compare.report import markdown
 from diffrl.training.compare.results import COSTS, Arm, Comparison, t_half_width
@@ -90,8 +91,10 @@ def main() -> None:
             figures = arguments.write.parent / "figures"
             figures.mkdir(exist_ok=True)
             shutil.copyfile(out / "figure.png", figures / f"{name}.png")
-    if arguments.write:
+    made = set(arguments.only or GROUPS)
+    if arguments.write and {"presets", "long"} <= made:
         put(arguments.write, "costs", costs(arguments.out, TARGETS))
+    if arguments.write and {"tilt-40k", "flow-80k"} <= made:
         put(arguments.write, "factor", factor(arguments.out, "diffrl"))
 
 
@@ -101,38 +104,53 @@ def paired(comparison: Comparison, chosen: str) -> str:
     Runs of a seed share prompts, their order, and starting noise.
     """
     best = next(arm for arm in comparison.arms if arm.label == chosen)
-    lines = [
-        f"| configuration | seeds | after | {chosen} has more by | iterations | evaluations |",
-        "|---|" + "---:|" * 5,
-    ]
+    head = (
+        "configuration",
+        "seeds",
+        "after",
+        f"{chosen} has more by",
+        "iterations",
+        "evaluations",
+        "pictures",
+        "seconds",
+    )
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for arm in comparison.arms:
         more = [own.curve[-1].score - other.curve[-1].score for own, other in zip(best.runs, arm.runs, strict=True)]
         gained = "" if arm is best else interval(more)
-        after = interval([run.curve[-1].score for run in arm.runs])
-        cost = f"{arm.runs[0].iterations} | {arm.cost('evaluations'):,.0f}"
-        lines.append(f"| {arm.label} | {len(arm.runs)} | {after} | {gained} | {cost} |")
+        after, iterations = interval([run.curve[-1].score for run in arm.runs]), arm.runs[0].iterations
+        costs = f"{arm.cost('evaluations'):,.0f} | {iterations * pictures(arm):,} | {arm.cost('seconds'):.0f}"
+        lines.append(f"| {arm.label} | {len(arm.runs)} | {after} | {gained} | {iterations} | {costs} |")
     return "\n".join(lines) + "\n"
 
 
+def pictures(arm: Arm) -> int:
+    """Drawn, decoded and scored in an iteration, without an exploring stage."""
+    config = make_config(arm.planned_as["config"])
+    return config.prompts.per_iteration * config.rollout.tree.samples
+
+
 def factor(out: Path, chosen: str) -> str:
-    """How many times as many evaluations Flow-GRPO takes to its score at 80,000 as `chosen`, seed by seed."""
+    """How many times less `chosen` takes to the scores of Flow-GRPO at 80,000 evaluations, seed by seed."""
     flow = collect(out / "flow-80k").arms[0]
     own = next(arm for arm in collect(out / "tilt-40k").arms if arm.label == chosen)
-    ratios, missed = [], 0
-    for theirs, ours in zip(flow.runs, own.runs, strict=True):
-        cost = ours.cost_to(theirs.curve[-1].score, "evaluations")
-        missed += cost is None
-        ratios += [] if cost is None else [math.log(theirs.curve[-1].evaluations / cost)]
-    if not ratios:
-        return f"{chosen} reached Flow-GRPO's score at 80,000 evaluations with no seed.\n"
-    mean, half = statistics.fmean(ratios), t_half_width(ratios) or math.nan
-    low, middle, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
     score = interval([run.curve[-1].score for run in flow.runs])
-    return (
-        f"Flow-GRPO at {flow.cost('evaluations'):,.0f} evaluations: {score}. To the score of the same seed, {chosen} "
-        f"takes {middle:.1f} times fewer (95 % interval {low:.1f} to {high:.1f}; {len(ratios)} seeds, {missed} "
-        "more did not reach it).\n"
-    )
+    spent = f"{flow.cost('evaluations'):,.0f} evaluations"
+    told = [f"Flow-GRPO at {spent}: {score}. To the score of the same seed, {chosen} takes", ""]
+    for cost, what, unit in (
+        ("evaluations", "evaluations", 1.0),
+        ("iteration", "pictures drawn and scored", pictures(flow) / pictures(own)),
+        ("seconds", "seconds", 1.0),
+    ):
+        pairs = zip(flow.runs, own.runs, strict=True)
+        found = [(getattr(run.curve[-1], cost), ours.cost_to(run.curve[-1].score, cost)) for run, ours in pairs]
+        ratios = [math.log(unit * theirs / ours) for theirs, ours in found if ours is not None]
+        if not ratios:
+            return f"{chosen} reached the score of Flow-GRPO at 80,000 evaluations with no seed.\n"
+        mean, half = statistics.fmean(ratios), t_half_width(ratios) or math.nan
+        low, middle, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
+        told.append(f"- {middle:.1f} times fewer {what} (95 % interval {low:.1f} to {high:.1f}, {len(ratios)} seeds)")
+    return "\n".join(told) + "\n"
 
 
 def interval(values: list[float]) -> str:
