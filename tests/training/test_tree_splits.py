@@ -20,7 +20,7 @@ TILT = {"kind": "tilt"}
 THREE = FOREST | {"tree": {"roots": 2, "branches": 3, "splits": [0, 2]}}
 WIDE_THREE = THREE | {"explore": EXPLORE | {"steps": None, "candidates": 36, "keep": 18}}
 BETWEEN = {"stochastic": {"kind": "window", "start": 0, "size": 4}, "tree": {"roots": 2, "splits": [1, 3]}}
-PRUNED = {"prune": {"width": "parent_top1"}}
+PRUNED = {"prune": {"width": "extremes", "best": 1}}
 ROLLOUTS = {
     "forest": (FOREST, {}),
     "three branches": (THREE, {}),
