@@ -76,8 +76,15 @@ def lagging_run(pipeline, directory):
     return data
 
 
+def tilting_run(pipeline, directory):
+    """Tree tilt with a reference; one rank's prompt has no direction."""
+    data = idle_run(pipeline, directory) | {"objective": {"kind": "tilt", "kl": 0.1}, "credit": {}}
+    data["train"]["updates_per_iteration"] = 1
+    return data
+
+
 RUNS = {"full": full_run, "idle": idle_run}
-MORE_RUNS = {"lagging": lagging_run}
+MORE_RUNS = {"lagging": lagging_run, "tilting": tilting_run}
 
 
 def configs(names, pipeline, directory):
@@ -105,8 +112,8 @@ def one(random_sd3, tmp_path_factory):
     return directory
 
 
-def assert_alike(run, expected, steps=(1, 2)):
-    """The same weights, numbers and counts up to rounding."""
+def assert_alike(run, expected, steps=(1, 2), loss=1e-7):
+    """The same weights, numbers and counts up to rounding, and to `loss` in a loss whose terms cancel."""
     for step in steps:
         ours, other = policy(run, step), policy(expected, step)
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=5e-6)  # a step is 3e-3
@@ -122,7 +129,7 @@ def assert_alike(run, expected, steps=(1, 2)):
             "update/reference_kl",
             "fidelity/tau",
         }:
-            assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-7), key
+            assert row[key] == pytest.approx(other[key], rel=1e-3, abs=loss if key == "update/loss" else 1e-7), key
     assert_same_trees(run, expected)
     counts, expected_counts = (summary_of(path)["network_evaluations"] for path in (run, expected))
     assert counts["planned"] == expected_counts["planned"]
@@ -192,14 +199,16 @@ def test_a_split_run_resumes_as_if_it_had_never_stopped(one, two, tmp_path):
 
 
 @pytest.mark.slow
-def test_split_weights_are_pushed_and_swapped(random_sd3, tmp_path):
+@pytest.mark.parametrize("run", MORE_RUNS)
+def test_split_weights_are_pushed_and_swapped_and_tilted(random_sd3, tmp_path, run):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    (data, _), (_, path) = (next(configs(["lagging"], random_sd3, tmp_path / name)) for name in ("one", "two"))
+    (data, _), (_, path) = (next(configs([run], random_sd3, tmp_path / name)) for name in ("one", "two"))
     start(data)
     done = launch(path, "train.gradient_checkpointing=false")
     assert done.returncode == 0, done.stderr
-    assert_alike(tmp_path / "two/lagging/run", tmp_path / "one/lagging/run")
+    # A pixel that rounds otherwise in another batch is 1e-4 of an advantage here.
+    assert_alike(tmp_path / f"two/{run}/run", tmp_path / f"one/{run}/run", loss=1e-5 if run == "tilting" else 1e-7)
 
 
 def test_a_launcher_that_splits_the_model_is_refused(monkeypatch, tmp_path):
