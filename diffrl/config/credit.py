@@ -185,8 +185,8 @@ class ObjectiveSettings(Section):
         return False
 
     def old_decay(self, updates: int) -> float:
-        """How much of itself such a policy keeps after so many updates."""
-        raise NotImplementedError
+        """How much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
+        return 0.0
 
     @property
     def clips(self) -> tuple[float, float] | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from diffrl.records import Credit, Rollout
@@ -44,6 +46,43 @@ class Examples(Protocol):
     def take(self, index: Tensor) -> Self:
         """The units at `index` (B,) int64."""
         ...
+
+
+@dataclass(frozen=True)
+class States:
+    """Examples of which each unit is one term; what an objective needs beside these are further columns (M, ...).
+
+    Args:
+        latents: (M, ...) what the network is asked.
+        sigma: (M,) float32 noise levels.
+        prompt: (M,) int64 rows of the prompts.
+        active: (M,) bool.
+    """
+
+    latents: Tensor
+    sigma: Tensor
+    prompt: Tensor
+    active: Tensor
+
+    @property
+    def terms(self) -> Tensor:
+        """One a unit."""
+        return torch.ones_like(self.prompt)
+
+    @property
+    def term_prompt(self) -> Tensor:
+        """(M,) int64 row of each unit's prompt."""
+        return self.prompt
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Latents, noise levels and prompt rows."""
+        return self.latents, self.sigma, self.prompt
+
+    def take(self, index: Tensor) -> Self:
+        """The units at `index`."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return replace(self, **{name: column[index.to(column.device)] for name, column in columns.items()})
 
 
 Some = TypeVar("Some", bound=Examples)

@@ -13,53 +13,25 @@ import torch
 from torch import Tensor
 
 from diffrl.functional.losses import nft_loss, optimality, velocity_kl
-from diffrl.objectives.base import Velocity
+from diffrl.objectives.base import States, Velocity
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.noise import noise_at
 
 
 @dataclass(frozen=True)
-class NoisedExamples:
+class NoisedExamples(States):
     """Finished samples, noised again; a unit is one sample at one noise level.
 
     Args:
-        latents: (M, ...) noised samples.
         clean: (M, ...) the samples.
-        sigma: (M,) float32 noise levels.
-        prompt: (M,) int64 rows of the prompts.
         optimality: (M,) float32 in [0, 1].
         old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
-        active: (M,) bool.
     """
 
-    latents: Tensor
     clean: Tensor
-    sigma: Tensor
-    prompt: Tensor
     optimality: Tensor
     old_velocity: Tensor
-    active: Tensor
-
-    @property
-    def terms(self) -> Tensor:
-        """One a unit."""
-        return torch.ones_like(self.prompt)
-
-    @property
-    def term_prompt(self) -> Tensor:
-        """(M,) int64 row of each unit's prompt."""
-        return self.prompt
-
-    @property
-    def start(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Noised samples, noise levels and prompt rows."""
-        return self.latents, self.sigma, self.prompt
-
-    def take(self, index: Tensor) -> NoisedExamples:
-        """The units at `index`."""
-        columns = (self.latents, self.clean, self.sigma, self.prompt, self.optimality, self.old_velocity, self.active)
-        return NoisedExamples(*(column[index] for column in columns))
 
 
 @dataclass(frozen=True)
@@ -114,7 +86,7 @@ class NFT:
         for index in asked.split(micro_batch) if len(asked) else ():
             velocity[index] = old(latents[index], sigma[index], prompt[index])
         r = optimality(credit.outcome)[sample].to(device)
-        return NoisedExamples(latents, clean, sigma, prompt, r, velocity, active)
+        return NoisedExamples(latents, sigma, prompt, active, clean, r, velocity)
 
     def _noise(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Noise levels (M,), evenly spread over each prompt's samples and uniform for each one, and noise (M, ...)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffrl.functional.covariance import sibling_covariance
 from diffrl.functional.losses import tilt_loss, velocity_kl
-from diffrl.objectives.base import Velocity
+from diffrl.objectives.base import States, Velocity
 from diffrl.records import Credit, Edges, Forest, Rollout
 from diffrl.rollout.denoise import take_origins
 from diffrl.rollout.density import ratio_errors
@@ -23,47 +23,18 @@ from diffrl.transition import Transition
 
 
 @dataclass(frozen=True)
-class NodeExamples:
-    """The nodes that split; a unit is a node.
+class NodeExamples(States):
+    """The nodes that split; a unit is a node, its latents as the network saw them.
 
     Args:
-        latents: (U, ...) as the network saw them.
-        sigma: (U,) float32 noise levels.
-        prompt: (U,) int64 rows of the prompts.
         node: (U,) int64 rows of the forest, on the CPU.
         direction: (U, ...) float32 covariance of advantage and clean latents below each node.
         centre: (U, ...) float32 mean of the clean latents below it.
-        active: (U,) bool.
     """
 
-    latents: Tensor
-    sigma: Tensor
-    prompt: Tensor
     node: Tensor
     direction: Tensor
     centre: Tensor
-    active: Tensor
-
-    @property
-    def terms(self) -> Tensor:
-        """One a node."""
-        return torch.ones_like(self.prompt)
-
-    @property
-    def term_prompt(self) -> Tensor:
-        """(U,) int64 row of each node's prompt."""
-        return self.prompt
-
-    @property
-    def start(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents, noise levels and prompt rows."""
-        return self.latents, self.sigma, self.prompt
-
-    def take(self, index: Tensor) -> NodeExamples:
-        """The nodes at `index`."""
-        node = self.node[index.to(self.node.device)]
-        rest = (column[index] for column in (self.direction, self.centre, self.active))
-        return NodeExamples(self.latents[index], self.sigma[index], self.prompt[index], node, *rest)
 
 
 @dataclass(frozen=True)
@@ -111,7 +82,7 @@ class Tilt:
             moves[below] = (found.direction != 0).flatten(1).any(dim=1)
         active = used if self.needs_reference else moves
         node = origin_nodes(edges, rollout.forest)[origins.cpu()]
-        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], node, direction, centre, active)
+        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], active, node, direction, centre)
 
     def loss(
         self, examples: NodeExamples, policy: Velocity, reference: Velocity | None
