@@ -16,7 +16,7 @@ def draw_pictures(drawing: Drawing) -> list[str]:
         ConfigError: the pipeline cannot be loaded, there are no prompts, or the folder holds something already.
     """
     from diffrl.errors import ConfigError
-    from diffrl.training.generate import GenerateRequest, generate_pictures
+    from diffrl.export.generate import GenerateRequest, generate_pictures
 
     if drawing.images.exists() and (not drawing.images.is_dir() or any(drawing.images.iterdir())):
         raise ConfigError(
