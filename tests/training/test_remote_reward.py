@@ -18,7 +18,7 @@ from tests.training.harness import go_on, make_trainer, rows_of, samples_of, set
 SERVER = """
 import sys
 from reward_models import load_reward
-from reward_models.server import serve
+from reward_models.serving.server import serve
 serve({"shapes": load_reward("shapes")}, host="127.0.0.1", port=int(sys.argv[1]))
 """
 
