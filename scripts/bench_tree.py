@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.functional.tree_counts import forwards_per_tree
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device, load_adapter
 from diffrl.records import Prompt, PromptBatch
-from diffrl.rollout.counts import forwards_per_tree
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.transition import make_transition

@@ -7,7 +7,7 @@ whole checkpoint or none. One process names it, any number may read. Names that 
     .replaced-step-000040    moved aside by a second save of the same step; stands in for it until that save is in place
     .discarded-step-000040   being deleted; the next save finishes that
 
-Weights that are split over ranks are written by all of them, each its own rows: see `checkpoint_shards.py`.
+Weights that are split over ranks are written by all of them, each its own rows: see `shards.py`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
-from diffrl.models.families import FAMILIES, Family, find_family
-from diffrl.models.shipped import MOST_OPTIONS
+from diffrl.models.families import FAMILIES, MOST_OPTIONS, Family, find_family
 
 MOST_RANK = 4096
 """Of a LoRA: the width of the largest networks, where it would be no longer low."""

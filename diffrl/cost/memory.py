@@ -205,7 +205,7 @@ def _records(config: Config, g: Geometry, samples: int, edges: int, nodes: int, 
     e, o = config.rollout.explore, config.objective
     kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
     if e is not None:
-        candidates = samples * e.candidates // (e.keep + e.audit)
+        candidates = samples * e.candidates // config.rollout.redrawn
         kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
     if o.trains_samples:
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements

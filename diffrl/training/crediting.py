@@ -19,7 +19,6 @@ from diffrl.records import Credit, RewardTable, Rollout
 from diffrl.rewards.score import Scoring
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
-from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import paths_to, root_addresses
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.sampling import Drawn, Sampling
@@ -115,11 +114,7 @@ class Crediting:
         p, o, forest = self.config.credit.prune, self.config.objective, drawn.rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
-            ordered, d = sorted(forest.branching), p.depth
-            window = stochastic_steps(
-                "window", len(ordered) + 1, drawn.rollout.batch.iteration, (), d.start, d.size, d.slide_every
-            )
-            steps = [ordered[i] for i in window]
+            steps = p.depth.steps_at(drawn.rollout.batch.iteration, sorted(forest.branching))
         kept = kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
         if o.steps_are_pulled:
             kept &= paths_to(forest, torch.nonzero(credit.used).flatten())

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from diffrl.cost.meter import PhaseClock, network_evaluations, training_cost
-from diffrl.cost.plan import is_evaluated
 from diffrl.cost.process_memory import peak_bytes
 from diffrl.data.sampler import prompt_batch
 from diffrl.distributed.ranks import any_rank, sum_ranks
@@ -155,7 +154,7 @@ class Trainer:
         }
         metrics["cost/evaluations"] = int(training_cost(counted))
         metrics["cost/seconds"] = sum(self.clock.seconds.get(phase, 0.0) for phase in PHASES)
-        if is_evaluated(self.config, self.iteration):
+        if self.config.run.evaluates_after(self.iteration):
             metrics.update(self.held_out())
         self.journal.metrics(
             {

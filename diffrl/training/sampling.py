@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
-from diffrl.config.rollout import ExploreSettings, RolloutSettings
+from diffrl.config.explore import ExploreSettings
+from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.distributed.ranks import agreed, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Chosen, Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout
 from diffrl.rewards.score import Scoring, WeightedScorer
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
@@ -113,7 +113,7 @@ class Sampling:
     def draw(self, batch: PromptBatch, conditioning: Conditioning) -> Drawn:
         """This iteration's samples, and their rewards."""
         tree, explore_settings = self.config.rollout.tree, self.config.rollout.explore
-        branching = branching_at(self.config.rollout, batch.iteration)
+        branching = self.config.rollout.branching_at(batch.iteration)
         if explore_settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
             rollout, table, trace = self.regenerate(batch, conditioning, forest)

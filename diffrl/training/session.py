@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import old_is_policy
-from diffrl.config.credit import GrpoSettings, TiltSettings
+from diffrl.config.objective import GrpoSettings, TiltSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
@@ -222,8 +221,7 @@ def make_parts(config: Config, transition: Transition | None) -> list[Part]:
         grpo = resolve("objective.kind", OBJECTIVES, "grpo")
         return [Part(grpo(transition=transition, clip_low=low, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
     nft = resolve("objective.kind", OBJECTIVES, "nft")
-    own = old_is_policy(o, config.train)
-    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=own))]
+    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=config.old_is_policy))]
     if o.edges is not None:
         low, high = o.edges.clips
         grpo = resolve("objective.edges", OBJECTIVES, "grpo")

@@ -1,6 +1,8 @@
 """Values come through as given, files as shipped load, and what is written reads back equal."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,11 @@ def test_the_resolved_configuration_holds_every_key(example):
     config = load_config(example)
     assert Config.model_validate(config.model_dump()) == config
     assert "keep_checkpoints: 3" in dump_config(config)
+
+
+def test_a_configuration_is_read_without_loading_anything_heavy():
+    code = (
+        "import sys; from diffrl.config import load_config; load_config('configs/quickstart.yaml');"
+        "sys.exit(', '.join({'torch', 'numpy', 'diffusers', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from diffrl.config import load_config
-from diffrl.config.checks import steps_at
 from diffrl.config.load import make_config
-from diffrl.cost.plan import count_evaluations, even_parts, is_evaluated, make_plan, render_plan
+from diffrl.cost.plan import even_parts, make_plan, render_plan
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
 
@@ -90,13 +89,13 @@ def test_two_processes_share_the_prompts():
 )
 def test_evaluations_never_come_twice_at_the_same_point(iterations, every, expected):
     config = config_of(run={"iterations": iterations, "eval_every": every})
-    assert tuple(i for i in range(iterations + 1) if is_evaluated(config, i)) == expected
-    assert count_evaluations(config) == len(expected)
+    assert tuple(i for i in range(iterations + 1) if config.run.evaluates_after(i)) == expected
+    assert config.run.evaluations == len(expected)
 
 
 def test_a_sliding_window_moves_in_the_plan_too():
     config = config_of()
-    assert [steps_at(config.rollout, i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
+    assert [config.rollout.steps_at(i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("total", "parts"), [(15, 2), (7, 7), (23, 5), (4, 1)])

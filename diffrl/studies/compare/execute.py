@@ -31,7 +31,6 @@ from diffrl.studies.compare.plan import (
     Record,
     changed,
     earlier_plan,
-    evaluations_of,
     plan_candidate,
     same_run,
 )
@@ -167,7 +166,7 @@ def print_plan(console: Console, planned: dict[str, Planned], untimed: Sequence[
             f"{one.iteration_cost:,g}",
             f"{iterations * one.iteration_cost:,.0f}",
             "–" if each is None else f"{iterations * each:,.1f}",
-            f"{evaluations_of(one.config)}",
+            f"{one.config.run.evaluations}",
         )
     for label in untimed:
         table.add_row(Text(label), "when timed", *["–"] * 4)

@@ -15,7 +15,7 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.load import make_config
-from diffrl.cost.plan import count_evaluations, make_plan
+from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.run.directory import LOCK
 from diffrl.run.summary import write_json
@@ -90,11 +90,6 @@ def plan_candidate(
             [f"{candidate.label}, with {iterations} iterations of its budget: {p}" for p in error.problems]
         ) from error
     return Planned(candidate, fixed, cost, iteration_seconds)
-
-
-def evaluations_of(config: Config) -> int:
-    """Held-out evaluations of a run, before and after training too."""
-    return count_evaluations(config)
 
 
 @dataclass

@@ -14,20 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
 from diffrl.functional.ranking import ranking_fidelity
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Forest, Prompt, PromptBatch
 from diffrl.rewards.score import WeightedScorer
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
@@ -213,7 +212,7 @@ def _prepare(
     device: torch.device,
 ) -> _Setting:
     """Load what draws and scores."""
-    r, branching = config.rollout, branching_at(config.rollout, 0)
+    r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
         policy = load_aligned(request.run, device).policy
