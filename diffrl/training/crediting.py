@@ -14,6 +14,7 @@ from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.distributed.ranks import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
+from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
 from diffrl.records import Credit, RewardTable, Rollout
 from diffrl.rewards.score import Scoring
@@ -154,7 +155,7 @@ class Crediting:
     def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
         """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
-        rewards = torch.stack([(table.raw[s.name] - s.shift) / s.scale for s in scorers], dim=1)
+        rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
         accelerator = self.session.accelerator
         everyone = gather_rows(accelerator, rewards)
         weights = torch.tensor([scorer.weight for scorer in scorers])
