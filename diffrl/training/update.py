@@ -17,6 +17,8 @@ from diffrl.distributed.sharding import total_norm
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.objectives.base import Examples, Objective, Velocity
 from diffrl.records import PromptBatch
+from diffrl.rollout.address import Purpose
+from diffrl.rollout.noise import generator_at
 from diffrl.training.policy import Policy
 
 
@@ -73,7 +75,7 @@ def deal(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Te
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
     for row, group in enumerate(batch.groups):
         own = torch.nonzero(prompt == row).flatten()
-        order = np.random.default_rng([seed, batch.iteration, group]).permutation(len(own))
+        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(len(own))
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
             share.append(own[torch.from_numpy(part).to(own.device)])
     return [torch.cat(share) for share in shares]
