@@ -30,7 +30,7 @@ from torch import Tensor
 
 from diffrl.checkpoint.split import PART, SplitTensors
 from diffrl.errors import CheckpointError
-from diffrl.files import discard
+from diffrl.files import discard, flush
 
 Entry = Mapping[str, int | str]
 """What the manifest says of a file: its size in bytes and its sha256."""
@@ -97,7 +97,7 @@ def write_group(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, Entry]:
     """Write tensors into one safetensors file, onto the disk; its name and what the manifest says of it."""
     save_file({name: _plain_copy(tensor) for name, tensor in tensors.items()}, path)
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
-    _flush(path)
+    flush(path)
     return path.name, _entry(path)
 
 
@@ -117,12 +117,12 @@ def commit(final: Path, version: int, state: Mapping[str, Any], files: Mapping[s
     manifest = {"format": version, "files": dict(sorted(entries.items()))}
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (temporary / STATE, temporary / MANIFEST, temporary):
-        _flush(path)
+        flush(path)
     if final.exists():
         os.replace(final, replaced)
     os.replace(temporary, final)
-    _flush(final.parent)
-    _flush(final.parent.parent)
+    flush(final.parent)
+    flush(final.parent.parent)
     with suppress(OSError):  # the next save removes it
         discard(replaced)
 
@@ -315,12 +315,3 @@ def require_json(value: Any, where: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Force a file, or a directory's names, onto the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
+from diffrl.files import write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
 from diffrl.precision.backends.machine import MODELOPT, installed
@@ -27,7 +28,6 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.summary import write_json
 from diffrl.training.session import explore_exclude
 
 CALIBRATION_PROMPTS = 128

@@ -17,8 +17,8 @@ from diffrl.config import Config
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
+from diffrl.files import write_json
 from diffrl.run.directory import LOCK
-from diffrl.run.summary import write_json
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.results import STATE, read_state
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffrl.run.summary import write_json
+from diffrl.files import write_json
 from diffrl.studies.compare.results import COSTS, Arm, Comparison, Reached
 
 COLORS = (
