@@ -134,7 +134,7 @@ def abandon(final: Path) -> None:
 
 
 def cannot_write(final: Path, reason: object) -> CheckpointError:
-    """The error that says so."""
+    """The error of a checkpoint that could not be written."""
     return CheckpointError(f"Cannot write the checkpoint {final}: {reason}. Free space or mend the disk.")
 
 

@@ -20,7 +20,7 @@ class EdgeLoss(Section):
 
     @property
     def clips(self) -> tuple[float, float]:
-        """Below and above 1."""
+        """How far below and above 1 the ratio of a step counts."""
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
 
@@ -102,17 +102,17 @@ class GrpoSettings(ObjectiveSettings):
 
     @property
     def trains_steps(self) -> bool:
-        """Always."""
+        """See the base class; always so here."""
         return True
 
     @property
     def steps_are_pulled(self) -> bool:
-        """With a reference."""
+        """See the base class; only with a reference."""
         return self.kl > 0
 
     @property
     def clips(self) -> tuple[float, float]:
-        """Below and above 1."""
+        """How far below and above 1 the ratio of a step counts."""
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
 
@@ -141,31 +141,31 @@ class NftSettings(ObjectiveSettings):
 
     @property
     def trains_steps(self) -> bool:
-        """If asked for."""
+        """See the base class; only with `edges`."""
         return self.edges is not None
 
     @property
     def trains_samples(self) -> bool:
-        """Always."""
+        """See the base class; always so here."""
         return True
 
     @property
     def levels_per_sample(self) -> int:
-        """As configured."""
+        """See the base class; `levels`."""
         return self.levels
 
     @property
     def lags(self) -> bool:
-        """Unless it is always the newest."""
+        """See the base class; not where the old policy is always the newest."""
         return self.old_limit > 0
 
     def old_decay(self, updates: int) -> float:
-        """DiffusionNFT's rise, arXiv 2509.16117."""
+        """See the base class; the rise of DiffusionNFT, arXiv 2509.16117."""
         return min(self.old_slope * updates, self.old_limit)
 
     @property
     def clips(self) -> tuple[float, float] | None:
-        """Those of the steps."""
+        """See the base class; those of `edges`."""
         return None if self.edges is None else self.edges.clips
 
 
@@ -182,7 +182,7 @@ class TiltSettings(ObjectiveSettings):
 
     @property
     def trains_nodes(self) -> bool:
-        """Always."""
+        """See the base class; always so here."""
         return True
 
 

@@ -21,7 +21,7 @@ def _known_scorer(name: str) -> str:
 
 
 SMALLEST = 1.0e-6
-"""Least size of a factor that is not 0: with far smaller ones float32 would make every total 0."""
+"""The least size of a factor that is not 0: with far smaller ones float32 would make every total 0."""
 
 
 def _felt(factor: float) -> float:

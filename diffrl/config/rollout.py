@@ -20,7 +20,7 @@ from diffrl.config.tree import TreeSettings
 from diffrl.functional.steps import stochastic_steps
 
 LEAST_NOISE, MOST_NOISE = 1.0e-4, 100
-"""Of a stochastic step: below it float32 keeps less than three digits of the noise, and densities overflow."""
+"""Bounds of a stochastic step's noise: below, float32 keeps less than three digits of it, and densities overflow."""
 
 
 class FlowSde(Section):

@@ -68,7 +68,7 @@ class TreeSettings(Section):
 
     @property
     def branching(self) -> Mapping[int, int]:
-        """Split step -> children."""
+        """Split step -> children of a node there."""
         every = self.branches if isinstance(self.branches, tuple) else (self.branches,) * len(self.splits)
         return dict(zip(self.splits, every, strict=True))
 

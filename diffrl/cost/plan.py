@@ -7,8 +7,9 @@ and its count and the skipped together make the plan.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
@@ -77,7 +78,7 @@ class Plan:
 
     @property
     def iteration_cost(self) -> float:
-        """The same of one iteration, on average."""
+        """Training cost of one iteration, on average."""
         return self.training_cost / self.iterations
 
 
@@ -102,7 +103,7 @@ class PromptCost:
     edges: int
 
 
-def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
+def prompt_cost(config: Config, iteration: int) -> PromptCost:
     """What one prompt costs in a training iteration."""
     r, value = config.rollout, config.credit.value
     branching = r.branching_at(iteration)
@@ -133,7 +134,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
-    """Add up a run.
+    """Add up what a run will cost.
 
     Args:
         config: the run.
@@ -149,11 +150,11 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         )
     groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
     places = [i for i in r.window_places if i < iterations]
-    drawn = [drawn_per_prompt(config, i) for i in places]
-    first, stays = drawn[0], places[1] if len(places) > 1 else iterations
+    costs = [prompt_cost(config, i) for i in places]
+    first, stays = costs[0], places[1] if len(places) > 1 else iterations
 
     def over_the_run(each: Callable[[PromptCost], int]) -> int:
-        return Cycle([each(one) for one in drawn], stays).total(iterations)
+        return Cycle([each(one) for one in costs], stays).total(iterations)
 
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     o = config.objective
@@ -177,7 +178,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "update": trained,
         "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
     }
-    pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in drawn], stays)
+    pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
     scored = sum(
         pictures.total(end) - pictures.total(start)
         for reward in config.rewards
@@ -219,7 +220,12 @@ def even_parts(total: int, parts: int) -> tuple[int, ...]:
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
-def render_plan(plan: Plan) -> str:
+def plan_json(plan: Plan) -> str:
+    """The plan as JSON, with the sum of its network evaluations."""
+    return json.dumps({**asdict(plan), "total_network_evaluations": plan.total_network_evaluations}, indent=2)
+
+
+def plan_text(plan: Plan) -> str:
     """The plan as aligned text."""
     steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
     most = "" if plan.exact else "at most "

@@ -198,9 +198,9 @@ def _joined(
     raw = torch.cat([output.raw.float() for output in outputs])[place]
     reported = torch.cat([output.ok for output in outputs])[place]
     sound = raw.abs() <= LARGEST  # False for NaN
-    told = [message for output in outputs for message in output.errors]
+    messages = [message for output in outputs for message in output.errors]
     errors = [
-        told[i] if told[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
+        messages[i] if messages[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
         for row, i in enumerate(place.tolist())
     ]
     names = list(dict.fromkeys(name for output in outputs for name in output.parts))

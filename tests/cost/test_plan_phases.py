@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffrl.config.phases import Cycle, phases
-from diffrl.cost.plan import drawn_per_prompt, make_plan
+from diffrl.cost.plan import make_plan, prompt_cost
 from diffrl.errors import ConfigError
 from tests.cost.test_plan import config_of
 
@@ -36,7 +36,7 @@ def test_a_plan_is_the_sum_of_its_iterations(schedule, iterations, size, slide, 
         credit={"reward": "incremental", "value": "ode"},
     )
     plan, groups = make_plan(config), 6
-    one_by_one = [drawn_per_prompt(config, i) for i in range(iterations)]
+    one_by_one = [prompt_cost(config, i) for i in range(iterations)]
     guided = {"explore": "explore", "rollout": "rollout", "values": "values", "update": "origins"}
     for name, field in guided.items():
         assert plan.network_evaluations[name] == 2 * groups * sum(getattr(one, field) for one in one_by_one), name

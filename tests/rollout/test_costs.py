@@ -6,7 +6,7 @@ import pytest
 
 from diffrl.config.objective import GrpoSettings
 from diffrl.config.rollout import RolloutSettings
-from diffrl.cost.plan import drawn_per_prompt
+from diffrl.cost.plan import prompt_cost
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree, origins_per_tree
 from diffrl.rollout.complete import complete, inner_nodes
@@ -62,7 +62,7 @@ def test_completions_cost_what_the_plan_says(branching):
     settings = {"steps": 7, "dynamics": {"kind": "flow_sde"}, "stochastic": {"kind": "splits"}, "tree": tree}
     rollout = RolloutSettings.model_validate(settings)
     config = SimpleNamespace(rollout=rollout, credit=SimpleNamespace(value="ode"), objective=GrpoSettings(kind="grpo"))
-    plan = drawn_per_prompt(config, 0)
+    plan = prompt_cost(config, 0)
     assert sum(adapter.rows) == 3 * plan.values
     assert len(found) == 3 * plan.inner
     by_hand = sum(7 if step < 0 else 7 - 1 - step for step in forest.step[inner_nodes(forest)].tolist())

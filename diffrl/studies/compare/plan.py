@@ -45,7 +45,7 @@ class Planned:
         return changed(self.config, run={**place, "dir": str(out / self.candidate.folder)})
 
     def entry(self) -> dict[str, Any]:
-        """For state.json."""
+        """What state.json keeps of it."""
         return {
             "label": self.candidate.label,
             "folder": self.candidate.folder,
@@ -109,7 +109,7 @@ class Record:
     planned: dict[str, Planned]
 
     def save(self, out: Path) -> None:
-        """Write it."""
+        """Write state.json."""
         content = {
             "budget": {"kind": self.budget.kind, "amount": self.budget.amount},
             "evals": self.evals,

@@ -144,7 +144,7 @@ class _Setting:
 
 
 def measure_fidelity(
-    config: Config, request: FidelityRequest, say: Callable[[str], None] = lambda line: None
+    config: Config, request: FidelityRequest, report: Callable[[str], None] = lambda line: None
 ) -> Fidelity:
     """Draw the pool in every way and compare; writes nothing but the folder itself.
 
@@ -154,7 +154,7 @@ def measure_fidelity(
     Args:
         config: the model, prompts, rewards, tree and dynamics.
         request: what to compare.
-        say: tells the user what is being drawn.
+        report: tells the user what is being drawn.
 
     Raises:
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
@@ -174,7 +174,7 @@ def measure_fidelity(
     setting = _prepare(config, request, prompts, candidates, seed, device)
     rows = prompt_samples(setting.forest)
     full = config.rollout.steps
-    say(f"the truth: {config.model.dtype}, {full} steps")
+    report(f"the truth: {config.model.dtype}, {full} steps")
     _warm_up(setting, None)
     images, rewards, truth = _draw(setting, None, full)
     without = [i for i, row in enumerate(rows) if not _has_spread(rewards[row])]
@@ -183,7 +183,7 @@ def measure_fidelity(
         copy = _copy(setting, w, device)
         _warm_up(setting, copy)
         for count in steps:
-            say(f"{w.text}, {count} steps")
+            report(f"{w.text}, {count} steps")
             own_images, own_rewards, pool = _draw(setting, copy, count)
             found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
             means = {name: mean_over_prompts(values) for name, values in found.items()}
@@ -341,5 +341,5 @@ def _by_prompt(found: Mapping[str, Sequence[float]]) -> dict[str, list[float | N
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value as JSON can write it: None for NaN."""
     return value if math.isfinite(value) else None

@@ -66,7 +66,7 @@ def notes(fidelity: Fidelity) -> list[str]:
 
 
 def tables(fidelity: Fidelity) -> list[Table]:
-    """The same for the console."""
+    """The tables, as the console shows them."""
     made = []
     for title, columns, rows in grids(fidelity):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
