@@ -39,9 +39,9 @@ from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler, denoise, take_origins
 from diffrl.rollout.explore import explore
 from diffrl.rollout.regenerate import regenerate
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.policy import Policy
-from diffrl.transition import make_transition
 
 PROMPT = "a red circle above a blue square"
 COMPILING = 150.0

@@ -19,7 +19,7 @@ from diffrl.objectives.base import Velocity
 from diffrl.records import Credit, Edges, Rollout
 from diffrl.rollout.denoise import take_origins
 from diffrl.rollout.density import ratio_errors, step_of_edges
-from diffrl.transition import Transition
+from diffrl.rollout.transition import Transition
 
 
 @dataclass(frozen=True)

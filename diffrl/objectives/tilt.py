@@ -19,7 +19,7 @@ from diffrl.objectives.base import States, Velocity
 from diffrl.records import Credit, Edges, Forest, Rollout
 from diffrl.rollout.denoise import take_origins
 from diffrl.rollout.density import ratio_errors
-from diffrl.transition import Transition
+from diffrl.rollout.transition import Transition
 
 
 @dataclass(frozen=True)

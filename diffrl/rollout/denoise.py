@@ -17,8 +17,8 @@ from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Edges, Forest
 from diffrl.rollout.address import Address
 from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
-from diffrl.transition import Transition
 
 
 def batched_velocity(

@@ -26,10 +26,10 @@ from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.session import Session
-from diffrl.transition import Transition
 from diffrl.trees.tracing import FirstPictures, Trace, take_trace, traced_prompts
 
 

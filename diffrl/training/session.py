@@ -29,12 +29,12 @@ from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.update import Part
-from diffrl.transition import Transition, make_transition
 
 
 @dataclass

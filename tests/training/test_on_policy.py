@@ -11,9 +11,9 @@ from diffrl.config.load import make_config
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import GuardStop
 from diffrl.functional.dynamics import Step
+from diffrl.rollout.transition import make_transition
 from diffrl.training.session import make_parts
 from diffrl.training.update import velocity_of
-from diffrl.transition import make_transition
 from tests.training.harness import flat, make_trainer, settings, weights_of
 
 DYNAMICS = {
