@@ -233,9 +233,8 @@ def _train_all(work: _Work, record: Record) -> None:
             continue
         run, _ = read_run(path, number, config.eval.rewards[0].key)
         took = "there already" if there else f"in {duration(run.curve[-1].seconds)} of training"
-        work.report(
-            f"{name}: {config.eval.rewards[0].key} {run.curve[0].score:.3f} -> {run.curve[-1].score:.3f}, {took}"
-        )
+        before, after = run.curve[0].score, run.curve[-1].score
+        work.report(f"{name}: {config.eval.rewards[0].key} {before:.3f} -> {after:.3f}, {took}")
 
 
 def _train(work: _Work, config: Config, what: str) -> bool:
