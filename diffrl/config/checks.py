@@ -233,7 +233,7 @@ def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
 def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
 
     def counts(reward: RewardSettings, iteration: int) -> bool:
-        return reward.weight * reward.factor(iteration) != 0
+        return reward.weight_at(iteration) != 0
 
     found = (phases(run.iterations, reward.corners, partial(counts, reward)) for reward in rewards)
     for iteration in sorted({start for stretches in found for start, _, _ in stretches}):

@@ -128,6 +128,10 @@ class RewardSettings(Section):
                 return low + (high - low) * (iteration - start) / (end - start)
         return points[-1][1]
 
+    def weight_at(self, iteration: int) -> float:
+        """Factor in the total of a training iteration."""
+        return self.weight * self.factor(iteration)
+
     def asked(self, iteration: int) -> bool:
         """Whether its scorer is asked in a training iteration: it counts there, or is only watched."""
         return self.weight == 0 or self.factor(iteration) != 0

@@ -207,6 +207,12 @@ class Config(Section):
         return self
 
     @property
+    def explore_exclude(self) -> tuple[str, ...]:
+        """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
+        e = self.rollout.explore
+        return self.model.facts.exclude if e is None or e.exclude is None else e.exclude
+
+    @property
     def old_is_policy(self) -> bool:
         """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
         return not self.objective.lags and self.train.updates_per_iteration == 1

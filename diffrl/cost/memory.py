@@ -169,7 +169,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
     if e is not None and e.precision != "training":
         emulated = e.engine == "emulated"
         quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES.get(e.precision, 2), 2)
-        exclude = m.facts.exclude if e.exclude is None else e.exclude
+        exclude = config.explore_exclude
         kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
     if o.lags:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws

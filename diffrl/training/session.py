@@ -86,7 +86,7 @@ class Session:
     def scorers_at(self, iteration: int) -> list[WeightedScorer]:
         """The training rewards that are asked in an iteration, with their weights there."""
         pairs = zip(self.scorers, self.config.rewards, strict=True)
-        return [replace(s, weight=r.weight * r.factor(iteration)) for s, r in pairs if r.asked(iteration)]
+        return [replace(s, weight=r.weight_at(iteration)) for s, r in pairs if r.asked(iteration)]
 
 
 def open_session(config: Config, run_dir: Path) -> Session:
@@ -187,14 +187,9 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
         )
     r, pool = config.rollout, e.candidates * config.prompts.per_iteration
     batches = (1, min(r.micro_batch, pool))
-    exclude = explore_exclude(config)
-    return make_explorer(policy, e.precision, e.engine, exclude, device, r.guidance_scale, batches, e.compile)
-
-
-def explore_exclude(config: Config) -> Sequence[str]:
-    """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
-    e = config.rollout.explore
-    return config.model.facts.exclude if e is None or e.exclude is None else e.exclude
+    return make_explorer(
+        policy, e.precision, e.engine, config.explore_exclude, device, r.guidance_scale, batches, e.compile
+    )
 
 
 def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:

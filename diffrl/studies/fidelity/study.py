@@ -46,7 +46,7 @@ from diffrl.training.explorer import make_explorer
 from diffrl.training.policy import Policy
 from diffrl.training.sampling import draw_pool, full_sampler
 from diffrl.training.scorers import make_scorers
-from diffrl.training.session import explore_exclude, open_adapter, open_transition, rollout_sigmas
+from diffrl.training.session import open_adapter, open_transition, rollout_sigmas
 
 RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
 DIFFERENCES = ("reward_difference", "pixel_difference")
@@ -239,7 +239,7 @@ def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy
     """The policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None
-    exclude = explore_exclude(setting.config)
+    exclude = setting.config.explore_exclude
     guidance = setting.config.rollout.guidance_scale
     copy = make_explorer(setting.policy, wanted.precision, wanted.engine, exclude, device, guidance, (1,))
     setting.meter.watch([copy.module], copy.report.precision)
