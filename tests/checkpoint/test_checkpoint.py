@@ -282,6 +282,7 @@ def test_a_kill_while_pruning_leaves_no_torn_checkpoint(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 
+@pytest.mark.long
 def test_kill_at_any_moment_leaves_checkpoints_that_verify(tmp_path):
     chance = random.Random(0)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
