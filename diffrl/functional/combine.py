@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:  # a page that adds up a few numbers need not load torch
+    from torch import Tensor
 
-Score = TypeVar("Score", float, Tensor)
+Score = TypeVar("Score", float, "Tensor")
 
 
 def scaled_reward(raw: Score, shift: float = 0.0, scale: float = 1.0, weight: float = 1.0) -> Score:
