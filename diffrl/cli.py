@@ -13,6 +13,7 @@ import typer
 from reward_models.cli import score_command
 
 if TYPE_CHECKING:
+    from diffrl.config import Config
     from reward_models.scoring.drawing import Drawing
 
 app = typer.Typer(
@@ -61,9 +62,7 @@ def train(
 
         go_on(resume, _console(), from_start)
     elif config is not None:
-        from diffrl.config import load_config
-
-        resolved = load_config(config, overrides or [])
+        resolved = _load(config, overrides)
         from diffrl.run.lifecycle import train as start
 
         start(resolved, _console())
@@ -76,9 +75,7 @@ def check(
     processes: Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")] = 1,
 ) -> None:
     """Check a configuration and everything it names, without loading the model."""
-    from diffrl.config import load_config
-
-    resolved = load_config(config, overrides or [])
+    resolved = _load(config, overrides)
     _quiet_libraries()
     from diffrl.run.check import check_config
 
@@ -95,10 +92,9 @@ def plan(
 ) -> None:
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
     _quiet_libraries()
-    from diffrl.config import load_config
     from diffrl.cost.plan import make_plan, plan_json, plan_text
 
-    made = make_plan(load_config(config, overrides or []), processes)
+    made = make_plan(_load(config, overrides), processes)
     typer.echo(plan_json(made) if as_json else plan_text(made))
 
 
@@ -215,9 +211,7 @@ def fidelity(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure how well cheap pools rank candidates, against the training precision with all steps."""
-    from diffrl.config import load_config
-
-    resolved = load_config(config, overrides or [])
+    resolved = _load(config, overrides)
     _quiet_libraries()
     from diffrl.studies.fidelity.command import show_fidelity
     from diffrl.studies.fidelity.request import FidelityRequest
@@ -312,6 +306,12 @@ def _draw(drawing: Drawing) -> list[str]:
 
 
 app.command()(score_command(_draw))
+
+
+def _load(config: Path, overrides: Sequence[str] | None) -> Config:
+    from diffrl.config import load_config
+
+    return load_config(config, overrides or [])
 
 
 def _console() -> Any:
