@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from diffrl.errors import ConfigError
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
 from diffrl.precision import backends
 from diffrl.precision.backends import find_backend
 from diffrl.precision.backends.base import PRECISION_BACKENDS
-from diffrl.precision.backends.emulated import fake_quantize_fp8
 from diffrl.precision.backends.int8 import Int8Linear
 from diffrl.precision.copies import make_copy
 from diffrl.precision.facts import PrecisionError

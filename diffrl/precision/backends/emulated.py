@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.int8 import fake_quantize_int8
+from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
 from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.fp8 import fake_quantize_fp8
-from diffrl.precision.backends.int8 import fake_quantize_int8
-from diffrl.precision.mxfp8 import fake_quantize_mxfp8
 
 FakeQuantize = Callable[[Tensor], Tensor]
 

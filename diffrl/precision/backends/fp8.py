@@ -12,34 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import E4M3_MAX
+from diffrl.functional.formats.fp8 import Scaling, fake_quantize_fp8, quantize_fp8
 from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.machine import Scaling, fp8_scaling, machine_of, missing
+from diffrl.precision.backends.machine import fp8_scaling, machine_of, missing
 from diffrl.precision.layout import row_major
 
 CUDA_MULTIPLE = 16
-
-
-def quantize_fp8(x: Tensor, scaling: Scaling = "row") -> tuple[Tensor, Tensor]:
-    """E4M3 with float32 scales amax / 448.
-
-    Args:
-        x: (..., K) float32.
-        scaling: one scale for each row along the last axis, or one for all.
-
-    Returns:
-        Codes (..., K) float8_e4m3fn and scales (..., 1) or () float32. An amax of 0 takes scale 1.
-    """
-    amax = x.abs().amax(dim=-1, keepdim=True) if scaling == "row" else x.abs().amax()
-    scale = amax / E4M3_MAX
-    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
-    return (x / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
-
-
-def fake_quantize_fp8(x: Tensor, scaling: Scaling = "row") -> Tensor:
-    """`quantize_fp8` and back: (..., K) float32."""
-    codes, scale = quantize_fp8(x, scaling)
-    return codes.float().mul_(scale)
 
 
 class Fp8Linear(nn.Module):

@@ -13,27 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diffrl.functional.formats.int8 import fake_quantize_int8, quantize_int8
 from diffrl.precision.backends.base import Defaults, wrong_dtype
 from diffrl.precision.backends.machine import machine_of, missing
 
-INT8_MAX = 127.0
 CUDA_MULTIPLE = 8
 CUDA_MIN_ROWS = 17
-
-
-def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 along the last axis, to nearest, ties to even.
-
-    Args:
-        x: (..., K) float32.
-
-    Returns:
-        Codes (..., K) int8 in [-127, 127], and scales (..., 1) float32 such that x is about codes * scales. A row of
-        zeros has scale 1.
-    """
-    scale = x.abs().amax(dim=-1, keepdim=True) / INT8_MAX
-    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
-    return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8), scale
 
 
 class Int8Linear(nn.Module):
@@ -115,9 +100,3 @@ class Int8(Defaults):
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """The same rounding, multiplied in float32."""
         return fake_quantize_int8(x) @ fake_quantize_int8(weight).T
-
-
-def fake_quantize_int8(x: Tensor) -> Tensor:
-    """`quantize_int8` and back: (..., K) float32."""
-    codes, scale = quantize_int8(x)
-    return codes.float().mul_(scale)

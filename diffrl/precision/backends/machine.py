@@ -11,13 +11,13 @@ import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
+from diffrl.functional.formats.fp8 import Scaling
+
 Capability = tuple[int, int]
 Version = tuple[int, ...]
-Scaling = Literal["row", "tensor"]
 
 PACKAGES = {"torchao": "torchao", "modelopt": "nvidia-modelopt", "te": "transformer-engine", "mslk": "mslk"}
 """What is asked about, and the name under which pip knows it."""

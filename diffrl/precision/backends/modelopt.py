@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.int8 import fake_quantize_int8
 from diffrl.precision.backends.base import Defaults
-from diffrl.precision.backends.fp8 import fake_quantize_fp8
-from diffrl.precision.backends.int8 import fake_quantize_int8
 from diffrl.precision.backends.machine import machine_of, missing
 
 Bits = int | tuple[int, int]

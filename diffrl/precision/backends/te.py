@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
 from diffrl.precision.backends.base import Defaults
 from diffrl.precision.backends.machine import machine_of, missing
 

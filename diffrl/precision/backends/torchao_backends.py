@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
+from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
 from diffrl.precision.backends.base import Defaults
 from diffrl.precision.backends.fp8 import rows_work
 from diffrl.precision.backends.machine import fp8_scaling, machine_of, missing, use_triton_for_nvfp4
@@ -22,7 +23,6 @@ from diffrl.precision.backends.torchao_layers import (
     nvfp4_weight,
     rounded,
 )
-from diffrl.precision.mxfp8 import fake_quantize_mxfp8
 
 Round = Callable[[Tensor], Tensor]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.precision.backends.machine import Scaling
+from diffrl.functional.formats.fp8 import Scaling
 from diffrl.precision.layout import row_major
 
 LEAST_AMAX = 1e-12

@@ -64,7 +64,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             name="sd3",
             title="Stable Diffusion 3 and 3.5",
-            adapter="diffrl.models.sd3:SD3Adapter",
+            adapter="diffrl.models.families.sd3:SD3Adapter",
             pipelines=("StableDiffusion3Pipeline",),
             lora_targets=JOINT_ATTENTION,
             exclude=(
@@ -81,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             name="flux",
             title="FLUX.1",
-            adapter="diffrl.models.flux:FluxAdapter",
+            adapter="diffrl.models.families.flux:FluxAdapter",
             pipelines=("FluxPipeline",),
             guidance="embedded",
             lora_targets=JOINT_ATTENTION,
@@ -100,7 +100,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             name="sana",
             title="SANA",
-            adapter="diffrl.models.sana:SanaAdapter",
+            adapter="diffrl.models.families.sana:SanaAdapter",
             pipelines=("SanaPipeline",),
             exclude=("patch_embed", "time_embed", "caption_projection", "proj_out"),
             max_sequence_length=300,
@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             name="wan",
             title="Wan 2.1 and 2.2, text to video",
-            adapter="diffrl.models.wan:WanAdapter",
+            adapter="diffrl.models.families.wan:WanAdapter",
             pipelines=("WanPipeline",),
             media="video",
             fps=16.0,
@@ -120,7 +120,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             name="qwen_image",
             title="Qwen-Image",
-            adapter="diffrl.models.qwen_image:QwenImageAdapter",
+            adapter="diffrl.models.families.qwen_image:QwenImageAdapter",
             pipelines=("QwenImagePipeline",),
             lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
             stock_options=(("negative_prompt", " "),),
