@@ -5,7 +5,7 @@ import torch
 
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from diffrl.models.pipeline import Placement
+from diffrl.models.placement import Placement
 from tests.training.harness import make_trainer, settings
 
 pytest.importorskip("bitsandbytes")

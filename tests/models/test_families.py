@@ -138,12 +138,12 @@ def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_on
 @pytest.fixture(scope="module")
 def wan22(tmp_path_factory):
     """Wan 2.2: two transformers, the second for timesteps below 875."""
-    from diffrl.models.tiny import save_pipeline
-    from diffrl.models.tiny_wan import build_wan_pipeline
+    from diffrl.models.tiny import build_pipeline, save_pipeline
 
     folder = tmp_path_factory.mktemp("pipelines") / "wan22"
     save_pipeline(
-        build_wan_pipeline(["a", "red", "green", "blue", "circle", "square", "above"], 0, boundary_ratio=0.875), folder
+        build_pipeline("wan", ["a", "red", "green", "blue", "circle", "square", "above"], seed=0, boundary_ratio=0.875),
+        folder,
     )
     return folder
 
@@ -181,7 +181,7 @@ def test_wan22_ti2v_gets_a_noise_level_for_every_token(random_pipelines):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, family):
-    from diffrl.models.pipeline import Placement
+    from diffrl.models.placement import Placement
 
     plain = load(random_pipelines, family)
     placement = Placement(offload=("text_encoders", "vae"), vae_slicing=True)

@@ -12,7 +12,7 @@ from diffrl.cli import main
 from diffrl.errors import ConfigError
 from diffrl.functional.dynamics import ode_step
 from diffrl.models.loading import load_adapter
-from diffrl.models.tiny_text import build_t5, build_word_tokenizer
+from diffrl.models.tiny import build_t5, build_word_tokenizer
 from tests.conftest import WORDS
 
 GUIDE = Path(__file__).parents[2] / "docs/add-a-model.md"

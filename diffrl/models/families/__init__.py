@@ -1,136 +1,22 @@
-"""The model families: which pipelines they load and what is known of them before anything is loaded.
+"""The model families, one file each: adapter, facts, LoRA targets and a tiny random pipeline.
 
-Nothing heavy is imported here: configurations and plans read these facts.
+Nothing heavy is imported here: configurations and plans read the facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from diffrl.errors import ConfigError
+from diffrl.models.families import flux, qwen_image, sana, sd3, wan
+from diffrl.models.family import Family
 from diffrl.registry import resolve
 from reward_models.messages import LONGEST_NAME, cut, show
 
-JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+FILES = (sd3, flux, sana, wan, qwen_image)
+"""A new family is one file and its name here; docs/add-a-model.md."""
 
-
-@dataclass(frozen=True)
-class Family:
-    """Facts of a model family.
-
-    Args:
-        name: as in `model.family`.
-        title: what people call it.
-        adapter: "module:Adapter" that runs it.
-        pipelines: diffusers pipeline classes that the adapter loads.
-        media: what it draws.
-        guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
-            the scale to the network as a number.
-        lora_targets: linear layers that get a LoRA if the configuration names none.
-        exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
-        max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
-        stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
-        guidance_argument: what a call of the stock pipeline calls the guidance scale.
-        idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
-        fps: frames per second of the videos that it was trained on; None for pictures.
-        distilled: words in a checkpoint's name that say that it was distilled to few steps.
-    """
-
-    name: str
-    title: str
-    adapter: str
-    pipelines: tuple[str, ...]
-    media: Literal["image", "video"] = "image"
-    guidance: Literal["classifier_free", "embedded"] = "classifier_free"
-    lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
-    exclude: tuple[str, ...] = ("proj_out",)
-    max_sequence_length: int = 512
-    stock_options: tuple[tuple[str, Any], ...] = ()
-    guidance_argument: str = "guidance_scale"
-    idle_weights: bool = False
-    fps: float | None = None
-    distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
-
-    def calls_per_step(self, guidance_scale: float) -> int:
-        """Network evaluations that one step of one sample takes."""
-        return 2 if guidance_scale > 1 and self.guidance == "classifier_free" else 1
-
-
-FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for family in (
-        Family(
-            name="sd3",
-            title="Stable Diffusion 3 and 3.5",
-            adapter="diffrl.models.families.sd3:SD3Adapter",
-            pipelines=("StableDiffusion3Pipeline",),
-            lora_targets=JOINT_ATTENTION,
-            exclude=(
-                "pos_embed",
-                "time_text_embed",
-                "context_embedder",
-                "norm_out",
-                "proj_out",
-                "norm1.linear",  # adaLN's modulation: a third of the parameters, but one row a sample
-                "norm1_context.linear",
-            ),
-            max_sequence_length=256,
-        ),
-        Family(
-            name="flux",
-            title="FLUX.1",
-            adapter="diffrl.models.families.flux:FluxAdapter",
-            pipelines=("FluxPipeline",),
-            guidance="embedded",
-            lora_targets=JOINT_ATTENTION,
-            exclude=(
-                "x_embedder",
-                "time_text_embed",
-                "context_embedder",
-                "norm_out",
-                "^proj_out",  # the single blocks have one each, which is worth it
-                "norm1.linear",
-                "norm1_context.linear",
-                "norm.linear",
-            ),
-            distilled=(*Family.distilled, "schnell"),
-        ),
-        Family(
-            name="sana",
-            title="SANA",
-            adapter="diffrl.models.families.sana:SanaAdapter",
-            pipelines=("SanaPipeline",),
-            exclude=("patch_embed", "time_embed", "caption_projection", "proj_out"),
-            max_sequence_length=300,
-            stock_options=(("use_resolution_binning", False),),
-            distilled=(*Family.distilled, "sprint"),
-        ),
-        Family(
-            name="wan",
-            title="Wan 2.1 and 2.2, text to video",
-            adapter="diffrl.models.families.wan:WanAdapter",
-            pipelines=("WanPipeline",),
-            media="video",
-            fps=16.0,
-            exclude=("patch_embedding", "condition_embedder", "proj_out"),
-            distilled=(*Family.distilled, "causvid", "self-forcing", "fastwan", "lightx2v"),
-        ),
-        Family(
-            name="qwen_image",
-            title="Qwen-Image",
-            adapter="diffrl.models.families.qwen_image:QwenImageAdapter",
-            pipelines=("QwenImagePipeline",),
-            lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
-            stock_options=(("negative_prompt", " "),),
-            guidance_argument="true_cfg_scale",
-            idle_weights=True,  # of the last block's text half
-            exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
-        ),
-    )
-}
-"""A new family is one file with an adapter and one entry here; docs/add-a-model.md."""
+FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}
 
 
 def find_family(name: str) -> Family:

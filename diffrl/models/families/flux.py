@@ -3,46 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.pipeline import PackedPictureAdapter
 
-from diffrl.models.adapter import Conditioning, DrawNoise
-from diffrl.models.families import FAMILIES
-from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter
-from diffrl.models.schedulers import shifted_sigmas
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class FluxAdapter(PipelineAdapter):
-    """A `FluxPipeline` as velocities over sigmas.
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, 128 * scale, scale)
+    return Geometry(
+        network["in_channels"] * (rows // 2) * (columns // 2),
+        rows * columns * scale**2,
+        (rows // 2) * (columns // 2) + size.text_tokens,
+        network_width(network),
+        network["num_layers"] + network["num_single_layers"],
+        size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"],
+        *decoder_elements(vae, rows * columns * scale**2),
+        Activations(saved=17, forward=19),
+    )
 
-    Args:
-        pipeline: the diffusers pipeline.
-        dtype: what the transformer computes in.
-        height: picture height in pixels; None takes the pipeline's own.
-        width: picture width in pixels; None takes the pipeline's own.
-        max_sequence_length: T5 tokens of a prompt.
-    """
 
-    family = FAMILIES["flux"]
+FAMILY = Family(
+    name="flux",
+    title="FLUX.1",
+    adapter="diffrl.models.families.flux:FluxAdapter",
+    pipelines=("FluxPipeline",),
+    guidance="embedded",
+    lora_targets=JOINT_ATTENTION,
+    exclude=(
+        "x_embedder",
+        "time_text_embed",
+        "context_embedder",
+        "norm_out",
+        "^proj_out",  # the single blocks have one each, which is worth it
+        "norm1.linear",
+        "norm1_context.linear",
+        "norm.linear",
+    ),
+    distilled=(*Family.distilled, "schnell"),
+    geometry=read_sizes,
+)
 
-    def __init__(
-        self,
-        pipeline: Any,
-        dtype: torch.dtype = torch.float32,
-        height: int | None = None,
-        width: int | None = None,
-        max_sequence_length: int | None = None,
-    ):
-        super().__init__(pipeline, dtype, max_sequence_length)
-        scale = pipeline.vae_scale_factor
-        self.take_size(height, width, pipeline.default_sample_size * scale, 2 * scale)
-        self._channels = pipeline.transformer.config.in_channels // 4
-        self._rows, self._columns = self.height // scale, self.width // scale
 
-    @torch.no_grad()
+class FluxAdapter(PackedPictureAdapter):
+    """A `FluxPipeline` as velocities over sigmas; `max_sequence_length` counts T5 tokens."""
+
+    family = FAMILY
+
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """T5 embeddings (B, L, D) and CLIP's pooled (B, P)."""
         with self.on_device("text_encoder") as device:
@@ -51,38 +67,52 @@ class FluxAdapter(PipelineAdapter):
             )
         return {"prompt_embeds": embeds, "pooled": pooled}
 
-    def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents, 2 x 2 patches packed: (B, h w / 4, 4 C) float32."""
-        noise = draw((self._channels, self._rows, self._columns))
-        packed: Tensor = self.pipeline._pack_latents(noise, len(noise), self._channels, self._rows, self._columns)
-        return packed.to(self.placement.device, torch.float32)
-
-    def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the number of picture tokens; see `shifted_sigmas`."""
-        return shifted_sigmas(self.pipeline.scheduler, steps, self._rows * self._columns // 4)
-
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""
-        embeds, device = conditioning["prompt_embeds"], latents.device
+        embeds, (_, rows, columns) = conditioning["prompt_embeds"], self.latent_shape
         guided = self.pipeline.transformer.config.guidance_embeds
         output: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigma,
-            guidance=torch.full_like(sigma, guidance_scale) if guided else None,
+            guidance=sigma.new_full(sigma.shape, guidance_scale) if guided else None,
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,
-            txt_ids=torch.zeros(embeds.shape[1], 3, device=device, dtype=latents.dtype),
+            txt_ids=latents.new_zeros(embeds.shape[1], 3),
             img_ids=self.pipeline._prepare_latent_image_ids(
-                len(latents), self._rows // 2, self._columns // 2, device, latents.dtype
+                len(latents), rows // 2, columns // 2, latents.device, latents.dtype
             ),
             return_dict=False,
         )[0]
         return output
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) uint8 of packed latents at sigma = 0."""
-        config = self.pipeline.vae.config
-        unpacked = self.pipeline._unpack_latents(latents, self.height, self.width, self.pipeline.vae_scale_factor)
-        unscaled = unpacked / config.scaling_factor + config.shift_factor
-        return uint8_from_signed(self.vae_output(unscaled))
+
+TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `FluxPipeline` for 32 x 32 pictures with embedded guidance."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+    from diffrl.models import tiny
+
+    clip_tokenizer, tokenizer = tiny.build_clip_tokenizer(words), tiny.build_word_tokenizer(words)
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=tiny.build_vae((8, 8, 16), norm_num_groups=4, scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=tiny.build_clip(clip_tokenizer, projected=False),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=tiny.build_t5(len(tokenizer)),
+        tokenizer_2=tokenizer,
+        transformer=FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=64,
+            guidance_embeds=True,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    )

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
-from diffrl.models.adapter import Conditioning, DrawNoise
-from diffrl.models.families import FAMILIES
-from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import EMPTY, PipelineAdapter, Placement, latent_statistics
-from diffrl.models.schedulers import shifted_sigmas
+from diffrl.models.adapter import Conditioning
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.pipeline import EMPTY, PackedPictureAdapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.models.placement import Placement
 
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
 
+FAMILY = Family(
+    name="qwen_image",
+    title="Qwen-Image",
+    adapter="diffrl.models.families.qwen_image:QwenImageAdapter",
+    pipelines=("QwenImagePipeline",),
+    lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+    stock_options=(("negative_prompt", NOTHING),),
+    guidance_argument="true_cfg_scale",
+    idle_weights=True,  # of the last block's text half
+    exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
+)
 
-class QwenImageAdapter(PipelineAdapter):
+
+class QwenImageAdapter(PackedPictureAdapter):
     """A `QwenImagePipeline` as velocities over sigmas.
 
-    Args:
-        pipeline: the diffusers pipeline.
-        dtype: what the transformer computes in.
-        height: picture height in pixels; None takes the pipeline's own.
-        width: picture width in pixels; None takes the pipeline's own.
-        max_sequence_length: tokens of a prompt, the end of the chat template among them. All prompts are padded to
-            it, so a smaller number makes every step cheaper.
+    `max_sequence_length` counts tokens of a prompt, the end of the chat template among them. All prompts are padded to
+    it, so a smaller number makes every step cheaper.
     """
 
-    family = FAMILIES["qwen_image"]
-
-    def __init__(
-        self,
-        pipeline: Any,
-        dtype: torch.dtype = torch.float32,
-        height: int | None = None,
-        width: int | None = None,
-        max_sequence_length: int | None = None,
-    ):
-        super().__init__(pipeline, dtype, max_sequence_length)
-        scale = pipeline.vae_scale_factor
-        self.take_size(height, width, pipeline.default_sample_size * scale, 2 * scale)
-        self._channels = pipeline.transformer.config.in_channels // 4
-        self._rows, self._columns = self.height // scale, self.width // scale
+    family = FAMILY
 
     def place(self, placement: Placement) -> None:
         """As in `PipelineAdapter`.
@@ -61,7 +53,6 @@ class QwenImageAdapter(PipelineAdapter):
             )
         super().place(placement)
 
-    @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
         with self.on_device("text_encoder"):
@@ -70,6 +61,8 @@ class QwenImageAdapter(PipelineAdapter):
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
+        from torch.nn.functional import pad
+
         embeds, mask = self.pipeline.encode_prompt(
             prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
         )
@@ -77,24 +70,15 @@ class QwenImageAdapter(PipelineAdapter):
         missing = self.max_sequence_length - embeds.shape[1]
         return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask.bool(), (0, missing))}
 
-    def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents, 2 x 2 patches packed: (B, h w / 4, 4 C) float32."""
-        noise = draw((self._channels, self._rows, self._columns))
-        packed: Tensor = self.pipeline._pack_latents(noise, len(noise), self._channels, self._rows, self._columns)
-        return packed.to(self.placement.device, torch.float32)
-
-    def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted and stretched as the scheduler says; see `shifted_sigmas`."""
-        return shifted_sigmas(self.pipeline.scheduler, steps, self._rows * self._columns // 4)
-
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C)."""
+        _, rows, columns = self.latent_shape
         output: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigma,
             encoder_hidden_states=conditioning["prompt_embeds"],
             encoder_hidden_states_mask=conditioning["mask"],
-            img_shapes=[[(1, self._rows // 2, self._columns // 2)]] * len(latents),
+            img_shapes=[[(1, rows // 2, columns // 2)]] * len(latents),
             return_dict=False,
         )[0]
         return output
@@ -105,9 +89,84 @@ class QwenImageAdapter(PipelineAdapter):
         ratio: Tensor = conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
         return guided * ratio
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) uint8 of packed latents at sigma = 0; the decoder sees videos of one frame."""
-        unpacked = self.pipeline._unpack_latents(latents, self.height, self.width, self.pipeline.vae_scale_factor)
-        mean, std = latent_statistics(self.pipeline.vae, latents.device)
-        return uint8_from_signed(self.vae_output(unpacked * std + mean)[:, :, 0])
+
+TINY_SETTINGS = {"max_sequence_length": 20, "height": 32, "width": 32}
+
+TEMPLATE = (
+    "system Describe user assistant",  # these begin a line, so they have no space before them
+    "the image by detailing color shape size texture quantity text spatial relationships of objects and background",
+)
+"""Words of the chat template that must be one token each: the pipeline cuts off its first 34 tokens by number."""
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first."""
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+    )
+
+    tokenizer = build_qwen_tokenizer(words)
+    shift = {"base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
+    return QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shift),
+        vae=AutoencoderKLQwenImage(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 2, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False, True],
+            latents_mean=[-0.7571, 0.1075, 0.4134, -0.2921],
+            latents_std=[2.8184, 1.4541, 2.3275, 1.916],
+        ),
+        text_encoder=build_qwen_vl(len(tokenizer)),
+        tokenizer=tokenizer,
+        transformer=QwenImageTransformer2DModel(
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    )
+
+
+def build_qwen_tokenizer(words: Sequence[str]) -> Any:
+    """A Qwen2 tokenizer in which each of `words`, after a space, and each word of the template is one token."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    first, later = (part.split() for part in TEMPLATE)
+    whole = [*("Ġ" + word for word in sorted({*later, *words})), *first]  # no later merge can break a word with a space
+    merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
+    alphabet = sorted(ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
+    return Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, additional_special_tokens=special[1:]
+    )
+
+
+def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
+    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))

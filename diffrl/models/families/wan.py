@@ -3,79 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
-from diffrl.models.adapter import Conditioning, DrawNoise
-from diffrl.models.families import FAMILIES
-from diffrl.models.images import uint8_from_signed
-from diffrl.models.pipeline import PipelineAdapter, latent_statistics, require_multiple
-from diffrl.models.schedulers import flow_sigmas
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.pipeline import EMPTY, PipelineAdapter, require_multiple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 STOCK_HEIGHT, STOCK_WIDTH, STOCK_FRAMES = 480, 832, 81
+"""What the stock call takes."""
 
 
-class TwoExperts(nn.Module):
-    """Wan 2.2's two networks as one: each row goes to the network of its noise level.
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; the video alone passes through the blocks, and is decoded frame by frame."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale, period = vae.get("scale_factor_spatial") or 8, vae.get("scale_factor_temporal") or 4
+    size = Size(size.height or STOCK_HEIGHT, size.width or STOCK_WIDTH, size.frames or STOCK_FRAMES, size.text_tokens)
+    rows, columns = latent_grid(size, STOCK_HEIGHT, scale)
+    frames = (size.frames - 1) // period + 1
+    _, high, wide = network["patch_size"]
+    pixels = rows * columns * scale**2
+    return Geometry(
+        network["in_channels"] * frames * rows * columns,
+        pixels * ((frames - 1) * period + 1),
+        frames * (rows // high) * (columns // wide),
+        network_width(network),
+        network["num_layers"],
+        2 * size.text_tokens * network["text_dim"],
+        *decoder_elements(vae, pixels),
+        Activations(saved=32, forward=18),
+    )
 
-    Args:
-        high: for timesteps >= boundary.
-        low: for timesteps below.
-        boundary: timestep, 0 to 1000.
-    """
 
-    def __init__(self, high: nn.Module, low: nn.Module, boundary: float):
-        super().__init__()
-        self.high, self.low, self.boundary = high, low, boundary
-
-    @property
-    def config(self) -> Any:
-        """Of the first network; both have the same sizes."""
-        return self.high.config
-
-    def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, **kwargs: Any) -> Any:
-        """As either network, with return_dict=False."""
-        level = timestep if timestep.ndim == 1 else timestep[:, 0]
-        output: Tensor | None = None
-        for network, rows in ((self.high, level >= self.boundary), (self.low, level < self.boundary)):
-            if bool(rows.any()):
-                part = network(
-                    hidden_states=hidden_states[rows],
-                    timestep=timestep[rows],
-                    encoder_hidden_states=encoder_hidden_states[rows],
-                    **kwargs,
-                )[0]
-                output = part.new_empty((len(rows), *part.shape[1:])) if output is None else output
-                output = output.index_put((torch.nonzero(rows).flatten(),), part)
-        return (output,)
-
-    def add_adapter(self, config: Any, adapter_name: str = "default") -> None:
-        """A LoRA on both."""
-        for network in (self.high, self.low):
-            network.add_adapter(config, adapter_name=adapter_name)  # type: ignore[operator]
-
-    def disable_adapters(self) -> None:
-        """Both as they were loaded."""
-        for network in (self.high, self.low):
-            network.disable_adapters()  # type: ignore[operator]
-
-    def enable_adapters(self) -> None:
-        """Both with their LoRA again."""
-        for network in (self.high, self.low):
-            network.enable_adapters()  # type: ignore[operator]
-
-    def enable_gradient_checkpointing(self) -> None:
-        """In both."""
-        for network in (self.high, self.low):
-            network.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def set_attention_backend(self, name: str) -> None:
-        """Of both."""
-        for network in (self.high, self.low):
-            network.set_attention_backend(name)  # type: ignore[operator]
+FAMILY = Family(
+    name="wan",
+    title="Wan 2.1 and 2.2, text to video",
+    adapter="diffrl.models.families.wan:WanAdapter",
+    pipelines=("WanPipeline",),
+    media="video",
+    fps=16.0,
+    exclude=("patch_embedding", "condition_embedder", "proj_out"),
+    distilled=(*Family.distilled, "causvid", "self-forcing", "fastwan", "lightx2v"),
+    vae_dtype="float32",  # as its makers run it; bfloat16 shows banding
+    geometry=read_sizes,
+)
 
 
 class WanAdapter(PipelineAdapter):
@@ -90,37 +67,36 @@ class WanAdapter(PipelineAdapter):
         max_sequence_length: UMT5 tokens of a prompt.
     """
 
-    family = FAMILIES["wan"]
-    vae_dtype = torch.float32  # as its makers run it; bfloat16 shows banding
+    family = FAMILY
 
     def __init__(
         self,
         pipeline: Any,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
         height: int | None = None,
         width: int | None = None,
         frames: int | None = None,
         max_sequence_length: int | None = None,
     ):
         super().__init__(pipeline, dtype, max_sequence_length)
-        self._config = pipeline.transformer.config
-        self.height, self.width = height or STOCK_HEIGHT, width or STOCK_WIDTH
-        self.frames = frames or STOCK_FRAMES
+        config = pipeline.transformer.config
+        height, width, frames = height or STOCK_HEIGHT, width or STOCK_WIDTH, frames or STOCK_FRAMES
         scale, period = pipeline.vae_scale_factor_spatial, pipeline.vae_scale_factor_temporal
-        _, rows, columns = self._config.patch_size
-        require_multiple(self.height, self.width, scale * max(rows, columns))
-        if self.frames % period != 1 % period:
+        self._patch = config.patch_size[1:]
+        require_multiple(height, width, scale * max(self._patch))
+        if frames % period != 1 % period:
             raise ConfigError(
-                f"model.frames must be a multiple of {period}, plus 1. Got {self.frames}. Take "
-                f"{self.frames // period * period + 1}."
+                f"model.frames must be a multiple of {period}, plus 1. Got {frames}. Take "
+                f"{frames // period * period + 1}."
             )
-        shape = ((self.frames - 1) // period + 1, self.height // scale, self.width // scale)
-        self._latent_shape = (self._config.in_channels, *shape)
-        self._boundary = pipeline.config.get("boundary_ratio")
-        if self._boundary is not None and pipeline.transformer_2 is not None:
-            self.transformer = TwoExperts(pipeline.transformer, pipeline.transformer_2, self._boundary * 1000.0)
+        self.latent_shape = (config.in_channels, (frames - 1) // period + 1, height // scale, width // scale)
+        boundary = pipeline.config.get("boundary_ratio")
+        self._two = boundary is not None and pipeline.transformer_2 is not None
+        if self._two:
+            from diffrl.models.two_networks import TwoNetworks
 
-    @torch.no_grad()
+            self.transformer = TwoNetworks(pipeline.transformer, pipeline.transformer_2, boundary * 1000.0)
+
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D) of the prompts, zeros after their ends, and of the empty prompt for guidance."""
         with self.on_device("text_encoder") as device:
@@ -130,22 +106,14 @@ class WanAdapter(PipelineAdapter):
                 device=device,
                 max_sequence_length=self.max_sequence_length,
             )
-        return {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
-
-    def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents (B, C, f, h, w) float32."""
-        return draw(self._latent_shape).to(self.placement.device, torch.float32)
-
-    def sigmas(self, steps: int) -> Tensor:
-        """The scheduler's levels, its flow_shift included; see `flow_sigmas`."""
-        return flow_sigmas(self.pipeline.scheduler, steps)
+        return {"prompt_embeds": embeds, EMPTY + "prompt_embeds": negative}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, f, h, w)."""
         timestep = sigma * 1000.0
         if self.pipeline.config.get("expand_timesteps"):  # Wan 2.2 TI2V: a noise level for every token
-            _, frames, rows, columns = self._latent_shape
-            _, high, wide = self._config.patch_size
+            _, frames, rows, columns = self.latent_shape
+            high, wide = self._patch
             timestep = timestep[:, None].expand(-1, frames * (rows // high) * (columns // wide))
         output: Tensor = self.transformer(
             hidden_states=latents,
@@ -155,14 +123,97 @@ class WanAdapter(PipelineAdapter):
         )[0]
         return output
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Videos (B, F, 3, H, W) uint8 of latents at sigma = 0."""
-        mean, std = latent_statistics(self.pipeline.vae, latents.device)
-        return uint8_from_signed(self.vae_output(latents * std + mean).transpose(1, 2))
-
     def trainable_modules(self) -> Mapping[str, nn.Module]:
         """The transformer, or both."""
-        if isinstance(self.transformer, TwoExperts):
-            return {"transformer": self.transformer.high, "transformer_2": self.transformer.low}
-        return {"transformer": self.transformer}
+        if not self._two:
+            return super().trainable_modules()
+        return {name: getattr(self.pipeline, name) for name in ("transformer", "transformer_2")}
+
+
+TEXT_TOKENS = 8
+"""Prompt length with the tiny pipeline; a plain call of the stock pipeline pads to 512."""
+
+FLOW_SHIFT = 3.0
+"""Shift of its noise schedule, as in Wan 2.1 for small videos."""
+
+TINY_SETTINGS = {"max_sequence_length": TEXT_TOKENS, "height": 32, "width": 32, "frames": 9}
+
+_TEXT_WIDTH, _CHANNELS = 64, 8
+
+
+def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
+    """A `WanPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
+
+    Args:
+        words: each becomes a single token; letter case does not matter, and any other word is unknown.
+        boundary_ratio: None as in Wan 2.1; in (0, 1) a second transformer takes the timesteps below this share of
+            1,000, as in Wan 2.2.
+    """
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    from diffrl.models.tiny import build_word_tokenizer
+
+    tokenizer = build_word_tokenizer(words)
+    text = UMT5Config(
+        vocab_size=len(tokenizer),
+        d_model=_TEXT_WIDTH,
+        d_kv=32,
+        d_ff=128,
+        num_layers=2,
+        num_heads=2,
+        dropout_rate=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel(text),
+        transformer=build_tiny_transformer(),
+        vae=build_tiny_vae(),
+        scheduler=UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=FLOW_SHIFT, num_train_timesteps=1000
+        ),
+        transformer_2=None if boundary_ratio is None else build_tiny_transformer(),
+        boundary_ratio=boundary_ratio,
+    )
+
+
+def build_tiny_vae() -> Any:
+    """Videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
+
+    It works on 2 x 2 pixel patches and has shortcuts around its resampling, so it is fast and learns fast.
+    """
+    from diffusers import AutoencoderKLWan
+
+    return AutoencoderKLWan(
+        base_dim=16,
+        z_dim=_CHANNELS,
+        dim_mult=[1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[True, True],
+        is_residual=True,
+        patch_size=2,
+        in_channels=12,
+        out_channels=12,
+        latents_mean=[0.0] * _CHANNELS,
+        latents_std=[1.0] * _CHANNELS,
+    )
+
+
+def build_tiny_transformer() -> Any:
+    """Four blocks over 2 x 2 patches of each latent frame."""
+    from diffusers import WanTransformer3DModel
+
+    return WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=4,
+        attention_head_dim=32,
+        in_channels=_CHANNELS,
+        out_channels=_CHANNELS,
+        text_dim=_TEXT_WIDTH,
+        freq_dim=64,
+        ffn_dim=512,
+        num_layers=4,
+        rope_max_seq_len=64,
+    )
