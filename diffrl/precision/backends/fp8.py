@@ -13,29 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.functional.formats.fp8 import Scaling, fake_quantize_fp8, quantize_fp8
-from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.machine import fp8_scaling, machine_of, missing
+from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
+from diffrl.precision.backends.machine import fp8_scaling, machine_of
 from diffrl.precision.layout import row_major
 
 CUDA_MULTIPLE = 16
 
 
-class Fp8Linear(nn.Module):
+class Fp8Linear(FrozenLinear):
     """A linear layer whose product is `aten._scaled_mm` of two E4M3 operands."""
 
     weight: nn.Parameter
     scale: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, scaling: Scaling, dtype: torch.dtype):
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear, dtype)
         self.scaling, self.dtype = scaling, dtype
         device, rows = linear.weight.device, (1, linear.out_features) if scaling == "row" else ()
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.float8_e4m3fn), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(rows, device=device), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype, copy=True), False)
-        self.register_parameter("bias", bias)
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
@@ -44,8 +40,7 @@ class Fp8Linear(nn.Module):
         codes, scale = quantize_fp8(weight.to(self.weight.device, torch.float32), self.scaling)
         self.weight.copy_(codes)
         self.scale.copy_(scale.T if self.scaling == "row" else scale)
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""
@@ -90,16 +85,9 @@ class Fp8(Defaults):
         per = fp8_scaling(machine_of(device), lambda: rows_work(device))
         return replace(self, per=per, outside_dtype=torch.bfloat16, device="cuda")
 
-    def available(self, device: torch.device) -> str | None:
-        """CPUs, and CUDA from 8.9."""
-        return missing("fp8", self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 16."""
-        sizes = (linear.in_features, linear.out_features)
-        if self.device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
-            return f"{sizes[0]} x {sizes[1]} is no multiple of {CUDA_MULTIPLE}"
-        return None
+        return odd_sizes(linear, CUDA_MULTIPLE) if self.device == "cuda" else None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in E4M3."""

@@ -14,29 +14,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.functional.formats.int8 import fake_quantize_int8, quantize_int8
-from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.machine import machine_of, missing
+from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
 
 CUDA_MULTIPLE = 8
 CUDA_MIN_ROWS = 17
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(FrozenLinear):
     """A linear layer whose product is `aten._int_mm`."""
 
     weight: nn.Parameter
     scale: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
-        super().__init__()
+        super().__init__(linear, torch.float32)
         self.dtype = dtype
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         device = linear.weight.device
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.int8), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(linear.out_features, device=device), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float().clone(), requires_grad=False)
-        self.register_parameter("bias", bias)
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
@@ -45,8 +40,7 @@ class Int8Linear(nn.Module):
         codes, scale = quantize_int8(weight.to(self.weight.device, torch.float32))
         self.weight.copy_(codes)
         self.scale.copy_(scale.squeeze(-1))
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""
@@ -78,16 +72,9 @@ class Int8(Defaults):
         """On CUDA with bfloat16 around it."""
         return replace(self, outside_dtype=torch.bfloat16, device="cuda") if device.type == "cuda" else self
 
-    def available(self, device: torch.device) -> str | None:
-        """CPU and CUDA."""
-        return missing("int8", self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 8."""
-        sizes = (linear.in_features, linear.out_features)
-        if self.device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
-            return f"{sizes[0]} x {sizes[1]} is no multiple of {CUDA_MULTIPLE}"
-        return None
+        return odd_sizes(linear, CUDA_MULTIPLE) if self.device == "cuda" else None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in int8."""

@@ -12,7 +12,7 @@ from diffrl.config.checks import branching_at
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.base import PRECISION_BACKENDS
+from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.records import Prompt
 from diffrl.rollout.counts import least_steps
 from diffrl.run.directory import open_run_dir
