@@ -41,6 +41,7 @@ def test_a_quantised_base_is_near_the_whole_one_and_smaller(random_pipelines, fa
         assert stored.numel() * stored.element_size() * 8 == bits * whole.numel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["nf4", "int8"])
 def test_a_lora_on_it_trains_on_policy(random_sd3, tmp_path, precision):
     data = settings(

@@ -88,6 +88,7 @@ def run(*arguments):
     return int(stop.value.code or 0)
 
 
+@pytest.mark.long
 def test_it_trains_explores_draws_and_is_exported(module, aura, tmp_path):
     settings = {
         "run": {"name": "run", "dir": str(tmp_path), "iterations": 1, "eval_every": None},

@@ -9,7 +9,7 @@ from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
-from diffrl.models.pipeline import PackedPictureAdapter
+from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.family import JOINT_ATTENTION, Family
-from diffrl.models.pipeline import EMPTY, PackedPictureAdapter
+from diffrl.models.picture_adapters import PackedPictureAdapter
+from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor

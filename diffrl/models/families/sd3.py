@@ -10,7 +10,8 @@ from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
-from diffrl.models.pipeline import EMPTY, PictureAdapter
+from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
