@@ -88,7 +88,7 @@ TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
 
 def build_tiny(words: Sequence[str]) -> Any:
     """A `SanaPipeline` for 32 x 32 pictures: Gemma 2, DC-AE and DPM-Solver++ as in SANA."""
-    from diffusers import AutoencoderDC, DPMSolverMultistepScheduler, SanaPipeline, SanaTransformer2DModel
+    from diffusers import AutoencoderDC, DPMSolverMultistepScheduler, SanaPipeline
     from transformers import Gemma2Config, Gemma2Model
 
     from diffrl.models.tiny import build_word_tokenizer
@@ -124,20 +124,27 @@ def build_tiny(words: Sequence[str]) -> Any:
             decoder_act_fns="silu",
             scaling_factor=0.41407,
         ),
-        transformer=SanaTransformer2DModel(
-            patch_size=1,
-            in_channels=4,
-            out_channels=4,
-            num_layers=2,
-            num_attention_heads=2,
-            attention_head_dim=16,
-            num_cross_attention_heads=2,
-            cross_attention_head_dim=16,
-            cross_attention_dim=32,
-            caption_channels=32,
-            sample_size=16,
-        ),
+        transformer=build_tiny_transformer(),
         scheduler=DPMSolverMultistepScheduler(
             algorithm_type="dpmsolver++", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
+    )
+
+
+def build_tiny_transformer() -> Any:
+    """Two blocks over a token for each latent pixel."""
+    from diffusers import SanaTransformer2DModel
+
+    return SanaTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=16,
+        cross_attention_dim=32,
+        caption_channels=32,
+        sample_size=16,
     )
