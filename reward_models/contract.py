@@ -3,7 +3,7 @@
     from reward_models import check_scorer
     problems = check_scorer(MyScorer())        # an empty list if all is well
 
-On the command line: python -m reward_models --check my_module:MyScorer
+On the command line: python -m reward_models rewards check my_module:MyScorer
 
 Nothing that a scorer does ends the check: whatever it raises is told as a problem.
 """

@@ -1,6 +1,6 @@
 """Pictures that a scorer must tell apart, and what it says of them: catches set-ups that return the same for all.
 
-    diffrl score --self-test pickscore --option model=/models/PickScore_v1
+    diffrl rewards self-test pickscore --option model=/models/PickScore_v1
 
 A scorer with needs of its own (text in the picture, a detector's classes) has a method `contrasts()`.
 """

@@ -1,4 +1,4 @@
-"""What there is, and whether it works: `--list`, `--self-test` and `--check`."""
+"""What there is, and whether it works: `rewards list`, `rewards check` and `rewards self-test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward that a server computes: the client of `diffrl score --serve` (docs/reward-server.md)."""
+"""A reward that a server computes: the client of `diffrl serve` (docs/reward-server.md)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class RemoteScorer:
                 guard.cancel()
             if time.monotonic() >= until:
                 raise RewardError(
-                    f"No reward server answers at {address}: {why}. Start one there: diffrl score --serve "
+                    f"No reward server answers at {address}: {why}. Start one there: diffrl serve "
                     f"--reward {_served(self.reward)} --port {urlsplit(address).port or 80}. Or correct the address."
                 )
             time.sleep(0.2)

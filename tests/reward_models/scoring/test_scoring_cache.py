@@ -242,6 +242,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
         sys.executable,
         "-m",
         "reward_models",
+        "score",
         str(pictures),
         "--reward",
         name,

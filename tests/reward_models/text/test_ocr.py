@@ -147,7 +147,7 @@ def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeyp
         index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
         options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
         with pytest.raises(SystemExit):
-            main([str(tmp_path / "a.png"), *options])
+            main(["score", str(tmp_path / "a.png"), *options])
         (row,) = csv.DictReader(table.open())
         scores.append(row["ocr"])
         table.unlink()
