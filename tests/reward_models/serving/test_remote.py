@@ -1,7 +1,7 @@
 """The client of the reward server: right scores from sick services, NaN from dead ones, never a hang or a zero."""
 
+import asyncio
 import contextlib
-import math
 import subprocess
 import sys
 import threading
@@ -13,7 +13,7 @@ import torch
 from reward_models import RewardBatch, RewardError, check_scorer, load_reward
 from reward_models.base import ScorerSpec
 from reward_models.serving.server import background
-from reward_models.serving.transport import Lane, UnreachableError
+from reward_models.serving.transport import _loop
 from tests.patience import LONG, held_port, until
 from tests.reward_models.serving.rogue import ROGUES, STOP, rogue, says, whole, zeros
 from tests.reward_models.serving.test_microbatch import Mean, request
@@ -35,9 +35,9 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
+def nothing_is_left_to_do():
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "reward client"])
+    until(lambda: not asyncio.all_tasks(_loop()))
 
 
 def dead(output, count, words):
@@ -135,21 +135,6 @@ def test_the_deadline_ends_a_batch_whatever_happens():
         assert 0.5 < time.monotonic() - start < 30
         dead(output, 3, "no score")
         assert "deadline of 0.6 s" in output.errors[2]
-
-
-def test_what_is_cut_off_while_it_connects_is_over():
-    class CutWhileConnecting(Lane):
-        def _connected(self, opened):
-            self.cut()  # as another thread may, before the socket is known
-            super()._connected(opened)
-
-    with rogue("drips its body") as sick:
-        end = threading.Timer(30, STOP.set)  # or it would drip for ever
-        end.start()
-        with pytest.raises(UnreachableError, match="no whole answer"):
-            CutWhileConnecting(sick.url, None).ask("POST", f"{sick.url}/v1/score/mean", (60, 60), math.inf, b"")
-        assert not STOP.is_set()
-        end.cancel()
 
 
 def test_what_was_scored_before_the_deadline_is_kept():
