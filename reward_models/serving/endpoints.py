@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
@@ -130,7 +129,7 @@ class Service:
     async def rewards(self, request: Request) -> bytes:
         """The specs of the scorers, and the limits that clients keep to."""
         specs = {name: encode_spec(batcher.scorer.spec) for name, batcher in self.batchers.items()}
-        return json.dumps({"rewards": specs, "limits": asdict(self.limits)}).encode()
+        return json.dumps({"rewards": specs, "limits": self.limits.model_dump()}).encode()
 
     async def score(self, request: Request) -> bytes:
         """Scores of the request's batch."""

@@ -149,13 +149,14 @@ class RemoteScorer:
         if answer.status != 200:
             raise refused(address, answer)
         try:
-            specs, limits = decode_listing(answer.body)
-            known = sorted(specs)
-            if self.reward in specs:
-                return decode_spec(specs[self.reward]), limits
+            listing = decode_listing(answer.body)
+            if self.reward in listing.rewards:
+                return decode_spec(listing.rewards[self.reward]), listing.limits
         except ValueError as error:
             raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
-        raise RewardError(f"The server {address} has no reward {self.reward!r}. It has: {', '.join(known)}.")
+        raise RewardError(
+            f"The server {address} has no reward {self.reward!r}. It has: {', '.join(sorted(listing.rewards))}."
+        )
 
 
 def _served(reward: str) -> str:

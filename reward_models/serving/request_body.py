@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from reward_models.base import RewardBatch
@@ -25,7 +26,7 @@ from reward_models.serving.lossless import (
     decode_picture,
     picture_size,
 )
-from reward_models.serving.wire import JSON, SAFETENSORS, SIDE, Limits, RefusedError
+from reward_models.serving.wire import JSON, SAFETENSORS, Limits, RefusedError, Side
 
 VALUE = 256
 """Bytes that a value takes once JSON is parsed, at most, beside its text: a key and an object to be in."""
@@ -69,21 +70,17 @@ def decode_request(
 
 def _batch(media: Tensor, side: Mapping[str, Any]) -> RewardBatch:
     """Check the fields beside the media."""
-    unknown = sorted(set(side) - set(SIDE))
+    unknown = sorted(set(side) - set(Side.model_fields))
     if unknown:
-        raise RefusedError(
-            422, f"A request has media, {', '.join(SIDE)}. Got also {', '.join(map(repr, unknown))[:200]}."
-        )
-    prompts, fps = side.get("prompts", []), side.get("fps")
-    metadata, groups = ([] if side.get(name) is None else side[name] for name in ("metadata", "groups"))
-    for name, values, kind in (("prompts", prompts, str), ("metadata", metadata, dict), ("groups", groups, int)):
-        if not isinstance(values, list) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in values):
-            word = {str: "texts", dict: "objects", int: "whole numbers"}[kind]
-            raise RefusedError(422, f"{name} must be a list of {word}, one a sample. Got {_kind_of(values)}.")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps <= 1e6):
-        raise RefusedError(422, f"fps must be a number > 0, or null. Got {fps!r}.")
+        known = ", ".join(Side.model_fields)
+        raise RefusedError(422, f"A request has media, {known}. Got also {', '.join(map(repr, unknown))[:200]}.")
     try:
-        return RewardBatch(media, prompts, metadata, None if fps is None else float(fps), groups)
+        fields = Side.model_validate(side)
+        return RewardBatch(media, fields.prompts, fields.metadata or [], fields.fps, fields.groups or [])
+    except ValidationError as error:
+        name = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
+        rule = Side.model_fields[name].description
+        raise RefusedError(422, f"{name} must be {rule}. Got {_kind_of(side[name])}.") from None
     except RewardError as error:
         raise RefusedError(422, str(error)) from None
 

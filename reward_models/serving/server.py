@@ -21,6 +21,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from reward_models.base import Scorer
 from reward_models.errors import RewardError
 from reward_models.serving.addresses import is_loopback
@@ -210,11 +212,18 @@ def _server(
 
 
 def _limits(given: Mapping[str, float]) -> Limits:
+    unknown = [name for name in given if name not in Limits.model_fields]
+    if unknown:
+        raise RewardError(
+            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(unknown)}."
+        )
     try:
-        return Limits(**given)  # type: ignore[arg-type]
-    except TypeError:
-        known = ", ".join(Limits.__dataclass_fields__)
-        raise RewardError(f"Limits of the reward server are {known}. Got {', '.join(given)}.") from None
+        return Limits(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = f"{first['loc'][0]} of the reward server: " if first["loc"] else ""
+        got = f" Got {first['input']!r}." if first["loc"] else ""
+        raise RewardError(f"{where}{first['msg']}.{got} Change it.") from None
 
 
 def _need_extra() -> None:

@@ -78,8 +78,8 @@ class Client:
             )
         except (ImportError, OSError, ValueError) as error:
             raise RewardError(
-                f"The proxy or the certificates that the environment names cannot be used: {error}. Mend the variables "
-                "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR, or unset them."
+                "The proxy and the certificates that the environment names must be usable. Got: "
+                f"{str(error).rstrip('.')}. Mend HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE or SSL_CERT_DIR."
             ) from error
         weakref.finalize(self, _close, self._http).atexit = False
 
