@@ -58,14 +58,14 @@ def train(
         )
     _quiet_libraries()
     if resume is not None:
-        from diffrl.training.run import resume as go_on
+        from diffrl.run.lifecycle import resume as go_on
 
         go_on(resume, _console(), from_start)
     elif config is not None:
         from diffrl.config import load_config
 
         resolved = load_config(config, overrides or [])
-        from diffrl.training.run import train as start
+        from diffrl.run.lifecycle import train as start
 
         start(resolved, _console())
 
@@ -81,7 +81,7 @@ def check(
 
     resolved = load_config(config, overrides or [])
     _quiet_libraries()
-    from diffrl.training.check import check_config
+    from diffrl.run.check import check_config
 
     for line in check_config(resolved, processes):
         typer.echo(line)
@@ -97,7 +97,7 @@ def plan(
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
     _quiet_libraries()
     from diffrl.config import load_config
-    from diffrl.plan import make_plan, render_plan
+    from diffrl.cost.plan import make_plan, render_plan
 
     made = make_plan(load_config(config, overrides or []), processes)
     if as_json:
@@ -140,7 +140,7 @@ def generate(
 ) -> None:
     """Draw pictures or videos from a pipeline, or from a run's aligned weights."""
     _quiet_libraries()
-    from diffrl.training.generate import GenerateRequest, generate_pictures
+    from diffrl.export.generate import GenerateRequest, generate_pictures
 
     request = GenerateRequest(
         out=out,
@@ -179,11 +179,11 @@ def export(
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     _quiet_libraries()
     if form == "diffusers":
-        from diffrl.training.export import export_run
+        from diffrl.export.diffusers import export_run
 
         lines = export_run(run, out)
     else:
-        from diffrl.training.export_modelopt import export_quantised
+        from diffrl.export.modelopt import export_quantised
 
         lines = export_quantised(run, out, form)
     for line in lines:
@@ -230,9 +230,9 @@ def fidelity(
     import json
     from dataclasses import asdict
 
-    from diffrl.training.fidelity import measure_fidelity
-    from diffrl.training.fidelity_report import notes, tables, write_fidelity
-    from diffrl.training.fidelity_request import FidelityRequest
+    from diffrl.studies.fidelity.request import FidelityRequest
+    from diffrl.studies.fidelity.study import measure_fidelity
+    from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
 
     request = FidelityRequest(
         out=out,
@@ -289,8 +289,8 @@ def compare(
 
     if report_only and (configs or budget or dry_run):
         raise ConfigError("--report-only takes --out, --metric and --target, and nothing to train. Remove the rest.")
-    from diffrl.training.compare import CompareRequest, show_report
-    from diffrl.training.compare import compare as start
+    from diffrl.studies.compare import CompareRequest, show_report
+    from diffrl.studies.compare import compare as start
 
     if report_only:
         show_report(out, _console(), metric, target)

@@ -51,7 +51,7 @@ def draw_pictures(drawing: DrawOptions, samples: SampleOptions, device: str) -> 
         ConfigError: the pipeline cannot be loaded, there are no prompts, or the folder holds something already.
     """
     from diffrl.errors import ConfigError
-    from diffrl.training.generate import GenerateRequest, generate_pictures
+    from diffrl.export.generate import GenerateRequest, generate_pictures
 
     images = folder_to_draw_into(drawing, ())
     if images.exists() and (not images.is_dir() or any(images.iterdir())):

@@ -26,6 +26,7 @@ from bench_models import CASES, Case, full_adapter, random_encodings, tiny_adapt
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.cost.meter import PhaseClock
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.functional.gaussian import log_prob
 from diffrl.functional.losses import clipped_surrogate
@@ -39,7 +40,6 @@ from diffrl.rollout.denoise import Sampler, denoise, take_origins
 from diffrl.rollout.explore import explore
 from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.training.clock import PhaseClock
 from diffrl.training.policy import Policy
 from diffrl.transition import make_transition
 

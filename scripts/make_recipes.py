@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from diffrl.config import load_config
-from diffrl.plan import make_plan, size_text
+from diffrl.cost.plan import make_plan, size_text
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = ("sd3", "flux", "sana", "wan")

@@ -16,9 +16,9 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config.load import make_config
-from diffrl.training.compare import CompareRequest, collect, compare, write_report
-from diffrl.training.compare.report import markdown
-from diffrl.training.compare.results import COSTS, Arm, Comparison, t_half_width
+from diffrl.studies.compare import CompareRequest, collect, compare, write_report
+from diffrl.studies.compare.results import COSTS, Arm, Comparison, t_half_width
+from diffrl.studies.compare.tables import markdown
 
 TINY = "configs/tiny-sd3"
 PRESETS = (

@@ -163,7 +163,7 @@ def test_overrides_are_not_taken_when_resuming(runs, capsys):
 
 
 def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
-    monkeypatch.setattr("diffrl.training.memory.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("diffrl.cost.process_memory.available_bytes", lambda device: 1000)
     assert "Not enough memory" in expect_refusal(capsys, "train", config_file)
     assert run("train", config_file, "guards.memory=warn", "run.iterations=1", "run.eval_every=null") == 0
     assert "Not enough memory" in capsys.readouterr().out
@@ -235,7 +235,7 @@ def test_a_reward_of_the_users_is_found_beside_them(config_file, tmp_path, monke
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(runs, capsys):
-    from diffrl.training.run_dir import locked
+    from diffrl.run.directory import locked
 
     with locked(runs["full"]):
         assert "Another one is training" in expect_refusal(capsys, "train", "--resume", runs["full"])
@@ -266,7 +266,7 @@ def test_generate_says_what_it_lacks(random_sd3, tmp_path, capsys):
 def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same_way(runs, random_sd3, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
-    from diffrl.training.aligned import load_aligned
+    from diffrl.run.aligned import load_aligned
 
     assert run("export", runs["lora"], "--out", tmp_path / "lora") == 0
     plain = StableDiffusion3Pipeline.from_pretrained(random_sd3)
@@ -282,7 +282,7 @@ def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same
 def test_an_exported_full_fine_tune_is_a_whole_pipeline(runs, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
-    from diffrl.training.aligned import load_aligned
+    from diffrl.run.aligned import load_aligned
 
     assert run("export", runs["full"], "--out", tmp_path / "full") == 0
     plain = StableDiffusion3Pipeline.from_pretrained(tmp_path / "full")

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from diffrl.config import load_config
-from diffrl.plan import make_plan
-from diffrl.training.run import train
+from diffrl.cost.plan import make_plan
+from diffrl.run.lifecycle import train
 
 ROOT = Path(__file__).parents[1]
 

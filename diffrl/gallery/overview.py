@@ -13,7 +13,7 @@ from diffrl.gallery.records import Source
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.index import PICTURES
-from diffrl.tracking.trees import TREES
+from diffrl.trees.record import TREES
 
 DEEP = 20
 """Levels of a JSON object that have names of their own."""

@@ -18,7 +18,7 @@ from diffrl.tracking.index import INDEX, PICTURES, connect, explained
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
-from diffrl.tracking.trees import TREES
+from diffrl.trees.record import TREES
 
 MARKS = ("metrics.jsonl", INDEX, f"{INDEX}-wal", "summary.json", "log.txt", TREES)
 """Files whose change tells that a run has gone on."""

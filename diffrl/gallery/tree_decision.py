@@ -8,7 +8,7 @@ from diffrl.gallery.tree_numbers import NOTHING, known, level, push, share, thre
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
 from diffrl.gallery.tree_splits import draws, train, weight, why_not
 from diffrl.gallery.tree_words import Sums, pushed, skipped, total
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 MOST = 3
 """How many parts of a reward a sentence names."""

@@ -10,7 +10,7 @@ from diffrl.gallery.tree_sentences import Paragraph, Sentence, joined, plain, se
 from diffrl.gallery.tree_splits import draws, weights_of
 from diffrl.gallery.tree_splits import train as splits_train
 from diffrl.gallery.tree_words import Sums, skipped
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 KINDS = (
     ("best", "the {} best"),

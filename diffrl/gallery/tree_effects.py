@@ -6,7 +6,7 @@ from diffrl.gallery.tree_numbers import NOTHING, counted, known, push
 from diffrl.gallery.tree_sentences import Paragraph, sentence
 from diffrl.gallery.tree_splits import idle_splits, pulled, splits, train
 from diffrl.gallery.tree_words import Sums, pushed, total
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 
 def idle(given: Sums) -> Paragraph | None:

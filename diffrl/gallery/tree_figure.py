@@ -14,7 +14,7 @@ from diffrl.gallery.tree_layout import Edge, Layout, deep, lay_out
 from diffrl.gallery.tree_numbers import known, level, push, share, signed, three
 from diffrl.gallery.tree_splits import asked, draws, train, weight, why_not
 from diffrl.gallery.tree_words import Sums, change, pushed, sums
-from diffrl.tracking.trees import TreeNode, TreeRecord
+from diffrl.trees.record import TreeNode, TreeRecord
 
 TREE_FIGURE_CSS = (Path(__file__).parent / "static" / "tree_figure.css").read_text(encoding="utf-8")
 """What `tree_figure` needs, all of it below the class `treefig`."""

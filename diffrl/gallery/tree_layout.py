@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.tree_numbers import known, level
-from diffrl.tracking.trees import TreeNode, TreeRecord
+from diffrl.trees.record import TreeNode, TreeRecord
 
 THUMB, PROXY, SMALL, DOT = 64.0, 44.0, 30.0, 14.0
 LARGE = 144.0

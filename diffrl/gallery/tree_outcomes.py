@@ -8,7 +8,7 @@ from typing import NamedTuple
 from diffrl.gallery.tree_numbers import NOTHING, counted, known, likelier, push, three, tiny
 from diffrl.gallery.tree_sentences import Ref, Sentence, sentence
 from diffrl.gallery.tree_words import Sums, pushed, rounding, total, whole_change
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 
 class Outcome(NamedTuple):

@@ -10,7 +10,7 @@ from diffrl.gallery.tree_splits import asked, split_panel, train, weight, weight
 from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.tree_turning import mean_of_paths, paths_through
 from diffrl.gallery.tree_words import Sums, change, pushed, rounding, whole_change
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 Fact = tuple[str, str]
 

@@ -9,7 +9,7 @@ from diffrl.gallery.numbers import finite
 from diffrl.gallery.tree_numbers import factor, number
 from diffrl.gallery.tree_sums import weights_text
 from diffrl.gallery.tree_words import Sums
-from diffrl.tracking.trees import TreeRecord
+from diffrl.trees.record import TreeRecord
 
 Gloss = Mapping[Any, str] | Callable[[float], str]
 RULE: Mapping[str, Gloss] = {

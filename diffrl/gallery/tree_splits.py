@@ -11,7 +11,7 @@ from typing import Any
 from diffrl.gallery.tree_numbers import NOTHING, compact, counted, known, level, number, push, share, three
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
 from diffrl.gallery.tree_words import Sums
-from diffrl.tracking.trees import PUSHED, Push, TreeNode
+from diffrl.trees.record import PUSHED, Push, TreeNode
 
 TITLE = "What the splits teach"
 ENDS = 5

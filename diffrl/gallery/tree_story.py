@@ -15,7 +15,7 @@ from diffrl.gallery.tree_splits import lesson, train
 from diffrl.gallery.tree_turning import turning
 from diffrl.gallery.tree_update import update
 from diffrl.gallery.tree_words import WORTH, Sums, sums, total
-from diffrl.tracking.trees import TreeNode, TreeRecord
+from diffrl.trees.record import TreeNode, TreeRecord
 
 MOST = 3
 """How many steps a sentence names."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from diffrl.gallery.tree_numbers import NOTHING, factor, known, number, push, share, three
 from diffrl.gallery.tree_words import Sums
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 EPS = 1e-4
 """Added to every deviation, in units of the reward."""

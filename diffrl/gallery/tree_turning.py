@@ -9,7 +9,7 @@ from typing import NamedTuple
 from diffrl.gallery.tree_numbers import known, signed
 from diffrl.gallery.tree_sentences import Ref, Sentence, joined, sentence
 from diffrl.gallery.tree_words import Sums, pushed, total
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 TURNS = 2
 """How many turning points are told one by one."""

@@ -9,7 +9,7 @@ from diffrl.gallery.tree_outcomes import outcomes
 from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
 from diffrl.gallery.tree_splits import moves, train
 from diffrl.gallery.tree_words import Sums, pushed, rounding, skipped, unclear, whole_change
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 
 MOST_WENT = 0.8
 """Share of the pushed steps that go where they are pushed if nothing needs to be explained."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.tree_numbers import known, likelier, number, push, tiny
-from diffrl.tracking.trees import TreeNode, TreeRecord
+from diffrl.trees.record import TreeNode, TreeRecord
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ROUNDING = {"bfloat16": 2e-4}

@@ -15,12 +15,12 @@ from diffrl.precision.backends import find_backend
 from diffrl.precision.backends.base import Backend
 from diffrl.precision.backends.machine import machine_of, uncompilable
 from diffrl.precision.building import Built, build, plain_linear
+from diffrl.precision.facts import PrecisionError, PrecisionReport
 from diffrl.precision.layers import linear_layers
 from diffrl.precision.network import COMPILER, LowPrecisionNetwork
 from diffrl.precision.observe import Observation, Shape, dtype_name, uncounted_note, watching
 from diffrl.precision.pointwise import Pointwise
 from diffrl.precision.refresh import moved, pointers, sampled, weight_problem
-from diffrl.precision.report import PrecisionError, PrecisionReport
 from diffrl.precision.speed import kernel_names, slow_note, speed_up
 from diffrl.precision.verify import (
     GEMM_ERRORS,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.distributed.gathered import Gathered, whole
 from diffrl.errors import ConfigError
-from diffrl.gathered import Gathered, whole
-from diffrl.precision.report import PrecisionError
+from diffrl.precision.facts import PrecisionError
 
 _HOOKS = (
     "_forward_hooks",

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from diffrl.config.schema import Config
+from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.distributed.ranks import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.models.adapter import Conditioning
 from diffrl.records import Credit, RewardTable, Rollout
@@ -19,8 +21,6 @@ from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import paths_to, root_addresses
-from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.sampling import Drawn, Sampling
 from diffrl.training.session import Session

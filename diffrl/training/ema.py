@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from diffrl.training.sharding import fill
+from diffrl.distributed.sharding import fill
 
 
 class EMA:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.schema import EvalSettings
+from diffrl.distributed.ranks import agreed, shared_names, sum_ranks
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.score import Scoring, WeightedScorer
@@ -17,7 +18,6 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.training.distributed import agreed, shared_names, sum_ranks
 
 
 @dataclass(frozen=True)

@@ -14,32 +14,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.cost.meter import PhaseClock, network_evaluations, training_cost
+from diffrl.cost.plan import is_evaluated
+from diffrl.cost.process_memory import peak_bytes
 from diffrl.data.sampler import prompt_batch
+from diffrl.distributed.ranks import any_rank, sum_ranks
 from diffrl.errors import DiffrlError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, Velocity
-from diffrl.plan import is_evaluated
 from diffrl.records import Credit, Rollout
+from diffrl.run.journal import Journal
+from diffrl.run.kept_config import kept_config
+from diffrl.run.progress import Progress
+from diffrl.run.signals import Interruption, StopSignal
+from diffrl.run.summary import ALWAYS, PHASES, short_name
 from diffrl.tracking.metrics import OUTSIDE
-from diffrl.training.clock import PhaseClock, network_evaluations, training_cost
 from diffrl.training.crediting import Crediting
-from diffrl.training.distributed import any_rank, sum_ranks
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import Learning, UpdateGuard, check_on_policy
-from diffrl.training.journal import Journal
-from diffrl.training.kept_config import kept_config
-from diffrl.training.memory import peak_bytes
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
-from diffrl.training.progress import Progress
-from diffrl.training.report import ALWAYS, PHASES, short_name
 from diffrl.training.sampling import Drawn, FidelityWatch, Sampling
 from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
-from diffrl.training.signals import Interruption, StopSignal
-from diffrl.training.tree_pictures import KeptTree
-from diffrl.training.trees import Given, TreeKeeper
 from diffrl.training.update import (
     accumulate_gradient,
     clip_gradient,
@@ -51,6 +49,8 @@ from diffrl.training.update import (
     update_metrics,
     velocity_of,
 )
+from diffrl.trees.pictures import KeptTree
+from diffrl.trees.recorder import Given, TreeKeeper
 
 Metrics = dict[str, float | int]
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.distributed.sharding import dtype_of, fill, roots, shape_of, shard_network
 from diffrl.errors import CheckpointError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.lora import add_lora, lora_disabled
-from diffrl.training.sharding import dtype_of, fill, roots, shape_of, shard_network
 
 
 class Policy:

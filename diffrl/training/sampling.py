@@ -14,6 +14,8 @@ from torch import Tensor
 from diffrl.config.checks import branching_at
 from diffrl.config.rollout import ExploreSettings, RolloutSettings
 from diffrl.config.schema import Config
+from diffrl.cost.meter import PhaseClock
+from diffrl.distributed.ranks import agreed, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
@@ -25,12 +27,10 @@ from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
-from diffrl.training.clock import PhaseClock
-from diffrl.training.distributed import agreed, sum_ranks
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.session import Session
-from diffrl.training.tracing import FirstPictures, Trace, take_trace, traced_prompts
 from diffrl.transition import Transition
+from diffrl.trees.tracing import FirstPictures, Trace, take_trace, traced_prompts
 
 
 @dataclass(frozen=True)

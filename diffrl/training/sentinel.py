@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from diffrl.config.method import RewardHackingGuard
+from diffrl.distributed.ranks import sum_ranks
 from diffrl.errors import GuardStop
 from diffrl.rewards.score import WeightedScorer
-from diffrl.training.distributed import sum_ranks
 from diffrl.training.evaluate import Evaluation
 from reward_models import RewardBatch, load_reward
 

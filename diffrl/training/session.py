@@ -14,26 +14,26 @@ from torch import Tensor
 from diffrl.config.checks import old_is_policy
 from diffrl.config.credit import GrpoSettings, TiltSettings
 from diffrl.config.schema import Config
+from diffrl.cost.meter import CostMeter
+from diffrl.cost.plan import Plan, make_plan
+from diffrl.cost.process_memory import check_memory
 from diffrl.data.prompts import load_prompts
+from diffrl.distributed.ranks import keep_in_step, make_accelerator
+from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
 from diffrl.models.pipeline import Placement
-from diffrl.plan import Plan, make_plan
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
-from diffrl.training.clock import CostMeter
-from diffrl.training.distributed import keep_in_step, make_accelerator
 from diffrl.training.explorer import make_explorer
-from diffrl.training.memory import check_memory
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.sharding import make_mesh
 from diffrl.training.update import Part
 from diffrl.transition import Transition, make_transition
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffrl.cost.meter import CostMeter
+from diffrl.distributed.ranks import average_gradients, gather_rows, lockstep_of, sum_ranks
+from diffrl.distributed.sharding import total_norm
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.objectives.base import Examples, Objective, Velocity
 from diffrl.records import PromptBatch
-from diffrl.training.clock import CostMeter
-from diffrl.training.distributed import average_gradients, gather_rows, lockstep_of, sum_ranks
 from diffrl.training.policy import Policy
-from diffrl.training.sharding import total_norm
 
 
 @dataclass(frozen=True)

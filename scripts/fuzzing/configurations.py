@@ -148,7 +148,7 @@ def check_and_train(send: Send, path: str, overrides: list[str]) -> None:
         return
     send(("plan", command(["plan", path, *overrides])))
     from diffrl.config import load_config
-    from diffrl.plan import make_plan
+    from diffrl.cost.plan import make_plan
 
     config = load_config(path, overrides)
     plan = make_plan(config)

@@ -45,7 +45,7 @@ def samples(run_dir: Path) -> dict[str, Any]:
 
 def checkpoint(run_dir: Path) -> dict[str, Any]:
     """The newest checkpoint: each tensor's hash, and the state without what varies."""
-    from diffrl.training.checkpoint import load_checkpoint
+    from diffrl.checkpoint.files import load_checkpoint
 
     found = load_checkpoint(max((run_dir / "checkpoints").glob("step-*")))
     state: dict[str, Any] = {

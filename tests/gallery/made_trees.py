@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from diffrl.tracking.trees import PUSHED, Push, TreeLeaf, TreeNode, TreeRecord
+from diffrl.trees.record import PUSHED, Push, TreeLeaf, TreeNode, TreeRecord
 
 DIFFRL = {
     "reward": "turning_point",

@@ -8,7 +8,7 @@ import pytest
 
 from diffrl.gallery.tree_panel import notes, step_facts
 from diffrl.gallery.tree_words import sums
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record
 from tests.gallery.test_tree_story import split, told

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffrl.gallery.tree_layout import MARGIN, lay_out
-from diffrl.tracking.trees import TreeLeaf, TreeNode
+from diffrl.trees.record import TreeLeaf, TreeNode
 from tests.gallery import made_trees
 
 

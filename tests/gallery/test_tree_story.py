@@ -10,7 +10,7 @@ from diffrl.gallery.tree_numbers import push, share, tiny
 from diffrl.gallery.tree_sentences import Ref, joined, plain
 from diffrl.gallery.tree_story import story
 from diffrl.gallery.tree_words import sums, verdict
-from diffrl.tracking.trees import TreeLeaf, TreeNode
+from diffrl.trees.record import TreeLeaf, TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, leaf, record
 

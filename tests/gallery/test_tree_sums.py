@@ -10,7 +10,7 @@ from diffrl.gallery.tree_numbers import factor, likelier, share, signed
 from diffrl.gallery.tree_panel import notes, sample_facts, step_facts
 from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum, weights_text
 from diffrl.gallery.tree_words import sums
-from diffrl.tracking.trees import TreeNode
+from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, OUTCOME, leaf, record
 

@@ -14,7 +14,7 @@ from diffrl.precision.backends.base import PRECISION_BACKENDS
 from diffrl.precision.backends.emulated import fake_quantize_fp8
 from diffrl.precision.backends.int8 import Int8Linear
 from diffrl.precision.copies import make_copy
-from diffrl.precision.report import PrecisionError
+from diffrl.precision.facts import PrecisionError
 from diffrl.precision.verify import observe_products
 
 CPU = torch.device("cpu")

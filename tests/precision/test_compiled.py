@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from diffrl.precision.copies import make_copy
+from diffrl.precision.facts import PrecisionError
 from diffrl.precision.network import Compiled
-from diffrl.precision.report import PrecisionError
 from diffrl.precision.weights import lora_layers, plain_copy
 
 KINDS = [

@@ -8,7 +8,7 @@ from torch import nn
 
 from diffrl.precision.backends import modelopt as made_by
 from diffrl.precision.copies import make_copy
-from diffrl.precision.report import PrecisionError
+from diffrl.precision.facts import PrecisionError
 
 mtq = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
 

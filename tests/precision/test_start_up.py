@@ -12,9 +12,9 @@ from torch.utils.flop_counter import flop_registry
 from diffrl.precision.backends.fp8 import Fp8Linear
 from diffrl.precision.backends.int8 import Int8Linear
 from diffrl.precision.copies import make_copy
+from diffrl.precision.facts import PrecisionError
 from diffrl.precision.observe import flops_coverage
 from diffrl.precision.refresh import sampled
-from diffrl.precision.report import PrecisionError
 from diffrl.precision.speed import kernel_names, slow_note, speed_up
 from diffrl.precision.verify import observe_products
 

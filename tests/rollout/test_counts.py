@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffrl.config.credit import GrpoSettings
 from diffrl.config.rollout import RolloutSettings
-from diffrl.plan import drawn_per_prompt
+from diffrl.cost.plan import drawn_per_prompt
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.counts import (
     alive_per_level,

@@ -10,16 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
+from diffrl.run.journal import Journal
+from diffrl.run.lifecycle import resume, train
+from diffrl.run.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
-from diffrl.tracking.trees import list_trees, read_tree
-from diffrl.training.checkpoint import load_checkpoint
-from diffrl.training.journal import Journal
 from diffrl.training.loop import Trainer
-from diffrl.training.progress import Progress
-from diffrl.training.run import resume, train
 from diffrl.training.session import open_session
+from diffrl.trees.record import list_trees, read_tree
 
 BRIGHTNESS, GREEN = "tests.training.scorers:Brightness", "tests.training.scorers:Green"
 VARYING = re.compile(r"seconds/.*|cost/seconds|peak_memory_bytes")

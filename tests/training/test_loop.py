@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import diffrl.training.loop as loop
+from diffrl.cost.meter import network_evaluations
+from diffrl.cost.plan import is_evaluated
 from diffrl.models.loading import load_adapter
 from diffrl.models.sd3 import SD3Adapter
-from diffrl.plan import is_evaluated
-from diffrl.training.clock import network_evaluations
 from diffrl.training.update import reference_of, velocity_of
 from tests.training.harness import (
     BRIGHTNESS,

@@ -83,7 +83,7 @@ def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server,
     path = write_config(data, tmp_path / "config.yaml")
     killed = []
 
-    from diffrl.training.journal import Journal
+    from diffrl.run.journal import Journal
 
     write = Journal.metrics
 

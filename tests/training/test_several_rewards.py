@@ -6,14 +6,14 @@ import os
 import pytest
 
 from diffrl.config.load import make_config
+from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError, GuardStop
-from diffrl.plan import make_plan
 from diffrl.records import Prompt
 from diffrl.training.evaluate import shared_out
 from diffrl.training.scorers import make_scorers, require_metadata
 from reward_models import RewardError
+from tests.distributed.test_distributed import launch
 from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of, write_config
-from tests.training.test_distributed import launch
 
 RED = {"name": BRIGHTNESS, "label": "red", "options": {"channel": 0}}
 BLUE = {"name": BRIGHTNESS, "label": "blue", "options": {"channel": 2}}

@@ -7,9 +7,9 @@ import diffrl.training.loop as loop
 from diffrl.errors import GuardStop
 from diffrl.training.loop import Trainer
 from diffrl.training.update import velocity_of
+from tests.run.test_resume import Crash, assert_same_run, crash_at
 from tests.training.harness import FOREST, flat, go_on, make_trainer, settings, start, weights_of
 from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
-from tests.training.test_resume import Crash, assert_same_run, crash_at
 
 UNEVEN = FOREST | {"tree": {"roots": 2, "splits": [0, 2], "branches": [3, 2], "correlation": None}}
 

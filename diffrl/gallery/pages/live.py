@@ -14,7 +14,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source
 from diffrl.gallery.runs import RunSource, changed
 from diffrl.gallery.site import Site
-from diffrl.tracking.trees import TREES
+from diffrl.trees.record import TREES
 
 
 def state(site: Site, query: Query) -> Answer:

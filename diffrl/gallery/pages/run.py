@@ -15,7 +15,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.tracking.trees import tree_name
+from diffrl.trees.record import tree_name
 
 PAIRS = 12
 TREES = 8

@@ -1,0 +1,1 @@
+"""Durable checkpoints: files with checksums, shards of several ranks, optimiser and generator states."""

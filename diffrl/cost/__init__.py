@@ -1,0 +1,1 @@
+"""What a run costs: planned before anything is loaded, and measured while it goes on."""

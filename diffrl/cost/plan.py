@@ -1,0 +1,278 @@
+"""What a run costs, by arithmetic, before anything is loaded.
+
+A network evaluation is one sample through the transformer forward once; with classifier-free guidance a step takes two.
+Backward passes are not counted. Units whose credit turns out to be zero are not evaluated: a run counts what it skips,
+and its count and the skipped together make the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from diffrl.config.checks import branching_at, old_is_policy, steps_at, window_places
+from diffrl.config.phases import Cycle, phases
+from diffrl.config.schema import Config
+from diffrl.cost.memory import Memory, estimate_memory
+from diffrl.errors import ConfigError
+from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
+
+TREES_NOTE = "Left out: keeping trees to look at (track.trees), which asks network and decoder a few times more."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a run. Counts are over all processes, unless "per process" is said.
+
+    Args:
+        iterations: of training.
+        world_size: processes.
+        groups: prompts of an iteration.
+        candidates: pictures of an iteration that are drawn to choose from; 0 without an exploring stage.
+        samples: finished pictures of an iteration that train.
+        stochastic_steps: of the first iteration; a sliding window changes which.
+        edges: stochastic steps of the first iteration over all samples, shared ones once.
+        examples: network evaluations with gradient of the first iteration; siblings share one.
+        updates: optimiser updates of the run.
+        examples_per_update: of each update of the first iteration.
+        micro_batches: forward and backward passes of the first iteration, per process.
+        evaluations: held-out evaluations of the run.
+        network_evaluations: of the run, by purpose.
+        decodes: pictures decoded in the run.
+        reward_calls: pictures scored in the run, once for each reward.
+        exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
+        memory: estimate per process, None if the pipeline's files cannot be read here.
+        notes: what the numbers leave out.
+    """
+
+    iterations: int
+    world_size: int
+    groups: int
+    candidates: int
+    samples: int
+    stochastic_steps: tuple[int, ...]
+    edges: int
+    examples: int
+    updates: int
+    examples_per_update: tuple[int, ...]
+    micro_batches: int
+    evaluations: int
+    network_evaluations: Mapping[str, int]
+    decodes: int
+    reward_calls: int
+    exact: bool
+    memory: Memory | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def total_network_evaluations(self) -> int:
+        """Network evaluations of the whole run."""
+        return sum(self.network_evaluations.values())
+
+    @property
+    def training_cost(self) -> int:
+        """Evaluations without gradient in training iterations, and twice those with; of the whole run."""
+        counts = self.network_evaluations
+        return sum(counts[name] for name in ("explore", "rollout", "values", "old", "reference")) + 2 * counts["update"]
+
+    @property
+    def iteration_cost(self) -> float:
+        """The same of one iteration, on average."""
+        return self.training_cost / self.iterations
+
+
+@dataclass(frozen=True)
+class PromptCost:
+    """What one prompt costs in one iteration, guidance left out; upper bounds where samples are chosen.
+
+    Args:
+        explore: evaluations of the exploring stage.
+        rollout: evaluations in the training precision.
+        values: evaluations of completions.
+        inner: nodes whose picture is decoded and scored for their value.
+        origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
+        edges: stochastic steps.
+    """
+
+    explore: int
+    rollout: int
+    values: int
+    inner: int
+    origins: int
+    edges: int
+
+
+def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
+    """What one prompt costs in a training iteration."""
+    r, value = config.rollout, config.credit.value
+    branching = branching_at(r, iteration)
+    full = range(r.steps)
+    explore, redrawn, trees = 0, r.tree.samples, r.tree.roots
+    if r.explore is not None:
+        steps = r.steps if r.explore.steps is None else r.explore.steps
+        levels = coarse_levels(r.steps, list(branching), steps)[:-1]
+        trees = r.explore.candidates // r.tree.leaves_per_root
+        explore = trees * forwards_per_tree(levels, branching)
+        redrawn = r.explore.keep + r.explore.audit
+    alive = [min(redrawn, trees * count) for count in alive_per_level(full, branching)]
+    starts = {step: alive[step] for step in branching}
+    o = config.objective
+    asked = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
+    ends = {step: min(redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
+    ordered = sorted(branching)
+    inner = sum(starts.values())
+    completions = starts[ordered[0]] * r.steps if ordered else 0
+    completions += sum(ends[step] * (r.steps - 1 - step) for step in ordered[:-1])
+    return PromptCost(
+        explore=explore,
+        rollout=sum(alive),
+        values=completions if value == "ode" else 0,
+        inner=0 if value == "leaves" else inner,
+        origins=sum(starts[step] for step in asked),
+        edges=sum(ends.values()),
+    )
+
+
+def make_plan(config: Config, world_size: int = 1) -> Plan:
+    """Add up a run.
+
+    Args:
+        config: the run.
+        world_size: processes; each takes the same number of prompts.
+
+    Raises:
+        ConfigError: the prompts of an iteration cannot be shared out evenly.
+    """
+    if world_size < 1 or config.prompts.per_iteration % world_size:
+        raise ConfigError(
+            "prompts.per_iteration must be a multiple of the number of processes. Got per_iteration="
+            f"{config.prompts.per_iteration}, processes={world_size}. Change one of them."
+        )
+    groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
+    places = [i for i in window_places(r) if i < iterations]
+    drawn = [drawn_per_prompt(config, i) for i in places]
+    first, stays = drawn[0], places[1] if len(places) > 1 else iterations
+
+    def over_the_run(each: Callable[[PromptCost], int]) -> int:
+        return Cycle([each(one) for one in drawn], stays).total(iterations)
+
+    candidates = 0 if r.explore is None else groups * r.explore.candidates
+    redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
+    o = config.objective
+    nft = redrawn * o.levels_per_sample
+    trained = over_the_run(lambda one: nft + one.origins)
+    parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins) if n]
+    shares = [sum(share) for share in zip(*parts, strict=True)]
+    passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
+    evaluations = count_evaluations(config)
+    guided = config.model.facts.calls_per_step(r.guidance_scale)
+    memory, notes = estimate_memory(
+        config,
+        *(groups * count // world_size for count in (redrawn, first.edges, first.origins)),
+        world_size,
+    )
+    per_iteration = {
+        "explore": over_the_run(lambda one: one.explore),
+        "rollout": over_the_run(lambda one: one.rollout),
+        "values": over_the_run(lambda one: one.values),
+        "old": 0 if old_is_policy(o, t) else nft * iterations,
+        "update": trained,
+        "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
+    }
+    pictures = Cycle([groups * (redrawn + one.inner) + candidates for one in drawn], stays)
+    scored = sum(
+        pictures.total(end) - pictures.total(start)
+        for reward in config.rewards
+        for start, end, asked in phases(iterations, reward.corners, reward.asked)
+        if asked
+    )
+    return Plan(
+        iterations=iterations,
+        world_size=world_size,
+        groups=groups,
+        candidates=candidates,
+        samples=groups * r.tree.samples,
+        stochastic_steps=steps_at(r, 0),
+        edges=groups * first.edges,
+        examples=groups * (nft + first.origins),
+        updates=iterations * t.updates_per_iteration,
+        examples_per_update=tuple(groups * share for share in shares),
+        micro_batches=passes,
+        evaluations=evaluations,
+        network_evaluations={
+            **{name: guided * groups * count for name, count in per_iteration.items()},
+            "gate": guided * groups * first.origins,
+            "evaluation": evaluations
+            * config.eval.samples
+            * config.eval.steps
+            * config.model.facts.calls_per_step(config.eval.guidance_scale),
+        },
+        decodes=pictures.total(iterations) + evaluations * config.eval.samples,
+        reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
+        exact=r.explore is None or not r.tree.splits,
+        memory=memory,
+        notes=(*notes, TREES_NOTE) if config.track.trees else notes,
+    )
+
+
+def is_evaluated(config: Config, iteration: int) -> bool:
+    """Whether the held-out evaluation runs after so many iterations: before training (0), every `eval_every`, last."""
+    every, iterations = config.run.eval_every, config.run.iterations
+    return iteration in (0, iterations) or (every is not None and iteration % every == 0)
+
+
+def count_evaluations(config: Config) -> int:
+    """How often it runs."""
+    every, iterations = config.run.eval_every, config.run.iterations
+    return 2 + (len(range(every, iterations, every)) if every is not None else 0)
+
+
+def even_parts(total: int, parts: int) -> tuple[int, ...]:
+    """`total` in parts that differ by one at most, the larger ones first."""
+    small, larger = divmod(total, parts)
+    return (small + 1,) * larger + (small,) * (parts - larger)
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan as aligned text."""
+    steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
+    most = "" if plan.exact else "at most "
+    rows: list[tuple[str, str]] = [
+        ("Each iteration", ""),
+        ("  prompts (groups)", f"{plan.groups:,}"),
+        *([("  candidates", f"{plan.candidates:,}")] if plan.candidates else []),
+        ("  samples", f"{plan.samples:,}"),
+        ("  stochastic steps", f"{len(plan.stochastic_steps)}  (at first: {steps})"),
+        ("  edges", f"{most}{plan.edges:,}"),
+        ("  trained evaluations", f"{most}{plan.examples:,}"),
+        ("  updates", f"{len(plan.examples_per_update)}  of {most}{max(plan.examples_per_update):,} evaluations"),
+        ("  micro-batches, per process", f"{plan.micro_batches:,}"),
+        ("The run", f"{plan.iterations:,} iterations on {plan.world_size} process{'es' * (plan.world_size > 1)}"),
+        ("  optimiser updates", f"{plan.updates:,}"),
+        ("  held-out evaluations", f"{plan.evaluations:,}"),
+        ("  samples decoded", f"{plan.decodes:,}"),
+        ("  samples scored, all rewards", f"{plan.reward_calls:,}"),
+        ("Network evaluations", f"{most}{plan.total_network_evaluations:,}"),
+        *((f"  {name}", f"{count:,}") for name, count in plan.network_evaluations.items() if count),
+        ("Training cost", f"{most}{plan.training_cost:,}  (trained evaluations twice; evaluation and gate left out)"),
+    ]
+    if plan.memory is not None:
+        memory = plan.memory
+        rows += [
+            ("Memory, per process (rough)", size_text(memory.peak)),
+            ("  trained parameters", f"{memory.trained_parameters:,}"),
+            ("  frozen parameters", f"{sum(memory.frozen_parameters.values()):,}"),
+            *((f"  {name}", size_text(size)) for name, size in memory.kept.items() if size),
+        ]
+        if memory.passing:
+            largest = max(memory.passing, key=lambda name: memory.passing[name])
+            rows.append((f"  activations, most in {largest}", size_text(memory.passing[largest])))
+        if memory.resting:
+            rows.append(("Resting on the CPU", size_text(memory.resting)))
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + list(plan.notes))
+
+
+def size_text(size: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,1 @@
+"""What several ranks have to agree on: sums and gathers, sharded weights, calls in step."""

@@ -1,0 +1,1 @@
+"""What leaves a run: pictures, weights for diffusers, quantised models."""

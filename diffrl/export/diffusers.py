@@ -1,0 +1,155 @@
+"""A run's weights in the formats that diffusers reads, with a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffrl.config import Config
+from diffrl.config.schema import BUILT_IN_PROMPTS
+from diffrl.data.prompts import load_prompts
+from diffrl.models.loading import DTYPES
+from diffrl.models.lora import lora_layers, lora_metadata
+from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
+from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
+
+LORA_USE = """```python
+{imports}from diffusers import {pipeline_class}
+
+pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
+pipeline.load_lora_weights({folder!r}){more}
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
+```"""
+FULL_USE = """```python
+{imports}from diffusers import {pipeline_class}
+
+pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
+{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
+```"""
+SECOND_LORA = "pytorch_lora_weights_2.safetensors"
+"""Of the second transformer, where a pipeline has two (Wan 2.2)."""
+
+
+def export_run(run: Path, out: Path) -> list[str]:
+    """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
+
+    Returns:
+        Lines for the user.
+
+    Raises:
+        ConfigError: no such run, or `out` is not empty.
+        CheckpointError: the run has no checkpoint that can be used.
+    """
+    require_empty(out, "--out")
+    model = load_aligned(run, torch.device("cpu"))
+    pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
+    out.mkdir(parents=True, exist_ok=True)
+    if model.config.model.lora is not None:
+        for name, module in model.adapter.trainable_modules().items():
+            type(pipeline).save_lora_weights(
+                str(out),
+                transformer_lora_layers=lora_layers(module),
+                transformer_lora_adapter_metadata=lora_metadata(module),
+                weight_name=SECOND_LORA if name == "transformer_2" else None,
+                safe_serialization=True,
+            )
+        what = "LoRA"
+    else:
+        for module in model.adapter.trainable_modules().values():
+            nn.Module.to(module, DTYPES[model.config.model.dtype])  # one precision, or a plain load would mix two
+        pipeline.save_pretrained(str(out), safe_serialization=True)
+        settings = Path(model.config.model.path) / SETTINGS_FILE
+        if settings.is_file():
+            (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
+        what = "pipeline"
+    (out / "README.md").write_text(model_card(model, out), encoding="utf-8")
+    return [*model.messages, f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."]
+
+
+def model_card(model: AlignedModel, out: Path) -> str:
+    """The card: what was trained on what, what it gained, how to use it."""
+    config = model.config
+    pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
+    base, plain = config.model.path, config.model.dtype == "float32"
+    use = (LORA_USE if config.model.lora else FULL_USE).format(
+        pipeline_class=type(pipeline).__name__,
+        result="image" if config.model.facts.fps is None else "video",
+        field="images" if config.model.facts.fps is None else "frames",
+        base=base,
+        folder=str(out),
+        prompt=load_prompts(config.prompts.eval)[0].text if config.prompts.eval in BUILT_IN_PROMPTS else "a prompt",
+        steps=config.eval.steps,
+        guidance=config.eval.guidance_scale,
+        imports="" if plain else "import torch\n",
+        dtype="" if plain else f", dtype=torch.{config.model.dtype}",
+        guidance_argument=config.model.facts.guidance_argument,
+        extra=_call_options(config),
+        **({"more": _second_lora(model, out)} if config.model.lora else {}),
+    )
+    rewards = ", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards)
+    tags = f"tags: [diffrl, reinforcement-learning, text-to-{config.model.facts.media}]"
+    header = ["---", "library_name: diffusers", tags]
+    if config.model.lora:
+        header.append(f"base_model: {base}")
+    lines = [
+        *header,
+        "---",
+        "",
+        f"# {config.run.name}",
+        "",
+        f"`{base}`, aligned with diffrl: {config.objective.kind.upper()} on {rewards}, "
+        f"{model.checkpoint.step} iterations, seed {config.run.seed}, "
+        + (f"LoRA rank {config.model.lora.rank}." if config.model.lora else "full fine-tuning of the transformer.")
+        + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
+        "",
+        *_gains(model),
+        "## Use",
+        "",
+        use,
+        "",
+        "## Configuration",
+        "",
+        "```yaml",
+        (model.run_dir / "config.yaml").read_text(encoding="utf-8").strip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _call_options(config: Config) -> str:
+    """Arguments of a stock call that draws what the run drew."""
+    given = {name: value for name, value in config.model.options.items() if value is not None}
+    options = {**shipped_settings(Path(config.model.path)), **given, **dict(config.model.facts.stock_options)}
+    names = {"frames": "num_frames"}
+    return "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
+
+
+def _second_lora(model: AlignedModel, out: Path) -> str:
+    """The line that loads the LoRA of a second transformer, if there is one."""
+    if "transformer_2" not in model.adapter.trainable_modules():
+        return ""
+    return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
+
+
+def _gains(model: AlignedModel) -> list[str]:
+    """The held-out table, if the run has ended."""
+    path = model.run_dir / "summary.json"
+    if not path.is_file():
+        return ["The run had not ended when this was exported.", ""]
+    held_out = json.loads(path.read_text(encoding="utf-8"))["held_out"]
+    known = [key for key in held_out if key.endswith("_before") and held_out[key] is not None]
+    names = [name for key in known if held_out[f"{(name := key.removesuffix('_before'))}_after"] is not None]
+    rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]
+    return [
+        f"Held-out reward, {model.config.eval.samples} samples from the same noise:",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]

@@ -1,0 +1,134 @@
+"""Prompts to pictures, from a pipeline as it is or from a run's aligned weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diffrl.data.prompts import load_prompts, make_prompt
+from diffrl.errors import ConfigError
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.families import find_family
+from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
+from diffrl.models.loading import DTYPES, choose_device, infer_family, load_adapter
+from diffrl.records import Prompt
+from diffrl.rollout.address import Address
+from diffrl.rollout.denoise import Sampler, denoise
+from diffrl.rollout.regenerate import decode
+from diffrl.rollout.tree import chains
+from diffrl.run.aligned import load_aligned, require_empty
+from reward_models.media import save_media, to_pil
+
+DEFAULT_STEPS = 28
+GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What to draw; see `diffrl generate --help`."""
+
+    out: Path
+    model: str | None = None
+    run: Path | None = None
+    family: str | None = None
+    prompts: tuple[str, ...] = ()
+    source: str | None = None
+    limit: int | None = None
+    per_prompt: int = 1
+    seed: int = 0
+    steps: int | None = None
+    guidance_scale: float | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    height: int | None = None
+    width: int | None = None
+    frames: int | None = None
+    batch: int = 64
+
+
+def generate_pictures(request: GenerateRequest) -> list[str]:
+    """Draw and write `<prompt>-<number>.png`, samples.jsonl and grid.png; returns lines for the user.
+
+    The noise of a picture depends on the seed, its prompt's place in the list and its number alone, so two calls that
+    differ in the weights only can be compared picture by picture.
+
+    Raises:
+        ConfigError: the request does not add up, or what it names cannot be loaded.
+    """
+    prompts = _prompts(request)
+    require_empty(request.out, "--out")
+    if (request.model is None) == (request.run is None):
+        raise ConfigError("diffrl generate takes --model PATH or --run RUN_DIR, and not both.")
+    if request.run is not None and (request.height or request.width or request.frames or request.dtype != "float32"):
+        raise ConfigError("--height, --width, --frames and --dtype go with --model: a run has its own. Remove them.")
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {request.dtype!r}.")
+    device = choose_device(request.device)
+    steps, guidance_scale = request.steps, request.guidance_scale
+    lines: list[str] = []
+    aligned = None
+    if request.run is not None:
+        aligned = load_aligned(request.run, device)
+        adapter, evaluation, family = aligned.adapter, aligned.config.eval, aligned.config.model.family
+        lines += [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
+        steps = steps or evaluation.steps
+        guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
+    else:
+        family = request.family or infer_family(str(request.model))
+        sizes = {"height": request.height, "width": request.width, "frames": request.frames}
+        if request.frames is not None and find_family(family).fps is None:
+            raise ConfigError(f"--frames needs a family that draws videos. Got one of {family}. Remove --frames.")
+        adapter = load_adapter(family, str(request.model), dtype=request.dtype, device=device, **sizes)
+    encode = PromptEncodings(adapter)
+    fps = find_family(family).fps
+    guidance = 1.0 if guidance_scale is None else guidance_scale
+    solver = "ode" if aligned is None else aligned.config.eval.solver
+    sampler = Sampler(
+        adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=request.batch
+    )
+    jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
+    request.out.mkdir(parents=True, exist_ok=True)
+    shown = min(request.per_prompt, GRID_PICTURES)
+    first: dict[int, list[Tensor]] = {}
+    with (request.out / "samples.jsonl").open("w", encoding="utf-8") as index:
+        for start in range(0, len(jobs), request.batch):
+            piece = jobs[start : start + request.batch]
+            used = sorted({i for i, _ in piece})
+            drawn = denoise(
+                adapter,
+                encode([prompts[i].text for i in used]),
+                chains(torch.tensor([used.index(i) for i, _ in piece])),
+                [Address("generate", request.seed, 0, i, j) for i, j in piece],
+                sampler,
+            )
+            pictures = decode(adapter, drawn.latents, request.batch, [prompts[i].text for i, _ in piece])
+            for (i, j), picture in zip(piece, pictures, strict=True):
+                name = f"{i:04d}-{j}.{'png' if picture.ndim == 3 else 'webp'}"
+                if picture.ndim == 3:
+                    to_pil(picture).save(request.out / name)
+                else:
+                    save_media(picture, request.out / name, fps or 16.0)
+                prompt = prompts[i]
+                row = {**prompt.metadata, "file": name, "prompt": prompt.text, "seed": request.seed, "number": j}
+                index.write(json.dumps(row) + "\n")
+                if j < shown and i < GRID_PROMPTS:
+                    first.setdefault(i, []).append(still(picture))
+    cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
+    size = GRID_SIZE if fps is None else STILL_SIZE
+    grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
+    grid.save(request.out / "grid.png")
+    what = "pictures" if fps is None else "videos"
+    lines.append(f"{len(sampler.sigmas) - 1} steps, guidance {guidance:g}.")
+    return [*lines, f"{len(jobs)} {what} in {request.out}, side by side in {request.out / 'grid.png'}"]
+
+
+def _prompts(request: GenerateRequest) -> list[Prompt]:
+    listed = load_prompts(request.source) if request.source else []
+    prompts = [make_prompt(text, "--prompt") for text in request.prompts if text.strip()] + listed
+    if not prompts:
+        raise ConfigError("diffrl generate needs at least one prompt. Give --prompt TEXT or --prompts SOURCE.")
+    return prompts[: request.limit]

@@ -1,0 +1,116 @@
+"""Everything about a configuration that can be known without loading the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from diffrl.config import Config
+from diffrl.cost.plan import make_plan
+from diffrl.cost.process_memory import GIB, available_bytes, check_memory
+from diffrl.data.prompts import load_prompts
+from diffrl.errors import ConfigError, DiffrlError
+from diffrl.models.architecture import describe_pipeline
+from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device, refuse_distilled
+from diffrl.models.pipeline import try_attention
+from diffrl.models.targets import names_layer
+from diffrl.precision.backends import find_backend
+from diffrl.run.directory import new_run_dir
+from diffrl.training.optim import make_optimizer
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
+from diffrl.training.session import check_trackers
+
+NOT_HERE = "not here yet: fetched from the hub at the first start"
+
+
+def check_config(config: Config, processes: int = 1) -> list[str]:
+    """Look at everything that a configuration names, for a run of so many processes.
+
+    Returns:
+        Lines that say what was found.
+
+    Raises:
+        ConfigError: lists all problems.
+    """
+    problems: list[str] = []
+    found: list[str] = []
+
+    def attempt(label: str, action) -> None:  # type: ignore[no-untyped-def]
+        try:
+            found.append(f"{label:<12} {action()}")
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except DiffrlError as error:
+            problems.append(str(error))
+
+    def model() -> str:
+        family = config.model.facts
+        check_pipeline_directory(family, config.model.path)
+        refuse_distilled(family, config.model.path, config.model.allow_distilled)
+        return f"{config.model.path} ({' or '.join(family.pipelines)}), {whereabouts(config.model.path)}"
+
+    def lora() -> str:
+        if config.model.lora is None:
+            return "none: the whole transformer is trained"
+        found = describe_pipeline(config.model.path)
+        shapes = found.shapes["transformer"] if found is not None else {}
+        layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+        targets = config.model.lora_targets
+        missing = [t for t in targets if not any(names_layer(t, layer) for layer in layers)]
+        if layers and missing:
+            raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
+        return f"rank {config.model.lora.rank} on {', '.join(targets)}"
+
+    def memory() -> str:
+        plan, device = make_plan(config, processes), choose_device(config.model.device)
+        if plan.memory is None:
+            return "cannot be estimated before the pipeline is here"
+        if config.guards.memory == "stop":
+            check_memory(plan.memory.peak, device)
+        return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+    def rewards() -> str:
+        scorers = make_scorers(config.rewards, "rewards")
+        held_out = make_scorers(config.eval.rewards, "eval.rewards")
+        require_media(config.model.facts, [*scorers, *held_out])
+        require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
+        shown = load_prompts(config.prompts.eval)[: config.eval.samples]
+        require_metadata(held_out, shown, "prompts.eval")
+        require_pairs(held_out, config.eval.samples, len(shown))
+        return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
+
+    def runs_here() -> str:
+        device, e, t = choose_device(config.model.device), config.rollout.explore, config.train
+        make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
+        if config.model.attention is not None:
+            try_attention(config.model.attention, device, DTYPES[config.model.dtype])
+        if e is None or e.precision == "training":
+            return str(device)
+        return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+
+    attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
+    attempt("", lambda: f"{len(load_prompts(config.prompts.eval)):,} held out")
+    attempt("rewards", rewards)
+    attempt("model", model)
+    attempt("lora", lora)
+    attempt("device", runs_here)
+    attempt("memory", memory)
+    attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
+    attempt("run", lambda: f"{new_run_dir(config)} is free")
+    if problems:
+        raise ConfigError(problems)
+    there = whereabouts(config.model.path) != NOT_HERE
+    return [
+        *found,
+        "The configuration is fine." if there else "The configuration is fine but for what is not here yet.",
+    ]
+
+
+def whereabouts(path: str) -> str:
+    """Where a pipeline is, without asking the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(path).exists():
+        return "here"
+    return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE

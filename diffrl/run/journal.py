@@ -1,0 +1,238 @@
+"""Everything a run writes while it goes on; ranks other than the first write nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffrl.checkpoint.files import prune_checkpoints, save_checkpoint
+from diffrl.checkpoint.shards import save_shards
+from diffrl.checkpoint.state import optimizer_tensors, rng_state
+from diffrl.config import Config
+from diffrl.distributed.ranks import gather_objects
+from diffrl.errors import GuardStop
+from diffrl.records import Credit
+from diffrl.rollout.tree import sample_paths
+from diffrl.run.summary import write_json
+from diffrl.tracking.metrics import MetricsLog
+from diffrl.tracking.store import SampleStore, StoredSample
+from diffrl.training.ema import EMA
+from diffrl.training.evaluate import Evaluation
+from diffrl.training.sampling import Drawn
+from diffrl.training.session import Session
+from diffrl.trees.pictures import KeptTree
+from diffrl.trees.write import drop_trees, write_tree
+
+CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
+"""Where checkpoints lie, and what tells of the newest, so that it is missed if they are gone."""
+
+
+class Journal:
+    """Metrics, samples, messages and checkpoints of one run.
+
+    Args:
+        run_dir: the run.
+        config: its configuration.
+        accelerator: holds the trackers that were asked for; knows which rank this is.
+        tell: tells the user what cannot be written down.
+        saved: iteration of the newest checkpoint; None without any.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        accelerator: Any,
+        tell: Callable[[str], None] = print,
+        saved: int | None = None,
+    ):
+        self.run_dir, self.config, self.saved = run_dir, config, saved
+        self._tell = tell
+        self._log_failed = False
+        self._accelerator = accelerator
+        self._writes = bool(accelerator.is_main_process)
+        if self._writes:
+            self._metrics = MetricsLog(run_dir / "metrics.jsonl")
+            self._fps = config.model.frame_rate or 16.0
+            self._store = SampleStore(run_dir, fps=self._fps)
+        if config.track.tensorboard or config.track.wandb:
+            self._start_trackers()
+
+    def _start_trackers(self) -> None:
+        wandb = self.config.track.wandb
+        kwargs: dict[str, Any] = {}
+        if wandb:
+            # A resumed run goes on in the same W&B run.
+            own = json.loads((self.run_dir / "environment.json").read_text(encoding="utf-8"))["run_id"]
+            options = {"name": self.config.run.name, "id": own, "resume": "allow"}
+            kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
+        flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
+        self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)
+
+    def rewind(self, iteration: int) -> None:
+        """Forget what was written after so many iterations, so that resuming neither doubles nor loses a row."""
+        if self._writes:
+            self._metrics.truncate_after(iteration)
+            self._store.truncate_after(iteration, ["eval"])
+            self._store.truncate_after(iteration - 1, ["train"])  # iteration i, counted from 0, leads from i to i + 1
+            drop_trees(self.run_dir, iteration)
+
+    def log(self, message: str) -> None:
+        """A line of log.txt. That it cannot be written is told once and ends nothing: what it is about matters more."""
+        if not self._writes:
+            return
+        path = self.run_dir / "log.txt"
+        try:
+            # Without waiting: somebody may have put a pipe there.
+            with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "wb", 0) as file:
+                file.write(f"{message}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            if not self._log_failed:
+                self._log_failed = True
+                self._tell(f"{path} cannot be written: {error.strerror or error}. Its lines are shown here only.")
+
+    def require_place(self) -> None:
+        """Refuse to train on where nothing would be left of it; asked every iteration.
+
+        Raises:
+            GuardStop: the run's directory was removed, moved or replaced.
+        """
+        if self._writes and not self._metrics.in_place():
+            raise GuardStop(
+                f"{self._metrics.path} is no longer the file that this run writes: the run's directory was removed, "
+                "moved or replaced while it was training. The run stops, for nothing of it would be kept. If it was "
+                "moved, go on with: diffrl train --resume where/it/is/now."
+            )
+
+    def metrics(self, row: Mapping[str, float | int]) -> None:
+        """A row of metrics.jsonl, and of the trackers."""
+        if self._writes:
+            self._metrics.append(row)
+        if self._accelerator.trackers:
+            values = {name: value for name, value in row.items() if name != "iteration"}
+            self._accelerator.log(values, step=int(row["iteration"]))
+
+    def train_samples(self, iteration: int, drawn: Drawn, credit: Credit) -> None:
+        """This rank's samples of an iteration, the first of them with their pictures."""
+        if not self._writes:
+            return
+        table = drawn.table
+        rewards = _columns({**table.raw, **table.parts})
+        totals, used = table.total.tolist(), credit.used.tolist()
+        advantages = [value if used[i] else None for i, value in enumerate(credit.outcome.tolist())]
+        rollout, forest = drawn.rollout, drawn.rollout.forest
+        roots, paths = forest.sample_root.tolist(), sample_paths(forest)
+        kept = self.config.track.pictures_per_iteration
+        self._store.write(
+            [
+                StoredSample(
+                    stage="train",
+                    iteration=iteration,
+                    group=rollout.batch.groups[p],
+                    root=roots[i],
+                    path=paths[i],
+                    seed=self.config.run.seed,
+                    prompt=rollout.batch.prompts[p].text,
+                    metadata=rollout.batch.prompts[p].metadata,
+                    total=totals[i],
+                    advantage=advantages[i],
+                    rewards=rewards[i],
+                    error=table.errors[i],
+                    picture=rollout.images[i] if i < kept else None,
+                )
+                for i, p in enumerate(forest.sample_prompt.tolist())
+            ]
+        )
+
+    def trees(self, trees: Iterable[KeptTree]) -> None:
+        """Trees of this rank's first prompts with their pictures, one after the other.
+
+        Raises:
+            DiffrlError: one cannot be written.
+        """
+        for tree in trees if self._writes else ():
+            write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
+
+    def eval_samples(self, iteration: int, found: Evaluation) -> None:
+        """The first samples of a held-out evaluation, with their pictures."""
+        if not self._writes:
+            return
+        rewards = _columns({**found.table.raw, **found.table.parts})
+        count = min(self.config.track.pictures_per_evaluation, len(found.prompts))
+        self._store.write(
+            [
+                StoredSample(
+                    stage="eval",
+                    iteration=iteration,
+                    group=found.addresses[i].group,
+                    root=found.addresses[i].root,
+                    seed=found.addresses[i].seed,
+                    prompt=found.prompts[i].text,
+                    metadata=found.prompts[i].metadata,
+                    total=float(found.table.total[i]),
+                    rewards=rewards[i],
+                    error=found.table.errors[i],
+                    picture=found.images[i],
+                )
+                for i in range(count)
+            ]
+        )
+
+    def checkpoint(
+        self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]
+    ) -> None:
+        """Write a checkpoint, after what it stands on is on the disk; all ranks take part."""
+        if self._writes:
+            self._metrics.sync()
+            self._store.sync()
+        directory, accelerator = self.run_dir / CHECKPOINTS, session.accelerator
+        optimizer, optimizer_json = optimizer_tensors(session.optimizer)
+        generators = gather_objects(accelerator, rng_state())
+        tensors = {"policy": session.policy.state(), "optimizer": optimizer}
+        tensors |= {name: average.average for name, average in averages.items() if average}
+        whole = {**state, "optimizer": optimizer_json}
+        for rank, (own, values) in enumerate(generators):
+            tensors[random_group(rank)] = own
+            whole[random_group(rank)] = values
+        if session.policy.sharded:
+            exchange = partial(gather_objects, accelerator)
+            save_shards(directory, iteration, tensors, whole, accelerator.process_index, exchange)
+        elif self._writes:
+            save_checkpoint(directory, iteration, tensors, whole)
+        self.saved = iteration
+        if self._writes:
+            write_json(self.run_dir / NEWEST, {"iteration": iteration})
+            prune_checkpoints(directory, self.config.run.keep_checkpoints)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        if self._writes:
+            self._metrics.close()
+            self._store.close()
+        for tracker in self._accelerator.trackers:  # not end_training(): it would end the process group on one rank
+            tracker.finish()
+
+
+def random_group(rank: int) -> str:
+    """What a checkpoint calls a rank's random generators."""
+    return "random" if rank == 0 else f"random-{rank:05d}"
+
+
+def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
+    """One mapping a sample from one tensor a name."""
+    lists = {name: tensor.tolist() for name, tensor in values.items()}
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat

@@ -1,0 +1,315 @@
+"""A run from its first line to its last: start, resume, finish."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from diffrl.checkpoint.files import Checkpoint
+from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
+from diffrl.config import Config
+from diffrl.cost.meter import network_evaluations, training_cost
+from diffrl.errors import DiffrlError, GuardStop
+from diffrl.precision.facts import PrecisionReport
+from diffrl.run.directory import (
+    create_run_dir,
+    environment,
+    locked,
+    new_run_dir,
+    note_resumption,
+    note_rewards,
+    open_run_dir,
+    rewards_record,
+    versions,
+)
+from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
+from diffrl.run.fit import require_fit
+from diffrl.run.journal import Journal, random_group
+from diffrl.run.progress import Progress
+from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
+from diffrl.run.signals import AtOnce, Ended, Interruption, StopSignal
+from diffrl.run.summary import (
+    held_out_change,
+    print_summary,
+    write_before_after,
+    write_curve,
+    write_json,
+)
+from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
+from diffrl.tracking.metrics import read_metrics
+from diffrl.training.loop import Trainer
+from diffrl.training.session import Session, open_session
+
+
+def train(config: Config, console: Console) -> Path:
+    """Start a run and see it through.
+
+    Returns:
+        The run's directory.
+
+    Raises:
+        DiffrlError: anything the user can mend, before anything is written.
+        GuardStop: a guard ended the run.
+        SystemExit: a signal ended it, after a checkpoint.
+    """
+    run_dir = new_run_dir(config)
+    stop = StopSignal()
+    with ends_in_words(stop, _teller(console)), stop.watched():
+        session = open_session(config, run_dir)
+        with _one_trainer(session, run_dir):
+            if session.accelerator.is_main_process:
+                new_run_dir(config)  # again, now that nobody else can take it
+                create_run_dir(run_dir, config, _environment(session), _rewards(session))
+            session.accelerator.wait_for_everyone()
+            _see_through(session, run_dir, None, console, stop)
+    return run_dir
+
+
+def resume(path: str | Path, console: Console, from_start: bool = False) -> Path:
+    """Go on with a run from its newest whole checkpoint, as if it had never stopped.
+
+    Args:
+        path: the run.
+        console: where to show.
+        from_start: begin anew; what the run holds is set aside.
+
+    Raises:
+        DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
+    """
+    run_dir, config = open_run_dir(path)
+    stop = StopSignal()
+    with ends_in_words(stop, _teller(console)), stop.watched():
+        session = open_session(config, run_dir)
+        with _one_trainer(session, run_dir):
+            _go_on(session, run_dir, console, stop, from_start)
+    return run_dir
+
+
+def _go_on(session: Session, run_dir: Path, console: Console, stop: StopSignal, from_start: bool) -> None:
+    config, said, checkpoint = session.config, list[str](), None
+    if not from_start:
+        checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), said.append)
+        if checkpoint is None:
+            said.append("The run was ended before its first checkpoint: it starts again from the beginning.")
+        else:
+            said.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+    session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
+    if session.accelerator.is_main_process:
+        said += lost_history(run_dir, checkpoint.step) if checkpoint else []
+        said += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint)
+        for message in said + note_resumption(run_dir, _environment(session)):
+            console.print(message, highlight=False, markup=False)
+        note_rewards(run_dir, _rewards(session))
+    session.accelerator.wait_for_everyone()
+    _see_through(session, run_dir, checkpoint, console, stop)
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    """Tells the user of the first rank."""
+    rank = int(os.environ.get("RANK", "0"))
+    return partial(console.print, highlight=False, markup=False) if rank == 0 else lambda line: None
+
+
+def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
+    """The lock on the run, which the first rank holds for all."""
+    return locked(run_dir) if session.accelerator.is_main_process else nullcontext()
+
+
+def _environment(session: Session) -> dict[str, Any]:
+    return environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+
+
+def _rewards(session: Session) -> dict[str, Any]:
+    return rewards_record(session.scorers, session.eval_scorers)
+
+
+def _see_through(
+    session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console, stop: StopSignal
+) -> None:
+    main, iterations = session.accelerator.is_main_process, session.config.run.iterations
+    with Progress(console, iterations, quiet=not main) as progress:
+        if session.copy is not None and main:
+            write_json(run_dir / "precision.json", asdict(session.copy.report))
+            progress.message(describe(session.copy.report))
+        saved = None if checkpoint is None else checkpoint.step
+        journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
+        stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
+        stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
+        trainer = Trainer(session, journal, progress, stop)
+        goes_on = (run_dir / "log.txt").exists()
+        for note in session.notes:
+            trainer.report(note)
+        seed_rng(session.config.run.seed)
+        journal.rewind(-1 if checkpoint is None else checkpoint.step)
+        if goes_on:
+            journal.log(f"{RESUMED}{checkpoint.step if checkpoint else 0}.")
+        if checkpoint is not None:
+            restore(trainer, checkpoint)
+            if main:
+                rows = read_metrics(run_dir / "metrics.jsonl")
+                progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
+        try:
+            with no_stranger_exits():
+                trainer.run()
+        except Interruption as end:
+            _tell_interruption(trainer, end, stop)
+            leave_report(trainer, run_dir)
+            raise Ended(128 + end.number) from end
+        except Exception as error:
+            told = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
+            _log_failure(journal, told)
+            leave_report(trainer, run_dir)
+            if told is not error:
+                raise told from error
+            raise
+        except BaseException as error:
+            if not isinstance(error, AtOnce):  # which is told where it ends
+                _log_failure(journal, error)
+            raise
+        finally:
+            _close(journal)
+    with stop.finishing():
+        if main:
+            finish(trainer, run_dir, console)
+        session.accelerator.wait_for_everyone()
+    if stop.received:
+        trainer.report(f"{stop.name} came when everything was trained: the run is complete.")
+    if trainer.guard.verdict:
+        raise GuardStop(trainer.guard.verdict)
+
+
+def _tell_interruption(trainer: Trainer, end: Interruption, stop: StopSignal) -> None:
+    name = signal.Signals(end.number).name
+    if trainer.journal.saved == trainer.iteration:
+        trainer.report(
+            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: "
+            f"{again(trainer.journal.run_dir)}"
+        )
+    else:
+        trainer.report(f"{name}: nothing was trained yet. {stop.kept()}")
+
+
+def _log_failure(journal: Journal, error: BaseException) -> None:
+    mark = STOPPED if isinstance(error, GuardStop) else f"{FAILED}{type(error).__name__}: "
+    journal.log(f"{mark}{' '.join(str(error).split())}")
+
+
+def _close(journal: Journal) -> None:
+    """Close it; where an error is on its way already, that is the one to hear of."""
+    on_its_way = sys.exc_info()[1]
+    try:
+        journal.close()
+    except DiffrlError as error:
+        if on_its_way is None:
+            raise
+        journal.log(str(error))
+
+
+def describe(report: PrecisionReport) -> str:
+    """What explores, in one line; what the user should know of it in further ones."""
+    flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
+    lines = [
+        f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
+        f"{flops}, multiplied in {report.compute_dtype} with {report.scaling}; the list is in precision.json."
+    ]
+    if report.batch_dependent:
+        lines.append("A candidate's numbers depend a little on the others of its batch: activations share one scale.")
+    return "\n".join([*lines, *report.notes])
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Put weights, optimiser, average, generators and counters back, from a checkpoint that `require_fit` let pass."""
+    session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
+    averages = {"ema": trainer.ema, "old": trainer.old}
+    session.policy.restore(tensors["policy"])
+    restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
+    for name, average in averages.items():
+        if average is not None:
+            average.restore(tensors[name])
+    own = random_group(session.accelerator.process_index)
+    if own in tensors:  # a rank that was not there goes on as it was seeded
+        restore_rng(tensors[own], state[own])
+    trainer.restore(state)
+
+
+def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
+    """Write summary.json and the pictures, and tell the user how it went."""
+    config, session = trainer.config, trainer.session
+    rewards = [reward.key for reward in config.eval.rewards]
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    counts = trainer.counts_total
+    summary: dict[str, Any] = {
+        "run": config.run.name,
+        "seed": config.run.seed,
+        "iterations": config.run.iterations,
+        "updates": trainer.updates,
+        "updates_with_gradient": trainer.guard.learning.updates,
+        "held_out": held_out_change(rows, rewards),
+        "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
+        "network_evaluations": {
+            "planned": session.plan.total_network_evaluations,
+            "counted": network_evaluations(counts),
+            "skipped": int(counts["evaluations_skipped"]),
+            "exact": session.plan.exact,
+        },
+        "cost": {"evaluations": int(training_cost(counts)), "planned": session.plan.training_cost},
+        "counts": {name: int(count) for name, count in counts.items() if count},
+        "peak_memory_bytes": trainer.peak_memory(),
+        "on_policy_error": trainer.on_policy_error,
+        "device": session.device.type,
+        "dtype": config.model.dtype,
+        "processes": session.accelerator.num_processes,
+        "versions": versions(),
+    }
+    write_json(run_dir / "summary.json", summary)
+    write_curve(run_dir, rewards, run_dir / "curve.png")
+    higher = session.eval_scorers[0].scorer.spec.higher_is_better
+    try:
+        write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
+    except DiffrlError as error:  # a picture is gone, which nobody can draw again
+        trainer.report(f"before_after.png was left out. {error}")
+    print_summary(console, summary, run_dir, session.eval_prompts[0].text)
+    if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
+        trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+    if trainer.guard.verdict:
+        trainer.journal.log(f"{STOPPED}{trainer.guard.verdict}")
+    if leave_report(trainer, run_dir):
+        page = run_dir / "report.html"
+        console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)
+
+
+def leave_report(trainer: Trainer, run_dir: Path) -> bool:
+    """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done.
+
+    Returns:
+        Whether it was written.
+    """
+    if not trainer.session.accelerator.is_main_process:
+        return False
+    try:
+        from diffrl.gallery.report import write_report
+
+        write_report(run_dir)
+        return True
+    except KeyboardInterrupt:
+        why = "report.html was left out: interrupted while it was made."
+    except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
+        why = f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}"
+    trainer.report(why)
+    return False
+
+
+def as_planned(evaluations: Mapping[str, Any]) -> bool:
+    """Whether what was counted and what was skipped make up the plan; where samples are chosen, at most the plan."""
+    made = evaluations["counted"] + evaluations["skipped"]
+    planned: int = evaluations["planned"]
+    return made == planned if evaluations["exact"] else made <= planned

@@ -1,0 +1,1 @@
+"""Experiments over several runs or pools: `diffrl compare` and `diffrl fidelity`."""

@@ -1,0 +1,1 @@
+"""How well cheap pools rank candidates, against the full one."""

@@ -1,0 +1,346 @@
+"""How well cheap pools rank candidates: one pool, drawn in every precision and number of steps, against the full one.
+
+`diffrl fidelity`; docs of the numbers: `functional.ranking.RankingFidelity`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config.checks import branching_at
+from diffrl.config.schema import Config
+from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
+from diffrl.data.prompts import load_prompts
+from diffrl.data.sampler import prompt_batch
+from diffrl.errors import ConfigError
+from diffrl.functional.ranking import ranking_fidelity
+from diffrl.models.adapter import Conditioning, device_of
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.loading import choose_device
+from diffrl.precision.copies import PolicyCopy
+from diffrl.records import Forest, Prompt, PromptBatch
+from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.counts import coarse_levels
+from diffrl.rollout.denoise import Sampler
+from diffrl.rollout.explore import explore, prompt_samples
+from diffrl.rollout.tree import plan_forest, root_addresses, subset
+from diffrl.run.aligned import load_aligned, require_empty
+from diffrl.run.directory import environment
+from diffrl.studies.fidelity.request import (
+    CANDIDATES,
+    TRAINING,
+    FidelityRequest,
+    Wanted,
+    default_steps,
+    missing_precision,
+    request_problems,
+    wanted_pools,
+)
+from diffrl.training.explorer import make_explorer
+from diffrl.training.policy import Policy
+from diffrl.training.sampling import draw_pool, full_sampler
+from diffrl.training.scorers import make_scorers
+from diffrl.training.session import explore_exclude, open_adapter, open_transition, rollout_sigmas
+
+RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
+DIFFERENCES = ("reward_difference", "pixel_difference")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over prompts; None where there is none.
+
+    Args:
+        mean: over the prompts that have this number.
+        standard_error: of the mean, from the spread over these prompts; needs two.
+        prompts: how many these are.
+    """
+
+    mean: float | None
+    standard_error: float | None
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The pool as drawn in one way.
+
+    Args:
+        precision: of the network that drew it.
+        engine: what ran the precision; None for the training precision.
+        compute_dtype: of the operands of the quantised layers, as seen; of the network for the training precision.
+        weights_quantised: share of the linear layers' weights in low precision.
+        steps: denoising steps.
+        levels: the visited indices of the full grid.
+        seconds: denoising, decoding and scoring the pool: "explore", "decode", "reward".
+        network_evaluations: of the pool.
+        failed: candidates that could not be scored.
+        rewards: of each prompt, its candidates' rewards; None where scoring failed.
+        per_prompt: every number of `RANKING` and `DIFFERENCES`, prompt by prompt; empty for the truth.
+        means: the same over prompts.
+    """
+
+    precision: str
+    engine: str | None
+    compute_dtype: str
+    weights_quantised: float
+    steps: int
+    levels: Sequence[int]
+    seconds: Mapping[str, float]
+    network_evaluations: int
+    failed: int
+    rewards: Sequence[Sequence[float | None]]
+    per_prompt: Mapping[str, Sequence[float | None]]
+    means: Mapping[str, Mean]
+
+    @property
+    def label(self) -> str:
+        """The precision, and what stands in for it."""
+        return f"{self.precision} (emulated)" if self.engine == "emulated" else self.precision
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What was found; `dataclasses.asdict` of it is fidelity.json.
+
+    Args:
+        settings: what was compared.
+        environment: what it ran on.
+        without_spread: rows of the prompts whose true rewards are all equal; they have no ranking and are left out.
+        chance: `top_match` and `bottom_match` of a random choice; ties of the true reward raise them above k / N.
+        perfect_mean_rank: `mean_rank` of the truth itself.
+        truth: the pool in the training precision with all steps.
+        variants: the others, in the order asked for.
+    """
+
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    without_spread: Sequence[int]
+    chance: Mapping[str, Mean]
+    perfect_mean_rank: Mean
+    truth: Pool
+    variants: Sequence[Pool]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What all pools share."""
+
+    config: Config
+    policy: Policy
+    scorers: Sequence[WeightedScorer]
+    batch: PromptBatch
+    conditioning: Conditioning
+    forest: Forest
+    sampler: Sampler
+    seed: int
+    meter: CostMeter
+
+
+def measure_fidelity(
+    config: Config, request: FidelityRequest, say: Callable[[str], None] = lambda line: None
+) -> Fidelity:
+    """Draw the pool in every way and compare; writes nothing but the folder itself.
+
+    Prompts are those of the first training iteration under the seed, and so are the addresses of the noise: the k-th
+    candidate of a prompt comes from the same noise in every pool.
+
+    Args:
+        config: the model, prompts, rewards, tree and dynamics.
+        request: what to compare.
+        say: tells the user what is being drawn.
+
+    Raises:
+        ConfigError: the request does not fit the configuration or this machine; all problems are listed.
+    """
+    seed = config.run.seed if request.seed is None else request.seed
+    source = config.prompts.eval if request.held_out else config.prompts.train
+    prompts, device = load_prompts(source), choose_device(config.model.device)
+    wanted, steps = wanted_pools(config, request), request.steps or default_steps(config)
+    steps = tuple(dict.fromkeys(steps))
+    candidates = request.candidates or (config.rollout.explore.candidates if config.rollout.explore else CANDIDATES)
+    problems = request_problems(config, request, prompts, candidates, steps)
+    problems += [problem for w in wanted for problem in missing_precision(w, device)]
+    if problems:
+        raise ConfigError(problems)
+    require_empty(request.out, "--out")
+    request.out.mkdir(parents=True, exist_ok=True)
+    setting = _prepare(config, request, prompts, candidates, seed, device)
+    rows = prompt_samples(setting.forest)
+    full = config.rollout.steps
+    say(f"the truth: {config.model.dtype}, {full} steps")
+    _warm_up(setting, None)
+    images, rewards, truth = _draw(setting, None, full)
+    without = [i for i, row in enumerate(rows) if not _has_spread(rewards[row])]
+    variants = []
+    for w in wanted:
+        copy = _copy(setting, w, device)
+        _warm_up(setting, copy)
+        for count in steps:
+            say(f"{w.text}, {count} steps")
+            own_images, own_rewards, pool = _draw(setting, copy, count)
+            found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
+            means = {name: mean_over_prompts(values) for name, values in found.items()}
+            variants.append(replace(pool, per_prompt=_by_prompt(found), means=means))
+    settings = {
+        "k": request.k,
+        "candidates": candidates,
+        "seed": seed,
+        "source": source,
+        "prompts": [prompt.text for prompt in setting.batch.prompts],
+        "run": None if request.run is None else str(request.run),
+        "config": config.model_dump(mode="json"),
+    }
+    runs_on = {name: value for name, value in environment(device, config.model.dtype, 1).items() if name != "run_id"}
+    ranked = [rewards[row] for i, row in enumerate(rows) if i not in without]
+    perfect = mean_over_prompts([ranking_fidelity(own, own, request.k).mean_rank for own in ranked])
+    return Fidelity(settings, runs_on, without, _chance(ranked, request.k), perfect, truth, variants)
+
+
+def _prepare(
+    config: Config,
+    request: FidelityRequest,
+    prompts: Sequence[Prompt],
+    candidates: int,
+    seed: int,
+    device: torch.device,
+) -> _Setting:
+    """Load what draws and scores."""
+    r, branching = config.rollout, branching_at(config.rollout, 0)
+    scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
+    if request.run is not None:
+        policy = load_aligned(request.run, device).policy
+    else:
+        policy = Policy(open_adapter(config, device), config.model.adapters, config.run.seed)
+    meter = CostMeter()
+    meter.watch(policy.networks(), config.model.dtype)
+    batch = prompt_batch(prompts, request.prompts, seed, 0)
+    sigmas = rollout_sigmas(policy.adapter, config)
+    return _Setting(
+        config,
+        policy,
+        scorers,
+        batch,
+        PromptEncodings(policy.adapter)([prompt.text for prompt in batch.prompts]),
+        plan_forest(len(batch.prompts), candidates // r.tree.leaves_per_root, branching),
+        full_sampler(r, sigmas, open_transition(config, sigmas)),
+        seed,
+        meter,
+    )
+
+
+def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy | None:
+    """The policy in a precision, counted; None for the training precision."""
+    if wanted.precision == TRAINING:
+        return None
+    exclude = explore_exclude(setting.config)
+    guidance = setting.config.rollout.guidance_scale
+    copy = make_explorer(setting.policy, wanted.precision, wanted.engine, exclude, device, guidance, (1,))
+    setting.meter.watch([copy.module], copy.report.precision)
+    return copy
+
+
+def _warm_up(setting: _Setting, copy: PolicyCopy | None) -> None:
+    """Draw one candidate, so that what a network does once does not count as the pool's time."""
+    s, first = setting, subset(setting.forest, torch.tensor([0]))
+    roots = root_addresses(first, s.batch, s.seed)
+    with copy.in_place_of(s.policy.adapter) if copy is not None else nullcontext():
+        explore(s.policy.adapter, s.conditioning, s.batch, first, roots, s.sampler, decode_batch=1)
+
+
+def _draw(setting: _Setting, copy: PolicyCopy | None, steps: int) -> tuple[Tensor, Tensor, Pool]:
+    """Pictures (S, 3, H, W) uint8 and rewards (S,) of the pool, and what it cost."""
+    s, full = setting, setting.config.rollout.steps
+    levels = coarse_levels(full, list(s.forest.branching), steps)
+    sampler, clock = replace(s.sampler, levels=levels), PhaseClock(device_of(s.policy.inner))
+    before = network_evaluations(s.meter.state())
+    pictures: list[Tensor] = []
+    table = draw_pool(
+        s.policy.adapter,
+        copy,
+        s.conditioning,
+        s.batch,
+        s.forest,
+        s.seed,
+        sampler,
+        s.scorers,
+        decode_batch=s.config.rollout.decode_batch,
+        clock=clock,
+        each=pictures.append,
+    )
+    pool = Pool(
+        precision=TRAINING if copy is None else copy.report.precision,
+        engine=None if copy is None else copy.report.engine,
+        compute_dtype=s.config.model.dtype if copy is None else copy.report.compute_dtype,
+        weights_quantised=0.0 if copy is None else copy.report.weights_quantised,
+        steps=steps,
+        levels=levels,
+        seconds=clock.seconds,
+        network_evaluations=network_evaluations(s.meter.state()) - before,
+        failed=int((~table.ok).sum()),
+        rewards=[[_plain(value) for value in table.total[row].tolist()] for row in prompt_samples(s.forest)],
+        per_prompt={},
+        means={},
+    )
+    return torch.cat(pictures), table.total, pool
+
+
+def _compare(
+    proxy: Tensor,
+    true: Tensor,
+    images: Tensor,
+    true_images: Tensor,
+    rows: Sequence[Tensor],
+    without_spread: Sequence[int],
+    k: int,
+) -> dict[str, list[float]]:
+    """Every number, prompt by prompt; NaN where there is none."""
+    found: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
+    for i, row in enumerate(rows):
+        ranking = ranking_fidelity(proxy[row], true[row], k)
+        for name in RANKING:
+            found[name].append(math.nan if i in without_spread else getattr(ranking, name))
+        found["reward_difference"].append(float((proxy[row].double() - true[row].double()).abs().nanmean()))
+        pixels = (images[row].float() - true_images[row].float()).abs()
+        found["pixel_difference"].append(float(pixels.mean(dtype=torch.float64)) / 255)
+    return found
+
+
+def _has_spread(rewards: Tensor) -> bool:
+    usable = rewards[rewards.isfinite()]
+    return len(usable) > 1 and bool(usable.max() > usable.min())
+
+
+def _chance(rewards: Sequence[Tensor], k: int) -> dict[str, Mean]:
+    """How many of the k best and worst a random choice finds; ties at the edge count, as in `ranking_fidelity`."""
+    top, bottom = [], []
+    for values in rewards:
+        level = values[values.isfinite()].sort().values
+        if len(level) >= k:
+            top.append(float((level >= level[-k]).double().mean()))
+            bottom.append(float((level <= level[k - 1]).double().mean()))
+    return {"top_match": mean_over_prompts(top), "bottom_match": mean_over_prompts(bottom)}
+
+
+def mean_over_prompts(values: Sequence[float]) -> Mean:
+    """Mean and its standard error, sample deviation / sqrt(n), of the n finite values."""
+    usable = torch.tensor([value for value in values if math.isfinite(value)], dtype=torch.float64)
+    count = len(usable)
+    error = float(usable.std()) / math.sqrt(count) if count > 1 else None
+    return Mean(float(usable.mean()) if count else None, error, count)
+
+
+def _by_prompt(found: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    return {name: [_plain(value) for value in values] for name, values in found.items()}
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,164 @@
+"""What `diffrl fidelity` leaves for people: two tables, fidelity.json, fidelity.md and fidelity.png."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from diffrl.run.summary import write_json
+from diffrl.studies.fidelity.study import DIFFERENCES, RANKING, Fidelity, Mean, Pool
+
+COLORS = ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
+NOTHING = "–"
+LEADING_ZERO = re.compile(r"(?<!\d)0\.")
+
+Grid = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""A table: its title, its columns and its rows."""
+
+
+def write_fidelity(fidelity: Fidelity, out: Path) -> list[Path]:
+    """Write the three files; returns where they lie."""
+    paths = [out / f"fidelity.{ending}" for ending in ("json", "md", "png")]
+    write_json(paths[0], asdict(fidelity))
+    paths[1].write_text(markdown(fidelity), encoding="utf-8")
+    draw_fidelity(fidelity, paths[2])
+    return paths
+
+
+def grids(fidelity: Fidelity) -> list[Grid]:
+    """How well each variant ranks, and what it cost."""
+    k = fidelity.settings["k"]
+    ranking = ["precision", "steps", "tau", "rho", f"top-{k}", f"bottom-{k}", "mean rank"]
+    ranks = [[p.label, str(p.steps), *(_shown(p.means[name]) for name in RANKING)] for p in fidelity.variants]
+    costs = ["precision", "steps", "runs in", "quantised", "reward Δ", "pixel Δ", "evaluations", "seconds"]
+    spent = [_cost(pool) for pool in (fidelity.truth, *fidelity.variants)]
+    return [("Ranking of the candidates", ranking, ranks), ("What it differs in and costs", costs, spent)]
+
+
+def notes(fidelity: Fidelity) -> list[str]:
+    """How to read the tables."""
+    s, truth = fidelity.settings, fidelity.truth
+    prompts, left_out = len(s["prompts"]), len(fidelity.without_spread)
+    lines = [
+        f"{prompts} prompts of {s['source']} x {s['candidates']} candidates, seed {s['seed']}. The truth is "
+        f"{truth.compute_dtype} with all {truth.steps} steps. Means over prompts ± their standard error.",
+        f"By chance: tau and rho 0, top match {_shown(fidelity.chance['top_match'])}, bottom match "
+        f"{_shown(fidelity.chance['bottom_match'])} (ties with the k-th count as matches), mean rank 0.5. "
+        f"The truth itself has mean rank {_shown(fidelity.perfect_mean_rank)}.",
+        "Δ: mean absolute difference from the truth, of the reward and of pictures in [0, 1].",
+    ]
+    if left_out:
+        lines.append(f"{left_out} of {prompts} prompts have equal true rewards and so no ranking; they are left out.")
+    for pool in fidelity.variants:
+        missing = prompts - left_out - pool.means["tau"].prompts
+        if missing:
+            lines.append(
+                f"{pool.label}, {pool.steps} steps: no tau for {missing} prompts, whose own rewards are equal."
+            )
+        if pool.failed:
+            lines.append(f"{pool.label}, {pool.steps} steps: {pool.failed} candidates could not be scored.")
+    return lines
+
+
+def tables(fidelity: Fidelity) -> list[Table]:
+    """The same for the console."""
+    made = []
+    for title, columns, rows in grids(fidelity):
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        for row in rows:
+            table.add_row(*(LEADING_ZERO.sub(".", cell).replace(" ± ", "±") for cell in row))
+        made.append(table)
+    return made
+
+
+def markdown(fidelity: Fidelity) -> str:
+    """Both tables and how to read them."""
+    settings = fidelity.settings
+    model = settings["config"]["model"]["path"] if settings["run"] is None else settings["run"]
+    blocks = [f"# Fidelity of cheap pools: {model}", *notes(fidelity), "![tau and top match](fidelity.png)"]
+    for title, columns, rows in grids(fidelity):
+        aligned = ["---", *["---:"] * (len(columns) - 1)]
+        blocks += [f"## {title}", "\n".join(f"| {' | '.join(row)} |" for row in (columns, aligned, *rows))]
+    versions: Mapping[str, str] = fidelity.environment["versions"]
+    blocks.append(
+        f"On {fidelity.environment['gpu'] or fidelity.environment['device']}, with "
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}. All numbers: fidelity.json."
+    )
+    return "\n\n".join(blocks) + "\n"
+
+
+def draw_fidelity(fidelity: Fidelity, destination: Path) -> None:
+    """Draw tau and top match against steps, one line a precision; PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    s = fidelity.settings
+    figure = Figure(figsize=(9.0, 4.2), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    steps = sorted({pool.steps for pool in fidelity.variants})
+    labels = list(dict.fromkeys(pool.label for pool in fidelity.variants))
+    panels = (("tau", "Kendall's tau", 0.0), ("top_match", f"top-{s['k']} match", fidelity.chance["top_match"].mean))
+    for axes, (name, title, chance) in zip(figure.subplots(1, 2), panels, strict=True):
+        for number, label in enumerate(labels):
+            points = sorted((p.steps, p.means[name]) for p in fidelity.variants if p.label == label)
+            shown = [(x + _aside(number, len(labels)), m) for x, m in points if m.mean is not None]
+            axes.errorbar(
+                [x for x, _ in shown],
+                [m.mean for _, m in shown],
+                [m.standard_error or 0.0 for _, m in shown],
+                fmt="o-",
+                color=COLORS[number % len(COLORS)],
+                markersize=5,
+                linewidth=1.6,
+                elinewidth=1.0,
+                capsize=2.5,
+                label=label,
+            )
+        if chance is not None:
+            axes.axhline(chance, color="#9aa5b1", linestyle=":", linewidth=1.2, label="chance")
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel(f"denoising steps (all: {fidelity.truth.steps})")
+        axes.set_xticks(steps)
+        axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
+        axes.set_ylim(top=1.03)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=min(6, len(names)), frameon=False, fontsize=9)
+    figure.suptitle(
+        f"Ranking against {fidelity.truth.compute_dtype} with all steps: {len(s['prompts'])} prompts x "
+        f"{s['candidates']} candidates, ± standard error",
+        fontsize=11,
+    )
+    figure.savefig(destination)
+
+
+def _aside(number: int, count: int) -> float:
+    """A little to the side, so that error bars do not hide each other."""
+    return 0.05 * (number - (count - 1) / 2)
+
+
+def _shown(mean: Mean) -> str:
+    if mean.mean is None:
+        return NOTHING
+    return f"{mean.mean:.3f}" + ("" if mean.standard_error is None else f" ± {mean.standard_error:.3f}")
+
+
+def _cost(pool: Pool) -> list[str]:
+    differences = [pool.means[name].mean if pool.means else None for name in DIFFERENCES]
+    return [
+        pool.label if pool.means else "the truth",
+        str(pool.steps),
+        pool.compute_dtype,
+        f"{pool.weights_quantised:.0%}",
+        *(NOTHING if value is None else f"{value:.4f}" for value in differences),
+        f"{pool.network_evaluations:,}",
+        f"{sum(pool.seconds.values()):.2f}",
+    ]

@@ -1,0 +1,1 @@
+"""One prompt's rollout as a document: recorded while a run trains, read by the gallery and by others."""

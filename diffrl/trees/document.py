@@ -1,0 +1,186 @@
+"""One prompt's rollout as a document: its nodes, what they were worth, why samples were chosen, what trained."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config.credit import Objective
+from diffrl.config.schema import Config
+from diffrl.records import Credit, Forest, Rollout
+from diffrl.rollout.tree import paths_to, sample_paths
+from diffrl.training.sampling import Drawn
+from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
+
+NODE = re.compile(r"\bnode (\d+)\b")
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A tree without pictures, and where its nodes come from; -1 is nowhere.
+
+    Args:
+        record: the document.
+        node: of each node, its row in the rollout's forest.
+        sample: of each node, the rollout's sample that grows from it.
+        candidate: of each node, the pool's sample that grows from it.
+    """
+
+    record: TreeRecord
+    node: Sequence[int]
+    sample: Sequence[int]
+    candidate: Sequence[int]
+
+
+def trained_edges(objective: Objective, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
+    """(N,) bool, the nodes whose edge was in the loss with a weight: recorded, not pruned, and credited or pulled."""
+    trained = torch.zeros_like(kept)
+    if objective.trains_steps:
+        trained[rollout.edges.node.cpu()] = True
+        if not objective.steps_are_pulled:
+            trained &= credit.advantage != 0
+    return trained & kept
+
+
+def trained_samples(objective: Objective, credit: Credit) -> Tensor:
+    """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
+    if not objective.trains_samples:
+        return torch.zeros_like(credit.used)
+    return credit.used if objective.kl > 0 else credit.used & (credit.outcome != 0)
+
+
+def sketch(
+    config: Config,
+    drawn: Drawn,
+    credit: Credit,
+    kept: Tensor,
+    ratio: Tensor,
+    row: int,
+    rule: Mapping[str, Any],
+    weights: Mapping[str, Mapping[str, float]],
+) -> Sketch:
+    """One prompt's tree: the pool's where there is one, else the rollout's.
+
+    Args:
+        config: of the run.
+        drawn: what the iteration drew.
+        credit: what it deserved.
+        kept: (N,) bool, False where pruning took the edge out of the gradient.
+        ratio: (N,) log-ratio of the edge that ends in each node of the rollout, NaN where it was not measured.
+        row: of the prompt in the batch.
+        rule: how credit was given, as `rule_of` puts it.
+        weights: of the iteration's rewards, as `weights_of` puts it.
+    """
+    forest, redrawn, sample_of = _shown(drawn)
+    rows = torch.nonzero(forest.prompt == row).flatten()
+    number = {node: i for i, node in enumerate(rows.tolist())}
+    leaves = _leaves(config.objective, drawn, credit, forest, sample_of, number)
+    columns = credit.values, credit.step_reward, credit.advantage, ratio
+    values, credited, advantages, ratios = (_numbers(column) for column in columns)
+    trains = trained_edges(config.objective, drawn.rollout, credit, kept).tolist()
+    turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in drawn.rollout.sigmas.tolist()]
+    shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
+    nodes, places = [], redrawn[rows].tolist()
+    for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
+        is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
+        nodes.append(
+            TreeNode(
+                id=i,
+                parent=number[parent] if parent >= 0 else None,
+                root=root,
+                child=child,
+                step=step if step >= 0 else None,
+                sigma=sigmas[step + 1],
+                drawn=is_drawn,
+                value=values[own] if is_drawn else None,
+                credited=credited[own] if is_edge else None,
+                advantage=advantages[own] if is_edge else None,
+                turning=is_edge and turning[own],
+                trained=is_edge and trains[own],
+                log_ratio=ratios[own] if is_edge else None,
+                leaf=leaves[node][0] if node in leaves else None,
+            )
+        )
+    batch = drawn.rollout.batch
+    record = TreeRecord(
+        iteration=batch.iteration,
+        group=batch.groups[row],
+        prompt=batch.prompts[row].text,
+        seed=config.run.seed,
+        sigmas=sigmas,
+        branching=dict(forest.branching),
+        rule=rule,
+        explored=None if drawn.trace is None else drawn.trace.explored,
+        nodes=nodes,
+        metadata=dict(batch.prompts[row].metadata),
+        weights=weights,
+    )
+    samples = [leaves[node][1] if node in leaves else -1 for node in number]
+    candidates = [leaves[node][2] if node in leaves and drawn.exploration else -1 for node in number]
+    return Sketch(record, places, samples, candidates)
+
+
+def _shown(drawn: Drawn) -> tuple[Forest, Tensor, Tensor]:
+    """The forest that is shown, and the rollout's row of each of its nodes (N,) and of each of its samples (S,)."""
+    own = drawn.rollout.forest
+    if drawn.exploration is None or drawn.chosen is None:
+        return own, torch.arange(len(own.parent)), torch.arange(len(own))
+    pool, samples = drawn.exploration.forest, drawn.chosen.samples
+    paths = paths_to(pool, samples)
+    sample = torch.full((len(pool),), -1)
+    sample[samples] = torch.arange(len(samples))
+    return pool, torch.where(paths, paths.cumsum(0) - 1, -1), sample
+
+
+def _leaves(
+    objective: Objective, drawn: Drawn, credit: Credit, forest: Forest, sample_of: Tensor, number: Mapping[int, int]
+) -> dict[int, tuple[TreeLeaf, int, int]]:
+    """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
+    table, chosen, paths = drawn.table, drawn.chosen, sample_paths(forest)
+    totals, outcomes, used = _numbers(table.total), _numbers(credit.outcome), credit.used.tolist()
+    rewards = {name: _numbers(column) for name, column in {**table.raw, **table.parts}.items()}
+    trained = trained_samples(objective, credit).tolist()
+    proxy = drawn.exploration.proxy if drawn.exploration else None
+    proxies = _numbers(proxy.total) if proxy else []
+    leaves = {}
+    for place, node in enumerate(forest.leaf.tolist()):
+        if node not in number:
+            continue
+        own = int(sample_of[place])
+        leaf = TreeLeaf(path=paths[place])
+        if proxy:
+            leaf = replace(leaf, proxy=proxies[place], error=proxy.errors[place])
+        if own >= 0:
+            leaf = replace(
+                leaf,
+                total=totals[own],
+                rewards={name: column[own] for name, column in rewards.items()},
+                error=table.errors[own] or leaf.error,
+                advantage=outcomes[own] if used[own] else None,
+                trained=trained[own],
+            )
+        if own >= 0 and chosen:
+            leaf = replace(leaf, chosen=reworded(chosen.reason[own], number), audit=bool(chosen.audit[own]))
+        leaves[node] = (leaf, own, place)
+    return leaves
+
+
+def reworded(reason: str, number: Mapping[int, int]) -> str:
+    """A reason that names a node of the whole pool, with the node's number in the record instead."""
+    return NODE.sub(lambda match: f"node {number[int(match[1])]}", reason)
+
+
+def _digits(value: float) -> float:
+    """A float32 in the digits that it has."""
+    return float(f"{value:.8g}")
+
+
+def _numbers(column: Tensor) -> list[float | None]:
+    """None for NaN and infinity, which JSON lacks."""
+    return [_digits(value) if math.isfinite(value) else None for value in column.tolist()]

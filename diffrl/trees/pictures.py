@@ -1,0 +1,126 @@
+"""The pictures of a tree: which are kept, the predicted ones decoded, all of them as illustrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffrl.models.adapter import ModelAdapter
+from diffrl.models.images import BrokenPictureError
+from diffrl.training.sampling import Drawn
+from diffrl.trees.document import Sketch
+from diffrl.trees.illustrations import illustration, most, pace
+from diffrl.trees.pushes import Pushes
+from diffrl.trees.record import PUSHED, TreeRecord, node_picture, proxy_picture, push_picture
+
+
+@dataclass(frozen=True)
+class KeptTree:
+    """A tree with its pictures.
+
+    Args:
+        record: the document.
+        pictures: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
+        pace: the share of their frames that clips keep.
+    """
+
+    record: TreeRecord
+    pictures: Mapping[str, Tensor]
+    pace: float = 1.0
+
+
+def with_pictures(
+    sketch: Sketch,
+    drawn: Drawn,
+    adapter: ModelAdapter,
+    decode_batch: int,
+    asked: int | None,
+    pushes: Pushes | None = None,
+) -> KeptTree:
+    """Add illustrations: of all finished samples, of what was predicted at inner nodes, of splits, of candidates.
+
+    Args:
+        sketch: the tree.
+        drawn: what the iteration drew.
+        adapter: decodes the predicted ones.
+        decode_batch: pictures a decoder call.
+        asked: track.trees.pictures, how many of inner nodes, in the order of `pictured`.
+        pushes: of splits that train; each has three pictures beside the node's own.
+    """
+    record, trace = sketch.record, drawn.trace
+    assert trace is not None
+    images = drawn.rollout.images
+    pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
+    inner, splits = _affordable(sketch, pushes, most(asked, images[0]))
+    rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
+    decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
+    pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
+    for row, i in splits.items():
+        assert pushes is not None
+        shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
+        named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
+        pictures |= {name: image for name, image in named if image is not None}
+    proxies = trace.proxies or {}
+    pictures |= {proxy_picture(i): proxies[place] for i, place in enumerate(sketch.candidate) if place in proxies}
+    nodes = []
+    for node in record.nodes:
+        own, proxy = node_picture(node.id), proxy_picture(node.id)
+        leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in pictures else None)
+        kept = {which: name for which in PUSHED if (name := push_picture(which, node.id)) in pictures}
+        pushed = node.pushed and replace(node.pushed, **kept)
+        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf, pushed=pushed))
+    return KeptTree(replace(record, nodes=nodes), pictures, pace(images[0]))
+
+
+def _affordable(sketch: Sketch, pushes: Pushes | None, left: int) -> tuple[list[int], dict[int, int]]:
+    """Inner nodes whose pictures are kept, and of splits whose three are kept the row in `pushes` and the node."""
+    inner, splits = list[int](), dict[int, int]()
+    for i in pictured(sketch.record):
+        if left < 1:
+            break
+        inner.append(i)
+        left -= 1
+        row = pushes.pictured(sketch.node[i]) if pushes is not None else None
+        if row is not None and left >= len(PUSHED):
+            splits[row] = i
+            left -= len(PUSHED)
+    return inner, splits
+
+
+def pictured(record: TreeRecord) -> list[int]:
+    """Inner nodes that were drawn, those first whose pictures tell most.
+
+    That is the path to the best sample, then to the worst, the second best, and so on; last, in the order of the nodes,
+    what leads to no scored sample.
+    """
+    scored = [(node.leaf.total, node) for node in record.nodes if node.leaf and node.leaf.total is not None]
+    ranked = [node for _, node in sorted(scored, key=lambda pair: -pair[0])]
+    order: dict[int, None] = {}
+    for turn in range(len(ranked)):
+        above = ranked.pop(0 if turn % 2 == 0 else -1).parent
+        path: list[int] = []
+        while above is not None:
+            path.append(above)
+            above = record.nodes[above].parent
+        order |= dict.fromkeys(reversed(path))
+    inner = {node.parent for node in record.nodes if node.parent is not None and node.drawn}
+    return [*order, *sorted(inner - order.keys())]
+
+
+@torch.no_grad()
+def decode_whole(adapter: ModelAdapter, latents: Tensor, decode_batch: int) -> list[Tensor | None]:
+    """Illustrations, uint8 on the CPU; None where the decoder breaks: what nobody trains on must not end a run."""
+    pictures: list[Tensor | None] = []
+    for piece in latents.split(decode_batch) if len(latents) else ():
+        rows = list(range(len(piece)))
+        found: dict[int, Tensor] = {}
+        while rows and not found:
+            try:
+                found = dict(zip(rows, map(illustration, adapter.decode(piece[rows])), strict=True))
+            except BrokenPictureError as error:
+                rows = [row for place, row in enumerate(rows) if place not in set(error.rows)]
+        pictures += [found.get(row) for row in range(len(piece))]
+    return pictures

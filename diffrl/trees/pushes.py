@@ -1,0 +1,143 @@
+"""What tree tilt asked of the splits of kept trees, and what the updates made of it: numbers, and latents to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffrl.functional.covariance import sibling_covariance
+from diffrl.objectives.base import Examples
+from diffrl.objectives.tilt import NodeExamples, leaves_below, origin_nodes, split_origins
+from diffrl.records import Credit, Rollout
+from diffrl.training.sampling import Drawn
+from diffrl.trees.document import Sketch
+from diffrl.trees.record import Push
+
+ETA = 1.0
+"""How many directions lie between the pictures before and aim: 1 is where p(x0) exp(A) leads to first order."""
+
+
+@dataclass(frozen=True)
+class Pushes:
+    """Of the kept prompts' nodes that split.
+
+    Args:
+        node: U rows of the rollout's forest.
+        told: U times what is told of one, its pulls by the forest's rows and its files left out.
+        before: (U, ...) float32 clean latents that the network predicted there.
+        direction: (U, ...) float32 covariance of advantage and clean latents below.
+        after: (U, ...) float32 what it predicts at the same latents after the updates.
+        dtype: of latents as the decoder takes them.
+    """
+
+    node: Sequence[int]
+    told: Sequence[Push]
+    before: Tensor
+    direction: Tensor
+    after: Tensor
+    dtype: torch.dtype
+
+    def pictured(self, node: int) -> int | None:
+        """Where a node of the forest stands; None if it does not split, or has no direction to show."""
+        row = self.node.index(node) if node in self.node else None
+        return row if row is not None and self.told[row].size != 0 else None
+
+    def predictions(self, row: int) -> Tensor:
+        """(3, ...) latents before the updates, as asked for, and after them."""
+        before = self.before[row]
+        return torch.stack([before, before + ETA * self.direction[row], self.after[row]]).to(self.dtype)
+
+
+def pushes_of(
+    drawn: Drawn, credit: Credit, kept: Tensor, examples: Sequence[Examples], before: Tensor, after: Tensor
+) -> Pushes | None:
+    """What is told of the kept prompts' splits; None where no loss trains nodes.
+
+    Args:
+        drawn: what the iteration drew.
+        credit: what it deserved.
+        kept: (N,) bool, False where pruning took the edge out of the gradient.
+        examples: what each loss trained on.
+        before: (O, ...) velocities at the origins of the traced steps before the updates.
+        after: the same after them.
+    """
+    whole = next((own for own in examples if isinstance(own, NodeExamples)), None)
+    trace = drawn.trace
+    if whole is None or trace is None:
+        return None
+    rows = torch.nonzero(whole.prompt < trace.prompts).flatten()
+    own = whole.take(rows)
+    origin = {node: place for place, node in enumerate(origin_nodes(trace.edges, drawn.rollout.forest).tolist())}
+    places = torch.tensor([origin[node] for node in own.node.tolist()], dtype=torch.int64, device=before.device)
+    first, last = (_clean(own, velocity[places]) for velocity in (before, after))
+    compared = _compared(drawn.rollout, credit, kept, split_origins(drawn.rollout)[rows])
+    told = [
+        _push(own, row, (last[row] - first[row]).double(), *compared.get(row, ({}, 0))) for row in range(len(own.node))
+    ]
+    return Pushes(own.node.tolist(), told, first, own.direction, last, own.latents.dtype)
+
+
+def with_pushes(sketch: Sketch, pushes: Pushes | None) -> Sketch:
+    """A tree that tells of its splits."""
+    if pushes is None:
+        return sketch
+    number = {own: i for i, own in enumerate(sketch.node) if own >= 0}
+    nodes = list(sketch.record.nodes)
+    for node, push in zip(pushes.node, pushes.told, strict=True):
+        if node in number:
+            pulls = {number[leaf]: weight for leaf, weight in push.pulls.items()}
+            nodes[number[node]] = replace(nodes[number[node]], pushed=replace(push, pulls=pulls))
+    return replace(sketch, record=replace(sketch.record, nodes=nodes))
+
+
+def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
+    """(U, ...) float32 clean latents that velocities predict at the nodes."""
+    sigma = examples.sigma.float().view(-1, *[1] * (velocity.ndim - 1))
+    return examples.latents.float() - sigma * velocity
+
+
+def _push(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int, float], children: int) -> Push:
+    """What is told of one node; `moved` (...) float64 is how far the updates moved its prediction."""
+    wanted = examples.direction[row].double()
+    norms = float(wanted.norm() * moved.norm())
+    return Push(
+        sigma=_digits(examples.sigma[row]),
+        trained=bool(examples.active[row]),
+        size=_digits(wanted.square().mean().sqrt()),
+        children=children,
+        pulls=pulls,
+        moved=_digits(moved.square().mean().sqrt()),
+        cosine=_digits((wanted * moved).sum() / norms) if norms > 0 else None,
+        eta=ETA,
+    )
+
+
+def _compared(
+    rollout: Rollout, credit: Credit, kept: Tensor, origins: Tensor
+) -> dict[int, tuple[dict[int, float], int]]:
+    """By row in `origins`: each compared sample's weight, by the node that it grows from, and how many children."""
+    below: dict[int, list[tuple[int, int]]] = {}
+    for columns in leaves_below(rollout, origins, credit.used, kept):
+        for row, sample, child in zip(*(column.tolist() for column in columns), strict=True):
+            below.setdefault(row, []).append((sample, child))
+    return {row: _weights(rollout, credit, found) for row, found in below.items()}
+
+
+def _weights(rollout: Rollout, credit: Credit, found: Sequence[tuple[int, int]]) -> tuple[dict[int, float], int]:
+    """Weights of the samples (sample, child) below one node in its direction, and how many children they have.
+
+    The direction is linear in the samples, so its weights are the direction of unit vectors in their place.
+    """
+    sample, child = torch.tensor(found, dtype=torch.int64).unbind(1)
+    one = torch.zeros_like(sample)
+    weights = sibling_covariance(torch.eye(len(sample)), credit.outcome[sample].cpu(), one, child, 1).direction[0]
+    leaves = rollout.forest.leaf[sample].tolist()
+    return dict(zip(leaves, map(_digits, weights), strict=True)), len(child.unique())
+
+
+def _digits(value: Tensor) -> float:
+    """A number in the digits that it has as a float32."""
+    return float(f"{float(value):.8g}")

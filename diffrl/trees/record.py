@@ -1,0 +1,267 @@
+"""One prompt's rollout as a document, to be looked at later: trees/<iteration>-<group>/tree.json and its pictures.
+
+    trees/000020-3/tree.json       the nodes, their values, the edges' advantages, what was chosen and why
+    trees/000020-3/node-12.webp    the picture that the network predicted at node 12; of a leaf, the finished one
+    trees/000020-3/proxy-40.webp   candidate 40 as the exploring precision drew it
+    trees/000020-3/aim-12.webp     the prediction that training asks for at the split of node 12; before-12 and after-12
+                                   are what the network predicted there before and after the updates
+
+Reading needs neither torch nor PIL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import DiffrlError
+from diffrl.tracking.places import place
+from diffrl.trees.checks import (
+    LEAF,
+    NODE,
+    PUSH,
+    RECORD,
+    require_kinds,
+    require_order,
+    require_pulls,
+    require_steps,
+)
+
+TREES, DOCUMENT = "trees", "tree.json"
+FORMAT = 1
+NAME = re.compile(r"([0-9]{6,12})-([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class TreeLeaf:
+    """A sample, or a candidate that was only explored.
+
+    Args:
+        path: the child taken at each split, () for chains.
+        proxy: weighted reward of the cheaply drawn picture; None without an exploring stage, or where it failed.
+        proxy_picture: file of that picture, in the tree's folder; None if it was not kept.
+        chosen: why it was drawn again ("best 1", "audit", ...); None if it was not, or if nothing was chosen.
+        audit: drawn only to check the ranking; it trains nothing.
+        total: weighted reward of the picture in the training precision; None if it was not drawn, or failed.
+        rewards: raw value by name, parts as "reward/part".
+        error: why a scorer failed on the finished picture, else on the proxy's.
+        advantage: of the sample as a whole; None if it was not used.
+        trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
+    """
+
+    path: tuple[int, ...] = ()
+    proxy: float | None = None
+    proxy_picture: str | None = None
+    chosen: str | None = None
+    audit: bool = False
+    total: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    advantage: float | None = None
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a loss that trains nodes (tree tilt) asked of one that splits, and what the iteration's updates made of it.
+
+    There the network predicts the end x0. The direction C is the covariance of advantage and clean latents below the
+    node, samples of different children compared with each other: C = sum of pulls * x0.
+
+    Args:
+        sigma: noise level at which the node splits.
+        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference.
+        size: root mean square of C, in latent units; 0 where there is none, None if it is not finite.
+        children: of the node, those with samples that were compared.
+        pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction is drawn to it.
+        moved: root mean square of what the updates changed of the prediction, in latent units; None if not measured.
+        cosine: between that and C; None where one of them is 0.
+        eta: how many C lie between the pictures `before` and `aim`.
+        before: file of the predicted picture before the updates; None if it was not kept.
+        aim: of that prediction with eta * C added.
+        after: of the prediction at the same latents after the updates.
+    """
+
+    sigma: float
+    trained: bool
+    size: float | None
+    children: int
+    pulls: Mapping[int, float] = field(default_factory=dict)
+    moved: float | None = None
+    cosine: float | None = None
+    eta: float = 1.0
+    before: str | None = None
+    aim: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """An initial noise, or the end of a stochastic step. The edge that ends in a node is addressed by the node.
+
+    Args:
+        id: its place in `TreeRecord.nodes`.
+        parent: id of the parent, None at roots; parents come before their children.
+        root: index of the initial noise within the prompt.
+        child: index among its siblings, 0 at roots.
+        step: the stochastic step that ends here, None at roots.
+        sigma: noise level of the node, in (0, 1]; 1 at roots.
+        drawn: in the training precision; False for what was only explored.
+        value: what the node is worth; None where that is not known.
+        advantage: of the edge that ends here; None at roots and where nothing was drawn.
+        turning: the edge's reward was replaced by the long-term one (TP-GRPO).
+        trained: the edge was in the loss with a weight: recorded, not pruned, and of an advantage other than 0 or
+            pulled to the reference. The clip, or a guard that left the update out, may still have stopped it.
+        log_ratio: log(density of the edge after the iteration's updates / before), per latent dimension; above 0, the
+            update made the step more likely. None where it was not measured.
+        picture: file of the picture predicted here, of a leaf the finished one; None if it was not kept.
+        leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
+        credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
+            point the way to the end; None where edges are credited with the advantages of their samples.
+        pushed: of nodes that split, where these train; None elsewhere, and in older records.
+    """
+
+    id: int
+    parent: int | None
+    root: int
+    child: int
+    step: int | None
+    sigma: float
+    drawn: bool = True
+    value: float | None = None
+    advantage: float | None = None
+    turning: bool = False
+    trained: bool = False
+    log_ratio: float | None = None
+    picture: str | None = None
+    leaf: TreeLeaf | None = None
+    credited: float | None = None
+    pushed: Push | None = None
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """All trees of one prompt in one iteration.
+
+    Args:
+        iteration: in which they were drawn, from 0; its updates lead to the weights after iteration + 1.
+        group: the slot of the iteration's batch that holds the prompt.
+        prompt: its text.
+        seed: of the run.
+        sigmas: T + 1 noise levels, 1 down to 0.
+        branching: stochastic step -> children of each node there.
+        rule: words and numbers on how credit was given; older records have fewer of them. Of rewards: reward, value,
+            fusion, with turning points constraint and balance (bool). Of comparisons: normalise, baseline, std,
+            combine, clamp (largest advantage). Of the update: objective, edges (bool: steps train), samples (bool:
+            samples train), nodes (bool: nodes that split train), kl (weight of the pull to the reference), prune
+            (bool: some steps are taken out of the gradient), clip and clip_high (of the steps' loss, where they train),
+            prompts (of the iteration, of all processes), updates (of the iteration), skipped (of these, that a guard
+            left out), learning_rate (of the last of them), dimensions (numbers of a latent), dtype.
+        explored: words on the exploring stage: precision, engine ("policy" where no copy explored), steps, select,
+            candidates, keep, audit; None without.
+        nodes: parents before children.
+        metadata: JSON values that came with the prompt.
+        weights: of each reward that was asked, "weight", "shift" and "scale" in this iteration: a leaf's total is the
+            sum of weight * (raw - shift) / scale.
+    """
+
+    iteration: int
+    group: int
+    prompt: str
+    seed: int
+    sigmas: Sequence[float]
+    branching: Mapping[int, int]
+    rule: Mapping[str, Any]
+    explored: Mapping[str, Any] | None
+    nodes: Sequence[TreeNode]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return tree_name(self.iteration, self.group)
+
+    def children(self) -> dict[int | None, list[TreeNode]]:
+        """Nodes by the id of their parent, None for roots."""
+        found: dict[int | None, list[TreeNode]] = {}
+        for node in self.nodes:
+            found.setdefault(node.parent, []).append(node)
+        return found
+
+
+def tree_name(iteration: int, group: int) -> str:
+    """The folder of a tree below trees/."""
+    return f"{iteration:06d}-{group}"
+
+
+def node_picture(node: int) -> str:
+    """The file of a node's picture."""
+    return f"node-{node}.webp"
+
+
+def proxy_picture(node: int) -> str:
+    """The file of the cheaply drawn picture of the candidate that grows from a node."""
+    return f"proxy-{node}.webp"
+
+
+PUSHED = ("before", "aim", "after")
+"""The pictures of a split that trains."""
+
+
+def push_picture(which: str, node: int) -> str:
+    """The file of one of `PUSHED` at a node."""
+    return f"{which}-{node}.webp"
+
+
+def list_trees(run_dir: Path) -> list[tuple[int, int]]:
+    """Iteration and group of the trees that were kept, ascending."""
+    folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
+    found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
+    return sorted((int(match[1]), int(match[2])) for match in found)
+
+
+def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
+    """A tree that was kept.
+
+    Raises:
+        DiffrlError: it is missing, no tree, or lies elsewhere.
+    """
+    path = place(run_dir, f"{TREES}/{tree_name(iteration, group)}/{DOCUMENT}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
+        if data.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        require_kinds(data, RECORD, "record")
+        if (data["iteration"], data["group"]) != (iteration, group):
+            raise ValueError(f"it is of iteration {data['iteration']}, group {data['group']}")
+        nodes = [_node(entry) for entry in data.pop("nodes")]
+        require_order(nodes)
+        require_pulls(nodes)
+        branching = {int(step): int(children) for step, children in data.pop("branching").items()}
+        require_steps(data["sigmas"], branching, nodes)
+        return TreeRecord(branching=branching, nodes=nodes, **data)
+    except FileNotFoundError:
+        raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
+    except KeyError as error:
+        raise DiffrlError(f"The tree {path} cannot be read: it lacks {error}.") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DiffrlError(f"The tree {path} cannot be read: {error}.") from error
+
+
+def _node(entry: dict[str, Any]) -> TreeNode:
+    require_kinds(entry, NODE, "node")
+    leaf = entry.pop("leaf")
+    if leaf is not None:
+        require_kinds(leaf, LEAF, "leaf")
+        leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
+    pushed = entry.pop("pushed", None)
+    if pushed is not None:
+        require_kinds(pushed, PUSH, "push")
+        pulls = {int(node): weight for node, weight in pushed.pop("pulls", {}).items()}
+        pushed = Push(pulls=pulls, **pushed)
+    return TreeNode(leaf=leaf, pushed=pushed, **entry)

@@ -1,0 +1,227 @@
+"""Two processes are one: the same weights, rewards and counts, and one of them writes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffrl.models.tiny import save_pipeline
+from diffrl.models.tiny_wan import build_wan_pipeline
+from diffrl.trees.record import list_trees
+from tests.conftest import WORDS
+from tests.training.harness import (
+    BRIGHTNESS,
+    EXPLORE,
+    FOREST,
+    FUSED,
+    assert_same_run,
+    assert_same_trees,
+    distance,
+    flat,
+    rows_of,
+    settings,
+    start,
+    summary_of,
+    write_config,
+)
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = (
+    "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision bf16 --dynamo_backend no --main_process_port 0"
+)
+"""`--cpu --num_processes 2` starts one process without a word. `--multi_gpu` starts two; model.device says where.
+The launcher's precision, and the accumulation set below, are not ours: a run takes both from its configuration."""
+
+
+def launch(*arguments, script="scripts/train.py", **variables):
+    """Two ranks of a script; variables are added to their environment."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        **variables,
+    }
+    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH.split(), str(ROOT / script)]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=900
+    )
+
+
+def shared_run(pipeline, directory):
+    """Four prompts, an uneven evaluation, a reference; Adam smoothed as in test_loop."""
+    data = settings(
+        pipeline,
+        directory,
+        model={"family": "sd3", "path": str(pipeline), "device": "cpu", "lora": {"rank": 4, "alpha": 8}},
+        prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 4},
+        objective={"kl": 0.3},
+        train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 5},
+        track={"tensorboard": True, "pictures_per_iteration": 2, "pictures_per_evaluation": 3},
+    )
+    data["run"] |= {"iterations": 3, "checkpoint_every": 1}
+    return data
+
+
+def idle_rank_run(pipeline, directory):
+    """A forest; of the two prompts one cannot be learnt from, so one of the ranks has nothing to train."""
+    (directory / "prompts.txt").write_text("a red circle\na blue square\n")
+    data = settings(
+        pipeline,
+        directory,
+        model={"family": "sd3", "path": str(pipeline), "device": "cpu", "lora": {"rank": 4, "alpha": 8}},
+        prompts={"train": str(directory / "prompts.txt"), "eval": "shapes:held_out", "per_iteration": 2},
+        rewards=[{"name": "tests.training.scorers:FlatFor", "options": {"word": "red"}}],
+        credit=FUSED,
+        train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 2},
+    )
+    data["rollout"] |= FOREST
+    return data
+
+
+def exploring_run(pipeline, directory):
+    """Two stages and both losses."""
+    objective = {"kind": "nft", "kl": 0.1, "old_limit": 0.0, "edges": {"weight": 0.3}}
+    data = idle_rank_run(pipeline, directory) | {"objective": objective}
+    data["rollout"] |= {"explore": EXPLORE | {"steps": None}}
+    data["prompts"]["per_iteration"] = 4
+    return data
+
+
+def tilt_run(pipeline, directory):
+    """Tree tilt; one of the ranks' prompts has no direction, so that rank joins with nothing."""
+    data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "tilt"}, "credit": {}}
+    data["train"]["updates_per_iteration"] = 1
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [idle_rank_run, exploring_run, tilt_run])
+def test_forests_of_two_processes_are_those_of_one(random_sd3, tmp_path, make):
+    found = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        data = make(random_sd3, tmp_path / name)
+        if name == "one":
+            start(data)
+        else:
+            done = launch(write_config(data, tmp_path / name / "config.yaml"))
+            assert done.returncode == 0, done.stderr
+        found[name] = (policy(tmp_path / name / "run", 2), rows_of(tmp_path / name / "run"))
+    torch.testing.assert_close(found["two"][0], found["one"][0], rtol=1e-4, atol=5e-6)  # a step is 3e-3
+    for row, other in zip(found["two"][1], found["one"][1], strict=True):
+        assert row.keys() == other.keys()
+        for key in row.keys() & {"update/evaluated", "decodes", "groups/zero_spread"}:
+            assert row[key] == other[key], key
+        made, expected = (r.get("evaluations/update", 0) + r.get("evaluations_skipped", 0) for r in (row, other))
+        assert made == expected  # an idle rank evaluates one unit to join the others, which is then not skipped
+        for key in row.keys() & {"reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"}:
+            cancels = (
+                make is tilt_run and key == "update/loss"
+            )  # and a pixel that rounds otherwise is 1e-4 of an advantage
+            assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key
+    if make is idle_rank_run:
+        assert [row["groups/zero_spread"] for row in found["one"][1][1:]] == [1, 1]
+
+
+@pytest.mark.slow
+def test_two_networks_of_two_processes_are_those_of_one(tmp_path):
+    """Wan 2.2: a rank may need another network than the other, or one of them only."""
+    save_pipeline(build_wan_pipeline(WORDS.split(), 0, boundary_ratio=0.6), tmp_path / "wan22")
+    for name in ("one", "two"):
+        lora = {"rank": 3, "alpha": 6}
+        size = {"height": 32, "width": 32, "frames": 5}
+        data = settings(
+            tmp_path / "wan22",
+            tmp_path / name,
+            model={"family": "wan", "path": str(tmp_path / "wan22"), "device": "cpu", "lora": lora, **size},
+            train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 1},
+        )
+        data["rollout"]["stochastic"] |= {"size": 3}
+        if name == "one":
+            start(data)
+        else:
+            done = launch(write_config(data, tmp_path / name / "config.yaml"))
+            assert done.returncode == 0, done.stderr
+    ours, expected = (policy(tmp_path / name / "run", 2) for name in ("two", "one"))
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=5e-6)
+
+
+@pytest.fixture(scope="module")
+def one(random_sd3, tmp_path_factory):
+    return start(shared_run(random_sd3, tmp_path_factory.mktemp("one")))[0]
+
+
+@pytest.fixture(scope="module")
+def two(random_sd3, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two")
+    done = launch(write_config(shared_run(random_sd3, directory), directory / "config.yaml"))
+    assert done.returncode == 0, done.stderr
+    return directory / "run"
+
+
+def policy(run_dir, step):
+    from diffrl.checkpoint.files import load_checkpoint
+
+    return flat(load_checkpoint(run_dir / f"checkpoints/step-{step:06d}").tensors["policy"])
+
+
+def test_two_processes_train_what_one_trains(one, two):
+    assert '"processes": 2' in (two / "environment.json").read_text()
+    for step in (1, 2, 3):
+        torch.testing.assert_close(policy(two, step), policy(one, step), rtol=1e-4, atol=1e-6)
+    moved = policy(one, 3) - policy(one, 1)
+    assert distance(policy(two, 3) - policy(two, 1), moved) < 1e-3 and moved.abs().max() > 1e-3
+
+
+def test_they_report_the_same_once(one, two):
+    rows, expected = rows_of(two), rows_of(one)
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
+    for row, other in zip(rows, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name in row.keys() & {"reward/mean", "reward/std", f"held_out/{BRIGHTNESS}", "update/grad_norm"}:
+            assert row[name] == pytest.approx(other[name], rel=1e-3)
+        for name in row.keys() & {"network_evaluations", "update/learning_rate", "groups/zero_spread"}:
+            assert row[name] == other[name]
+    counts = summary_of(two)["network_evaluations"]
+    assert counts == summary_of(one)["network_evaluations"]
+    assert counts["exact"] and counts["planned"] == counts["counted"] + counts["skipped"]
+
+
+def test_the_first_process_keeps_its_trees(one, two):
+    """The same as one process would."""
+    assert list_trees(two) == list_trees(one) == [(i, group) for i in (0, 2) for group in (0, 1)]
+    assert_same_trees(two, one)
+
+
+@pytest.mark.slow
+def test_two_processes_resume(two, tmp_path):
+    stopped = shutil.copytree(two, tmp_path / "run")
+    shutil.rmtree(stopped / "checkpoints/step-000003")
+    done = launch("--resume", stopped)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(stopped, two)
+
+
+@pytest.mark.slow
+def test_prompts_that_cannot_be_shared_are_one_message(random_sd3, tmp_path):
+    data = shared_run(random_sd3, tmp_path)
+    data["prompts"]["per_iteration"] = 3
+    done = launch(write_config(data, tmp_path / "config.yaml"))
+    assert done.returncode != 0 and "exitcode  : 2 " in done.stderr  # the launcher's own code is 1
+    assert done.stderr.count("error: prompts.per_iteration must be a multiple of the number of processes.") == 1
+    assert "diffrl/" not in done.stderr.replace(str(ROOT / "scripts"), "")  # no traceback of ours
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, rewards=[{"name": "tests.training.scorers:DiesOnTheSecondRank"}])
+    done = launch(write_config(data, tmp_path / "config.yaml"))
+    assert done.returncode != 0 and "exitcode  : -9 " in done.stderr
+    assert done.stderr.count("error: Another process of this run has ended") == 1
+    assert "diffrl/run/lifecycle.py" not in done.stderr  # no traceback of ours
+    assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()

@@ -1,0 +1,316 @@
+"""Comparisons: what is asked for, how it becomes runs of equal cost, and how one goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from diffrl.cli import main
+from diffrl.config import load_config
+from diffrl.cost.plan import count_evaluations, is_evaluated, make_plan
+from diffrl.errors import ConfigError
+from diffrl.studies.compare import execute
+from diffrl.studies.compare.arguments import parse_budget, parse_candidate, parse_candidates
+from tests.patience import until
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+def refusal(capsys, *arguments: object) -> str:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and "Traceback" not in captured.err + captured.out
+    return captured.err
+
+
+@pytest.fixture
+def config(run_settings, tmp_path) -> Path:
+    run_settings["eval"]["samples"] = 5
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(run_settings))
+    return path
+
+
+@pytest.fixture
+def cost(config) -> float:
+    """Evaluations of one iteration of the base configuration."""
+    return make_plan(load_config(config)).iteration_cost
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Runs that take no time: an iteration takes 0.25 s, 0.5 s with two roots. Their names, in order, and settings.
+
+    `trained.failing` holds names that fail; nothing else does.
+    """
+
+    class Trained(list):
+        failing: set[str] = set()
+
+    calls = Trained()
+
+    def command(arguments, log):
+        resumed = arguments[1] == "--resume"
+        config = load_config(Path(arguments[2]) / "config.yaml" if resumed else arguments[1])
+        path = Path(config.run.dir) / config.run.name
+        name = f"{path.parent.name}/{path.name}"
+        calls.append(f"{name} resumed" if resumed else name)
+        log.open("a").write(f"training {name}\n")
+        if name in calls.failing:
+            log.open("a").write("error: the moon is in the way\n")
+            return 2
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        seconds = 0.5 if config.rollout.tree.roots == 2 else 0.25
+        rows = []
+        for i in range(config.run.iterations + 1):
+            wall = sum([0, 9, 0.6 * seconds, seconds, 1.4 * seconds, *[seconds] * i][: i + 1])  # 9 s to warm up
+            row = {"iteration": i, "cost/evaluations": i * 10, "cost/seconds": wall}
+            rows.append(row | ({"held_out/shapes_strict": i / 100} if is_evaluated(config, i) else {}))
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = {"iterations": config.run.iterations, "updates": config.run.iterations, "peak_memory_bytes": 2**30}
+        (path / "summary.json").write_text(json.dumps(summary))
+        return 0
+
+    monkeypatch.setattr(execute, "_run_command", command)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "path", "overrides"),
+    [
+        ("configs/a.yaml", "a", "configs/a.yaml", ()),
+        ("configs/a.yaml run.seed=1  b.c=2", "a run.seed=1 b.c=2", "configs/a.yaml", ("run.seed=1", "b.c=2")),
+        ("my way: configs/a.yaml b.c=2", "my way", "configs/a.yaml", ("b.c=2",)),
+        ("eta = 0.3, late: a.yaml", "eta = 0.3, late", "a.yaml", ()),
+        ("a.yaml b.c={d: 2, e: 3} f=1", "a b.c={d: 2, e: 3} f=1", "a.yaml", ("b.c={d: 2, e: 3}", "f=1")),
+        ("x: my folder/a.yaml b.c={d: 2}", "x", "my folder/a.yaml", ("b.c={d: 2}",)),
+    ],
+)
+def test_configuration_arguments(text, label, path, overrides):
+    found = parse_candidate(text)
+    assert (found.label, found.path, found.overrides) == (label, path, overrides)
+
+
+def test_folders_of_labels():
+    assert parse_candidate("Fused, n = 3/4: a.yaml").folder == "Fused-n-3-4"
+    assert len(parse_candidate(f"{'x' * 300}: a.yaml").folder) == 80
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a.yaml", "b/a.yaml"], "unique"),
+        (["one: a.yaml", "One: b.yaml"], "unique"),
+        (["a b: a.yaml", "a/b: b.yaml"], "unique"),
+        (["a.yaml run.iterations=3"], "run.iterations is decided"),
+        (["a.yaml run.name=b"], "run.name is decided"),
+        (["b.c=2 a.yaml"], "must be"),
+        ([""], "must be"),
+        (["..: a.yaml"], "must be"),
+        ([], "at least one"),
+    ],
+)
+def test_arguments_that_are_refused(texts, expected):
+    with pytest.raises(ConfigError, match=expected):
+        parse_candidates(texts)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "200000", "evaluations", "evaluations=", "hours=2", "seconds=0", "seconds=nan"]
+)
+def test_budgets_that_are_refused(text):
+    with pytest.raises(ConfigError, match="--budget must be"):
+        parse_budget(text)
+
+
+def test_budgets():
+    assert parse_budget("evaluations=200_000").amount == 200000 and parse_budget("seconds=1e2").kind == "seconds"
+    assert [parse_budget("seconds=10").iterations(unit) for unit in (3, 2.5, 11)] == [3, 4, 0]
+
+
+def test_equal_evaluations(config, cost, trained, tmp_path):
+    out = tmp_path / "out"
+    window = f"window: {config} rollout.stochastic.size=1 run.seed=40"
+    other = make_plan(load_config(config, ["rollout.stochastic.size=1"])).iteration_cost
+    budget = 10 * cost + cost / 2
+    assert run("compare", config, window, "--budget", f"evaluations={budget}", "--seeds", 2, "--out", out) == 0
+    assert trained == ["base/seed-0", "window/seed-0", "base/seed-1", "window/seed-1"]
+    for folder, iterations, seed in (("base", 10, 3), ("window", math.floor(budget / other), 40)):
+        for number in range(2):
+            made = load_config(out / folder / f"seed-{number}" / "config.yaml")
+            assert (made.run.iterations, made.run.seed) == (iterations, seed + number)
+            assert 5 <= count_evaluations(made) - 1 <= 8
+            assert made.rollout.stochastic.size == (1 if folder == "window" else 3)
+    state = json.loads((out / "state.json").read_text())
+    assert state["budget"] == {"kind": "evaluations", "amount": budget} and state["seeds"] == 2
+    assert [entry["iterations"] for entry in state["configurations"]] == [10, math.floor(budget / other)]
+    assert {"table.md", "figure.png", "results.json"} <= {path.name for path in out.iterdir()}
+
+
+def test_equal_seconds(config, trained, tmp_path, capsys):
+    config.write_text(config.read_text().replace("iterations: 3", "iterations: 30"))
+    two = f"two: {config} rollout.tree.roots=2 train.warmup_updates=9"  # longer than the timed run
+    arguments = ("compare", config, two, "--out", tmp_path / "o")
+    assert run(*arguments, "--budget", "seconds=10", "--seeds", 1) == 0
+    assert trained == ["base/probe", "two/probe", "base/seed-0", "two/seed-0"]  # its first iteration, 9 s, left out
+    state = json.loads((tmp_path / "o" / "state.json").read_text())
+    assert [entry["iteration_seconds"] for entry in state["configurations"]] == pytest.approx([0.25, 0.5])
+    assert [entry["iterations"] for entry in state["configurations"]] == [40, 20]
+    assert not (tmp_path / "o" / "base" / "probe").exists()
+    assert run(*arguments, "--budget", "seconds=10", "--seeds", 2) == 0
+    assert trained[4:] == ["base/seed-1", "two/seed-1"]  # timed once
+
+
+def test_dry_run_writes_nothing(config, cost, trained, tmp_path, capsys):
+    for budget, expected in ((f"evaluations={7 * cost}", " 7 "), ("seconds=10", "when timed")):
+        assert run("compare", config, "--budget", budget, "--out", tmp_path / "o", "--dry-run") == 0
+        assert expected in capsys.readouterr().out
+    assert not trained and not (tmp_path / "o").exists()
+
+
+def test_a_budget_too_small_says_what_is_needed(config, cost, trained, tmp_path, capsys):
+    message = refusal(capsys, "compare", config, "--budget", f"evaluations={cost - 1}", "--out", tmp_path / "o")
+    assert f"--budget evaluations={cost:.0f}" in message and not trained
+    assert "--budget seconds=1 " in refusal(
+        capsys, "compare", config, "--budget", "seconds=0.2", "--out", tmp_path / "o"
+    )
+    assert run("compare", config, "--budget", "seconds=1", "--seeds", 1, "--out", tmp_path / "o") == 0  # mended
+
+
+@pytest.mark.parametrize(
+    ("override", "option", "expected"),
+    [
+        ("rollout.steps=1", (), "rollout.steps"),
+        ("train.warmup_updates=5", (), "train.warmup_updates"),
+        ("rollout.steps=7", ("--metric", "pickscore"), "--metric"),
+        ("eval.rewards=[{name: shapes}]", (), "shapes_strict"),
+    ],
+)
+def test_problems_name_their_configuration(config, cost, trained, override, option, expected, tmp_path, capsys):
+    arguments = ("compare", config, f"mine: {config} {override}", "--budget", f"evaluations={2 * cost}", *option)
+    message = refusal(capsys, *arguments, "--out", tmp_path / "o")
+    assert "mine" in message and expected in message and not trained
+
+
+def test_what_is_finished_stays_and_what_is_begun_goes_on(config, cost, trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ("compare", config, f"b: {config} rollout.steps=7", "--budget", f"evaluations={9 * cost}", "--out", out)
+    assert run(*arguments, "--seeds", 2) == 0
+    (out / "base" / "seed-1" / "summary.json").unlink()
+    for path in sorted((out / "b" / "seed-0").iterdir()):
+        path.unlink()
+    (out / "b" / "seed-0").rmdir()
+    kept = {path: path.stat().st_mtime_ns for name in ("base/seed-0", "b/seed-1") for path in (out / name).iterdir()}
+    trained.clear()
+    assert run(*arguments, "--seeds", 2) == 0
+    assert trained == ["b/seed-0", "base/seed-1 resumed"]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    trained.clear()
+    assert run(*arguments, f"more: {config} rollout.steps=6", "--seeds", 3) == 0  # it may grow
+    assert trained == ["more/seed-0", "more/seed-1", "base/seed-2", "b/seed-2", "more/seed-2"]
+
+
+def test_a_comparison_does_not_change(config, cost, trained, tmp_path, capsys):
+    out, budget = tmp_path / "out", ("--budget", f"evaluations={9 * cost}")
+    first = ("compare", f"a: {config}", f"b: {config} rollout.steps=7")
+    assert run(*first, *budget, "--seeds", 2, "--out", out) == 0
+    trained.clear()
+    for arguments, expected in (
+        ((*first, "--budget", f"evaluations={8 * cost}", "--seeds", 2), "--budget was"),
+        ((*first, *budget, "--seeds", 2, "--evals", 3), "--evals was 8"),
+        ((*first, *budget, "--seeds", 1), "--seeds was 2"),
+        ((*first[:2], *budget, "--seeds", 2), "'b' belongs to this comparison"),
+        ((*first[:2], f"b: {config} rollout.steps=6", *budget, "--seeds", 2), "rollout.steps was 7 and is 6"),
+        ((*first[:2], f"b: {config} rollout.steps=7 run.seed=4", *budget, "--seeds", 2), "run.seed was 3 and is 4"),
+    ):
+        assert expected in refusal(capsys, *arguments, "--out", out)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    assert "new directory" in refusal(capsys, *first, *budget, "--out", tmp_path / "full")
+    assert not trained
+
+
+def test_a_run_of_something_else_is_left_alone(config, cost, trained, tmp_path, capsys):
+    arguments = ("compare", config, "--budget", f"evaluations={9 * cost}", "--seeds", 1, "--out", tmp_path / "o")
+    assert run(*arguments) == 0
+    path = tmp_path / "o" / "base" / "seed-0" / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 3", "seed: 4"))
+    assert "another configuration" in refusal(capsys, *arguments)
+    assert trained == ["base/seed-0"]
+
+
+@pytest.mark.parametrize("budget", ["evaluations=1500", "seconds=10"])
+def test_a_failing_run_does_not_stop_the_others(config, trained, tmp_path, capsys, budget):
+    trained.failing = {"bad/seed-0", "bad/probe"}
+    arguments = ("compare", f"bad: {config}", config, "--budget", budget, "--seeds", 2, "--out", tmp_path / "o")
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    log = tmp_path / "o" / "bad" / ("seed-0.log" if "evaluations" in budget else "probe.log")
+    assert "1 run failed" in captured.err and str(log) in captured.err and "the moon is in the way" in captured.err
+    assert {"base/seed-0", "base/seed-1"} <= set(trained) and (tmp_path / "o" / "table.md").is_file()
+    trained.clear()
+    trained.failing = set()
+    assert run(*arguments) == 0
+    assert trained[-1] == ("bad/seed-0" if "evaluations" in budget else "bad/seed-1")
+    assert not any(name.startswith("base") for name in trained)
+
+
+def test_report_only_trains_nothing(config, cost, trained, tmp_path, capsys):
+    assert run("compare", config, "--budget", f"evaluations={9 * cost}", "--seeds", 1, "--out", tmp_path / "o") == 0
+    (tmp_path / "o" / "table.md").unlink()
+    assert run("compare", "--report-only", "--out", tmp_path / "o") == 0
+    assert (tmp_path / "o" / "table.md").is_file() and trained == ["base/seed-0"]
+    assert "nothing to train" in refusal(capsys, "compare", config, "--report-only", "--out", tmp_path / "o")
+
+
+@pytest.mark.slow
+def test_real_runs(config, cost, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["compare", config, f"small: {config} rollout.stochastic.size=1", "--budget", f"evaluations={2 * cost}"]
+    arguments += ["--seeds", 2, "--out", out]
+    assert run(*arguments) == 0
+    results = json.loads((out / "results.json").read_text())
+    for arm in results["configurations"]:
+        for found in arm["runs"]:
+            costs = [point["evaluations"] for point in found["curve"]]
+            assert len(costs) == arm["iterations"] + 1 and costs[0] == 0
+            planned = arm["iterations"] * arm["iteration_cost"]
+            assert planned / 2 < costs[-1] <= planned  # what has no advantage is not trained, and costs less
+            assert found["curve"][-1]["seconds"] > 0 and found["peak_memory_bytes"] > 2**27
+    untouched = {path: path.stat().st_mtime_ns for path in (out / "small").rglob("*") if path.is_file()}
+    (out / "base" / "seed-1" / "summary.json").unlink()
+    assert run(*arguments, f"bad: {config} rewards.0.name=a.b:C") == 2
+    captured = capsys.readouterr()
+    assert "2 runs failed" in captured.err and "No module named 'a'" in captured.err
+    after = json.loads((out / "results.json").read_text())
+    for old, new in zip(results["configurations"], after["configurations"], strict=False):
+        assert [found["curve"] for found in old["runs"]] == [found["curve"] for found in new["runs"]]
+    assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
+
+
+@pytest.mark.slow
+def test_a_stop_reaches_the_run_and_it_goes_on_later(config, cost, tmp_path):
+    out = tmp_path / "out"
+    arguments = [config, "--budget", f"evaluations={400 * cost}", "--seeds", "1", "--evals", "1", "--out", out]
+    command = [sys.executable, "-m", "diffrl.cli", "compare", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = out / "base" / "seed-0" / "metrics.jsonl"
+    until(lambda: process.poll() is not None or metrics.exists() and len(metrics.read_text().splitlines()) > 3, 300)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "checkpoint written" in (out / "base" / "seed-0.log").read_text()
+    assert list((out / "base" / "seed-0" / "checkpoints").iterdir())

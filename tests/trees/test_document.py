@@ -1,0 +1,720 @@
+"""The trees that a run keeps: true to what was drawn, credited and trained, and without any effect on it."""
+
+import copy
+import json
+import statistics
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+import diffrl.cost.meter as clocks
+import diffrl.run.journal as journal
+import diffrl.training.loop as loop
+import diffrl.training.sampling as sampling
+import diffrl.trees.recorder as keeping
+import diffrl.trees.tracing as tracing
+import diffrl.trees.write as trees_write
+from diffrl.gallery.progress import said
+from diffrl.gallery.runs import RunSource
+from diffrl.models.images import BrokenPictureError
+from diffrl.rollout.tree import plan_forest
+from diffrl.training.loop import Trainer
+from diffrl.trees.illustrations import illustration, most, pace
+from diffrl.trees.pictures import decode_whole
+from diffrl.trees.record import PUSHED, list_trees, read_tree
+from diffrl.trees.tracing import FirstPictures
+from reward_models.media import read_media
+from tests.run.test_resume import Crash, crash_at
+from tests.training.harness import (
+    BRIGHTNESS,
+    EXPLORE,
+    FOREST,
+    FUSED,
+    assert_same_run,
+    go_on,
+    make_trainer,
+    settings,
+    start,
+)
+from tests.training.test_gradient import naive_step, naive_velocity
+from tests.training.test_presets import PRESETS, recipe
+from tests.trees.test_recorder import everything, forest_run
+
+CHAINS = {"stochastic": {"kind": "window", "start": 0, "size": 3}, "tree": {"roots": 4}}
+WIDE = FOREST | {"explore": EXPLORE | {"steps": None, "candidates": 24}}
+LAGGING = {"kind": "nft", "old_slope": 0.3, "old_limit": 0.6}
+BOTH = {"kind": "nft", "kl": 0.0, "old_limit": 0.0, "edges": {"weight": 0.5}}
+
+
+def kept(trainer):
+    """One iteration; its trees as they are read back."""
+    trainer.iterate()
+    trainer.journal.trees(trainer._trees)
+    return [read_tree(trainer.journal.run_dir, *name) for name in list_trees(trainer.journal.run_dir)]
+
+
+def files_of(run):
+    """Every file of a run's trees."""
+    return {path.relative_to(run): path.read_bytes() for path in sorted((run / "trees").rglob("*")) if path.is_file()}
+
+
+def way(nodes, node):
+    """Where a node lies: its root and the child taken at every stochastic step."""
+    return way(nodes, nodes[node.parent]) + (node.child,) if node.parent is not None else (node.root,)
+
+
+def forest_ways(forest):
+    """(prompt, way) of each node of a forest."""
+    found = []
+    for i, parent in enumerate(forest.parent.tolist()):
+        before = found[parent][1] + (int(forest.child[i]),) if parent >= 0 else (int(forest.root[i]),)
+        found.append((int(forest.prompt[i]), before))
+    return found
+
+
+def picture(run, tree, name):
+    with Image.open(run / "trees" / tree.name / name) as image:
+        return read_media(image)
+
+
+def brightness(image):
+    return float(image.select(-3, 0).float().mean() / 255)
+
+
+def leaves(tree):
+    return [node for node in tree.nodes if node.leaf]
+
+
+def above(tree, node):
+    """Ids of a node and of all nodes on the way to its root."""
+    return {node.id} if node.parent is None else {node.id} | above(tree, tree.nodes[node.parent])
+
+
+# --- without effect --------------------------------------------------------------------------------------------------
+
+RUNS = {
+    "a forest's steps": {"rollout": FOREST, "credit": FUSED, "train": {"updates_per_iteration": 2}},
+    "predicted values, one prompt at a time": {
+        "rollout": CHAINS | {"prompts_at_once": 1},
+        "credit": {"reward": "incremental", "value": "predicted_x0"},
+    },
+    "path probabilities": {"rollout": FOREST, "credit": FUSED | {"fusion": "path_probability"}},
+    "a lagging policy, explored": {"rollout": WIDE | {"prompts_at_once": 1}, "objective": LAGGING, "credit": {}},
+    "guided, with a reference": {
+        "rollout": CHAINS | {"guidance_scale": 2.0},
+        "objective": {"kl": 0.5},
+        "train": {"ema": {"decay": 0.6}},
+    },
+    "splits, explored and pruned": {
+        "rollout": WIDE,
+        "credit": {"prune": {"width": "extremes", "best": 2}},
+        "objective": {"kind": "tilt", "kl": 0.2},
+        "train": {"updates_per_iteration": 1},
+    },
+    "nothing stochastic": {
+        "rollout": {"stochastic": {"kind": "none"}, "dynamics": None},
+        "objective": {"kind": "nft", "old_limit": 0.0},
+    },
+}
+
+
+ALIKE = {"predicted values, one prompt at a time", "path probabilities", "nothing stochastic"}
+"""Kinds of run of which another one asks for more."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in RUNS])
+def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
+    """Weights, optimiser, random states, counts, metrics, samples: bit for bit."""
+    found = []
+    for trees in ({"every": 1, "pictures": 5}, None):
+        rollout, credit = RUNS[name]["rollout"], RUNS[name].get("credit", {})
+        rest = {section: values for section, values in RUNS[name].items() if section not in ("rollout", "credit")}
+        data = forest_run(random_sd3, tmp_path / str(trees is None), rollout, credit, **rest)
+        data["run"]["iterations"] = 3
+        data["track"]["trees"] = trees
+        run, said = start(data)
+        assert "Please report this as a bug" not in said
+        found.append(run)
+    assert len(list_trees(found[0])) == 6 and not (found[1] / "trees").exists()
+    assert_same_run(*found)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
+    def data(name):
+        return everything(random_sd3, tmp_path / name) | {"track": {"trees": {"every": 1}}}
+
+    straight, _ = start(data("a"))
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "held_out", 2)  # after the last iteration's trees, before its row and its checkpoint
+        with pytest.raises(Crash):
+            start(data("b"))
+    run = tmp_path / "b/run"
+    assert (3, 0) in list_trees(run)
+    (run / "trees/000003-9").mkdir()
+    (run / "trees/000003-9/tree.json").write_text("stale")
+    (run / "trees/.000002-0.tmp").mkdir()
+    go_on(run)
+    assert files_of(run) == files_of(straight) and len(list_trees(run)) == 8
+    assert not (run / "trees/.000002-0.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("trees", "eval_every", "expected"),
+    [
+        ({}, 2, [0, 2, 4, 5]),
+        ({}, None, [0, 5]),
+        pytest.param({"every": 3}, 2, [0, 3, 5], marks=pytest.mark.slow),
+        ({"every": 1, "prompts": 1}, 2, [0, 1, 2, 3, 4, 5]),
+        (None, 2, []),
+    ],
+)
+def test_which_iterations_keep_trees(random_sd3, tmp_path, trees, eval_every, expected):
+    data = settings(random_sd3, tmp_path, eval={"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1})
+    data["rollout"] |= {"steps": 3, "stochastic": {"kind": "all"}}
+    data["run"] |= {"iterations": 6, "checkpoint_every": 6, "eval_every": eval_every}
+    data["track"]["trees"] = trees
+    run, _ = start(data)
+    prompts = trees.get("prompts", 2) if trees is not None else 0
+    assert list_trees(run) == [(iteration, group) for iteration in expected for group in range(prompts)]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+    assert [row["iteration"] - 1 for row in rows if "seconds/trees" in row] == expected
+
+
+# --- true ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rollout", [FOREST, WIDE, CHAINS], ids=["forest", "explored", "chains"])
+@pytest.mark.parametrize("width", [None, "extremes"])
+def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
+    """Every node is found in the credit by its address, and every node of the credit in the tree."""
+    credit = {"prune": {"width": width, "best": 1 if width else None}}
+    credit |= {"reward": "turning_point", "normalise": "depth", "value": "ode" if rollout is CHAINS else "leaves"}
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, rollout, credit))
+    trees = kept(trainer)
+    drawn, given = trainer._drawn, trainer._credit
+    forest = drawn.rollout.forest
+    rows = {key: row for row, key in enumerate(forest_ways(forest))}
+    seen, turned = set(), 0
+    for prompt, tree in enumerate(trees):
+        assert tree.prompt == drawn.rollout.batch.prompts[prompt].text
+        assert tree.group == drawn.rollout.batch.groups[prompt]
+        asked = drawn.rollout.batch.prompts[prompt].metadata
+        assert tree.metadata == json.loads(json.dumps(dict(asked))) and tree.metadata
+        assert (tree.rule["prune"], tree.rule["kl"]) == (width is not None, 0.0)
+        for node in tree.nodes:
+            row = rows.get((prompt, way(tree.nodes, node)))
+            assert node.drawn == (row is not None)
+            assert node.sigma == pytest.approx(
+                1.0 if node.step is None else float(drawn.rollout.sigmas[node.step + 1]), rel=1e-6
+            )
+            if row is None:
+                assert (node.value, node.advantage, node.log_ratio, node.picture) == (None, None, None, None)
+                continue
+            seen.add(row)
+            known = bool(given.values[row].isfinite())
+            assert (node.value is not None) == known
+            if known:
+                assert node.value == pytest.approx(float(given.values[row]), rel=1e-6)
+            assert node.turning == bool(given.turning[row])
+            turned += node.turning
+            if node.parent is not None:
+                assert node.advantage == pytest.approx(float(given.advantage[row]), rel=1e-6)
+                assert node.step == int(forest.step[row])
+                gained = None if node.value is None else node.value - tree.nodes[node.parent].value
+                if gained is not None and not node.turning:
+                    assert node.credited == pytest.approx(gained, abs=1e-6) or (not gained and node.credited is None)
+        if rollout is CHAINS:  # one end below every step
+            for end in leaves(tree):
+                for node in (tree.nodes[i] for i in above(tree, end)):
+                    if node.turning:
+                        assert node.credited == pytest.approx(end.leaf.total - tree.nodes[node.parent].value, abs=1e-6)
+    assert seen == set(range(len(forest.parent))) and turned > 0
+
+
+@pytest.mark.parametrize("reward", ["incremental", "turning_point", "outcome"])
+def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
+    """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
+    credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
+    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, CHAINS, credit))):
+        edges = [node for node in tree.nodes if node.parent is not None]
+        credited = [node.credited for node in edges]
+        if reward == "outcome":
+            assert credited == [None] * len(edges)
+            continue
+        deviation = statistics.pstdev(credited) + 1e-4
+        for node in edges:
+            wanted = (node.credited - statistics.fmean(credited)) / deviation
+            assert node.advantage == pytest.approx(max(-5.0, min(5.0, wanted)), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("rollout", [FOREST, WIDE], ids=["forest", "explored"])
+def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout):
+    (tree, _) = kept(make_trainer(forest_run(random_sd3, tmp_path, rollout)))
+    checked = 0
+    for node in tree.nodes:
+        ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.drawn and not end.leaf.audit]
+        if ends:
+            mean = sum(end.leaf.total for end in ends) / len(ends)
+            assert node.value == pytest.approx(mean, rel=1e-5)
+            checked += 1
+        else:
+            assert node.value is None
+    assert checked >= 13
+
+
+def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random_sd3, tmp_path):
+    trees = kept(make_trainer(forest_run(random_sd3, tmp_path, WIDE)))
+    for tree in trees:
+        assert tree.explored == {
+            "precision": "nvfp4", "engine": "emulated", "steps": 5, "select": "best_worst", "candidates": 24,
+            "keep": 8, "audit": 2,
+        }  # fmt: skip
+        ranked = sorted(leaves(tree), key=lambda node: -node.leaf.proxy)
+        assert len(ranked) == 24 and len({node.leaf.proxy for node in ranked}) == 24
+        for rank, node in enumerate(ranked):
+            reason = f"best {rank + 1}" if rank < 4 else f"worst {24 - rank}" if rank >= 20 else None
+            assert node.leaf.audit == (node.leaf.chosen == "audit")
+            if reason or not node.leaf.audit:
+                assert node.leaf.chosen == reason
+            assert node.drawn == (node.leaf.chosen is not None) == (node.leaf.total is not None)
+            assert bool(node.leaf.rewards) == node.drawn
+            assert (node.leaf.advantage is None) == (node.leaf.audit or not node.drawn)
+            assert len(node.leaf.path) == 2
+        assert sum(node.leaf.audit for node in ranked) == 2
+        drawn = {node for end in ranked if end.leaf.chosen for node in above(tree, end)}
+        assert drawn == {node.id for node in tree.nodes if node.drawn}
+
+
+def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
+    """Of both prompts: below the node that is named, two children hold leaves whose proxies differ by the gap."""
+    rollout = FOREST | {"explore": WIDE["explore"] | {"select": "sibling_contrast", "audit": 0}}
+    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, rollout))):
+        named = [node for node in leaves(tree) if "split at node" in (node.leaf.chosen or "")]
+        assert len(named) == 8
+        for node in named:
+            split = int(node.leaf.chosen.split("node ")[1].split(":")[0])
+            gap = float(node.leaf.chosen.split("gap ")[1].split(",")[0])
+            assert split in above(tree, node) and len(tree.children()[split]) == 2
+            sides = [
+                [end.leaf.proxy for end in leaves(tree) if child.id in above(tree, end)]
+                for child in tree.children()[split]
+            ]
+            largest = max(max(sides[0]) - min(sides[1]), max(sides[1]) - min(sides[0]))
+            assert largest == pytest.approx(gap, rel=1e-2)
+
+
+OBJECTIVES = {
+    "grpo": {"kind": "grpo"},
+    "grpo with a reference": {"kind": "grpo", "kl": 0.2},
+    "nft": {"kind": "nft", "kl": 0.0, "old_limit": 0.0},
+    "nft with a reference": {"kind": "nft", "kl": 0.2},
+    "nft and steps": BOTH,
+    "nft with a reference and steps": BOTH | {"kl": 0.2},
+}
+
+
+STEPS = ("grpo", "grpo with a reference", "nft and steps", "nft with a reference and steps")
+
+
+@pytest.mark.parametrize(
+    ("objective", "width"), [*((name, None) for name in OBJECTIVES), *((name, "parent_top1") for name in STEPS)]
+)
+def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkeypatch, objective, width):
+    """The units of every gradient are spied on; one counts if it has an advantage, or if its loss asks the reference.
+
+    A pool of which one candidate of the second prompt cannot be scored: it enters nothing.
+    """
+    steps = objective in STEPS
+    reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
+    credit = FUSED | {"prune": {"width": width}} if steps else {}
+    trainer = make_trainer(
+        forest_run(random_sd3, tmp_path, WIDE, credit, objective=OBJECTIVES[objective], rewards=reward)
+    )
+    edges, accumulate = {}, loop.accumulate_gradient
+    samples = []
+
+    def spied(accelerator, policy, shares, *rest):
+        for part, examples, index in shares:
+            taken = examples.take(index[examples.active[index]])
+            pulled = part.objective.needs_reference
+            if hasattr(taken, "edges"):
+                for node, advantage in zip(taken.edges.node.tolist(), taken.advantage.tolist(), strict=True):
+                    edges[node] = pulled or advantage != 0
+            else:
+                samples.extend(taken.clean)
+        return accumulate(accelerator, policy, shares, *rest)
+
+    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    trees = kept(trainer)
+    rollout = trainer._drawn.rollout
+    ways = forest_ways(rollout.forest)
+    expected = {ways[node] for node, trains in edges.items() if trains}
+    assert expected == {(p, way(tree.nodes, n)) for p, tree in enumerate(trees) for n in tree.nodes if n.trained}
+    ends = {}
+    for latents, node in zip(rollout.latents, rollout.forest.leaf.tolist(), strict=True):
+        ends[ways[node]] = any(torch.equal(latents, one) for one in samples)
+    found = {(p, way(tree.nodes, n)): n.leaf.trained for p, tree in enumerate(trees) for n in leaves(tree) if n.drawn}
+    assert found == ends and any(ends.values()) == ("nft" in objective) and bool(expected) == steps
+    assert all(tree.rule["edges"] == steps and tree.rule["samples"] == ("nft" in objective) for tree in trees)
+
+
+@pytest.mark.parametrize("rollout", [WIDE, CHAINS | {"explore": EXPLORE | {"keep": 4}}], ids=["forest", "chains"])
+def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
+    """What leads to an audit alone is in no loss, though the reference pulls at every other step."""
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
+    left_out = 0
+    for tree in kept(trainer):
+        used = [node for node in leaves(tree) if node.drawn and not node.leaf.audit]
+        on_the_way = set().union(*(above(tree, node) for node in used))
+        for node in tree.nodes:
+            if node.drawn and node.parent is not None:
+                assert node.trained == (node.id in on_the_way)
+                left_out += not node.trained
+        assert tree.rule["kl"] == 0.2
+    assert left_out >= 2
+
+
+def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
+    data = forest_run(random_sd3, tmp_path, train={"learning_rate": 1e-4, "updates_per_iteration": 3})
+    data["model"] |= {"dtype": "bfloat16"}
+    data["guards"] = {"on_policy_tolerance": 1.0}
+    trainer = make_trainer(data)
+    answers = iter([True, False, False])
+    monkeypatch.setattr(trainer.guard, "allows", lambda *args: next(answers))
+    for tree in kept(trainer):
+        told = {name: tree.rule[name] for name in ("updates", "skipped", "dtype", "prune", "kl")}
+        assert told == {"updates": 3, "skipped": 2, "dtype": "bfloat16", "prune": False, "kl": 0.0}
+
+
+@pytest.mark.parametrize("action", ["widen", "fall_back"])
+def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypatch, action):
+    """The first iteration's ranking is bad: the second explores otherwise. The watch's words are an alarm."""
+    measured = sampling.fidelity_metrics
+    monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args: measured(*args) | {"fidelity/tau": 0.1})
+    data = forest_run(
+        random_sd3, tmp_path, FOREST | {"explore": EXPLORE | {"fidelity": {"action": action, "patience": 1}}}
+    )
+    data["track"]["trees"] = {"every": 1, "pictures": 0}
+    run, _ = start(data)
+    first, second = (read_tree(run, iteration, 0) for iteration in (0, 1))
+    before = {"precision": "nvfp4", "engine": "emulated", "steps": 4, "keep": 8, "audit": 2}
+    after = {"keep": 12} if action == "widen" else {"precision": "training", "engine": "policy", "steps": 5}
+    for tree, expected in ((first, before), (second, before | after)):
+        assert {name: tree.explored[name] for name in expected} == expected
+        drawn = [node for node in leaves(tree) if node.drawn]
+        assert sum(not node.leaf.audit for node in drawn) == expected["keep"]
+        assert len(drawn) == expected["keep"] + 2
+    alarms, _ = said(RunSource("run", run, "run"))
+    assert "Exploration ranks with tau 0.10" in alarms[0][0]
+
+
+def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path):
+    for tree in kept(
+        make_trainer(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))
+    ):
+        families = [children for children in tree.children().values() if children[0].step == 2]
+        assert len(families) == 4
+        for children in families:
+            best = max(children, key=lambda node: node.value)
+            assert [node.trained for node in children] == [node is best for node in children]
+        assert all(node.trained for node in tree.nodes if node.step == 0)
+
+
+def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
+    """The reward is the picture's brightness: of finished pictures, of predicted ones, of the proxies."""
+    credit = {"reward": "incremental", "value": "predicted_x0"}
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, WIDE, credit))
+    run = trainer.journal.run_dir
+    for tree in kept(trainer):
+        inner = {node.parent for node in tree.nodes if node.drawn}
+        assert {node.id for node in tree.nodes if node.picture} == {node.id for node in tree.nodes if node.drawn}
+        for node in tree.nodes:
+            if node.id in inner:
+                assert brightness(picture(run, tree, node.picture)) == pytest.approx(node.value, abs=1e-5)
+            elif node.drawn:
+                assert brightness(picture(run, tree, node.picture)) == pytest.approx(node.leaf.total, abs=1e-6)
+            if node.leaf:
+                assert brightness(picture(run, tree, node.leaf.proxy_picture)) == pytest.approx(
+                    node.leaf.proxy, abs=1e-6
+                )
+        assert tree.nodes[0].picture == "node-0.webp" or not tree.nodes[0].drawn
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_path, limit):
+    data = forest_run(random_sd3, tmp_path, WIDE)
+    data["track"]["trees"] = {"pictures": limit, "prompts": 1}
+    (tree,) = kept(make_trainer(data))
+    ends = sorted((node for node in leaves(tree) if node.drawn), key=lambda node: -node.leaf.total)
+    assert all(node.picture for node in ends)
+    inner = {node.id for node in tree.nodes if node.picture and not node.leaf}
+    assert len(inner) == limit
+    best, worst = ({*above(tree, end)} - {end.id} for end in (ends[0], ends[-1]))
+    assert inner <= best | worst and (not limit or best <= inner)
+    proxies = [node for node in leaves(tree) if node.leaf.proxy_picture]
+    assert len(proxies) == limit and all(node.drawn for node in proxies)
+
+
+def test_only_what_is_kept_is_held(random_sd3, tmp_path):
+    """Proxies that no tree shows are let go of when it is known which; all of it once the trees are written."""
+    for limit in (0, 3):
+        data = forest_run(random_sd3, tmp_path / str(limit), WIDE)
+        data["track"]["trees"] = {"pictures": limit}
+        trainer = make_trainer(data)
+        trees = kept(trainer)
+        shown = [node.leaf.proxy_picture for tree in trees for node in leaves(tree) if node.leaf.proxy_picture]
+        assert len(trainer._drawn.trace.proxies) == len(shown) == 2 * limit
+    data = forest_run(random_sd3, tmp_path / "run", WIDE)
+    data["run"] |= {"iterations": 1, "checkpoint_every": 1}
+    trainer = make_trainer(data)
+    trainer.run()
+    assert trainer._drawn.trace is None and list(trainer._trees) == [] and len(list_trees(tmp_path / "run/run")) == 2
+
+
+def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
+    pool = plan_forest(2, 3, {})
+    pictures = torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1).expand(9, 3, 2, 2)
+    sink = FirstPictures(6)
+    for piece in pictures.split(4):
+        sink.add(piece)
+    for asked, places in ((1, {0, 4}), (2, {0, 1, 4, 5}), (None, set(range(6))), (0, set())):
+        found = sink.kept(pool, torch.tensor([4, 5]), asked)
+        assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
+    assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
+    none = FirstPictures(0)
+    none.add(pictures)
+    assert none.kept(pool, torch.tensor([4]), None) == {}
+
+
+def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
+    """The second tree's pictures are decoded when the first lies on the disk."""
+    order, decoded, written = [], keeping.with_pictures, journal.write_tree
+    monkeypatch.setattr(keeping, "with_pictures", lambda *args: order.append("pictures") or decoded(*args))
+    monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
+    kept(make_trainer(forest_run(random_sd3, tmp_path)))
+    assert order == ["pictures", "written"] * 2
+
+
+def test_illustrations_are_small():
+    """The longer edge and the frames; a picture's content stays where it was."""
+    wide = torch.zeros(3, 700, 1300, dtype=torch.uint8)
+    wide[0, :350, :650] = 200
+    small = illustration(wide)
+    assert small.shape == (3, 276, 512) and small.dtype == torch.uint8
+    for (row, column), value in {(60, 120): 200, (60, 400): 0, (220, 120): 0}.items():
+        assert abs(int(small[0, row, column]) - value) <= 1
+    assert abs(float(small[0].float().mean()) - 50) < 1
+    clip = torch.arange(37, dtype=torch.uint8).reshape(37, 1, 1, 1).expand(37, 3, 1030, 515)
+    frames = illustration(clip)
+    shown = frames[:, 0, 0, 0].tolist()
+    assert frames.shape == (16, 3, 512, 256) and (shown[0], shown[-1]) == (0, 36)
+    assert {later - earlier for earlier, later in zip(shown, shown[1:], strict=False)} == {2, 3}
+    assert pace(clip) == pytest.approx(16 / 37) and pace(frames) == pace(wide) == 1
+    for unchanged in (wide[:, :512, :3], clip[:16, :, :64, :64]):
+        assert torch.equal(illustration(unchanged), unchanged)
+    assert (most(None, wide), most(None, clip), most(5, wide), most(0, clip)) == (96, 16, 5, 0)
+
+
+def test_a_full_disk_ends_the_trees_and_not_the_run(random_sd3, tmp_path, monkeypatch):
+    save, calls = trees_write.save_illustration, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) > 3:  # within the second tree
+            raise OSError(28, "No space left on device")
+        save(*args)
+
+    data = forest_run(random_sd3, tmp_path, CHAINS, {})
+    data["run"] |= {"iterations": 4, "checkpoint_every": 2}
+    data["track"]["trees"] = {"every": 1, "pictures": 0, "prompts": 2}
+    monkeypatch.setattr(trees_write, "save_illustration", full)
+    run, told = start(data)
+    assert told.count("No space left on device") == told.count("No more trees are kept") == 1 and len(calls) == 4
+    assert (run / "log.txt").read_text().count("No space left on device") == 1
+    assert (run / "summary.json").exists() and [path.name for path in (run / "trees").iterdir()] == []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 5 and ["seconds/trees" in row for row in rows[1:]] == [True, False, False, False]
+
+
+def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypatch):
+    """A clock that goes on only where it is told to: 7 s outside any phase, 100 s in writing the trees."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
+    for module in (loop, clocks):
+        monkeypatch.setattr(module, "time", clock)
+    trainer = make_trainer(forest_run(random_sd3, tmp_path))
+    samples, written = trainer.journal.train_samples, trainer.journal.trees
+
+    def slow(seconds, does):
+        return lambda *args: (now.__setitem__(0, now[0] + seconds), does(*args))
+
+    monkeypatch.setattr(trainer.journal, "train_samples", slow(7, samples))
+    monkeypatch.setattr(trainer.journal, "trees", slow(100, written))
+    trainer.run()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["cost/seconds"] for row in rows] == [0, 7, 14]
+    assert [row["seconds/other"] for row in rows[1:]] == [7, 7]
+    assert [row["seconds/trees"] for row in rows[1:]] == [100, 100]
+
+
+def test_the_time_of_candidates_pictures_is_time_of_trees(random_sd3, tmp_path, monkeypatch):
+    """They are made small while the pool is decoded: 5 s each, of the two kept prompts' 24 candidates each."""
+    now, small = [0.0], illustration
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(tracing, "illustration", lambda media: (now.__setitem__(0, now[0] + 5), small(media))[1])
+    trainer = make_trainer(forest_run(random_sd3, tmp_path, WIDE))
+    trainer.iterate()
+    assert {phase: spent for phase, spent in trainer.clock.seconds.items() if spent} == {"trees": 2 * 24 * 5}
+
+
+def test_a_phase_within_another_is_not_counted_twice(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = clocks.PhaseClock(torch.device("cpu"))
+
+    def phase(name, seconds, *inner):
+        with clock(name):
+            now[0] += seconds
+            for one in inner:
+                phase(*one)
+            now[0] += 1
+
+    phase("a", 2, ("b", 3, ("c", 5), ("a", 7)), ("c", 11))
+    phase("b", 13)
+    assert clock.seconds == {"a": (2 + 1) + (7 + 1), "b": (3 + 1) + (13 + 1), "c": (5 + 1) + (11 + 1)}
+    with pytest.raises(KeyError), clock("d"):
+        phase("e", 17)
+        raise KeyError
+    phase("d", 19)
+    assert clock.seconds["e"] == 18 and clock.seconds["d"] == 20 and sum(clock.seconds.values()) == now[0]
+
+
+def test_a_failed_scorer_is_named(random_sd3, tmp_path):
+    reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report", "failures": 2}}]
+    data = forest_run(random_sd3, tmp_path, rewards=reward)
+    data["rollout"] |= {"explore": EXPLORE | {"steps": None, "candidates": 12, "keep": 8}}
+    trees = kept(make_trainer(data))
+    failed = [node for node in leaves(trees[0]) if node.leaf.error]
+    assert len(failed) >= 2 and all("no such picture" in node.leaf.error for node in failed)
+    assert all(None in (node.leaf.proxy, node.leaf.total) for node in failed)
+
+
+# --- what the update did ---------------------------------------------------------------------------------------------
+
+
+def naive_log_ratios(trainer, before, after, level=0.7):
+    """Mean over latent dimensions of log N(x') under two networks, one edge and one network call at a time."""
+    rollout, top = trainer._drawn.rollout, float(trainer.session.sigmas[1])
+    edges, found = trainer._drawn.trace.edges, {}
+    for e in range(len(edges)):
+        o = int(edges.origin[e])
+        s, n, prompt = float(edges.sigma[o]), float(edges.sigma_next[o]), int(edges.prompt[o])
+        text, densities = rollout.batch.prompts[prompt].text, []
+        for network in (after, before):
+            with torch.no_grad():
+                v = naive_velocity(trainer.session.adapter, network, edges.latents[o], s, text, 1.0)
+            step = naive_step(edges.latents[o].double(), v.double(), s, n, top, level)
+            densities.append(float(step.log_prob(edges.next_latents[e].double()).mean()))
+        found[int(edges.node[e])] = densities[0] - densities[1]
+    return found
+
+
+@pytest.mark.parametrize("objective", ["grpo", "nft, whose old policy lags"])
+def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3, tmp_path, objective):
+    """The second iteration's: then the policy that drew nft's samples is neither of the two."""
+    data = forest_run(random_sd3, tmp_path, credit={} if "nft" in objective else FUSED)
+    data["objective"] = LAGGING if "nft" in objective else {"kind": "grpo", "clip": 0.5}
+    data["train"] |= {"learning_rate": 1e-3}
+    data["rollout"] |= {"micro_batch": 5}
+    data["track"]["trees"] = {"every": 1}
+    trainer = make_trainer(data)
+    trainer.iterate()
+    trainer.iteration += 1
+    before = copy.deepcopy(trainer.session.policy.inner)
+    trees = [tree for tree in kept(trainer) if tree.iteration == 1]
+    naive = naive_log_ratios(trainer, before, trainer.session.policy.inner)
+    ways = forest_ways(trainer._drawn.rollout.forest)
+    expected = {ways[node]: ratio for node, ratio in naive.items()}
+    found = {(p, way(t.nodes, n)): n.log_ratio for p, t in enumerate(trees) for n in t.nodes if n.parent is not None}
+    assert found.keys() == expected.keys() and len(found) == 24
+    assert max(abs(ratio) for ratio in expected.values()) > 1e-4
+    for key, ratio in expected.items():
+        assert found[key] == pytest.approx(ratio, rel=2e-2, abs=2e-6), key
+    if "nft" in objective:
+        asked = trainer.trees.velocities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
+        now = trainer.trees.densities(trainer._drawn, asked)
+        wrong = (now - trainer._drawn.trace.edges.old_log_prob).tolist()
+        assert wrong != pytest.approx([naive[node] for node in trainer._drawn.trace.edges.node.tolist()], rel=2e-2)
+        assert len(trainer._drawn.rollout.edges) == 0
+
+
+def test_a_large_step_makes_good_edges_likelier_and_bad_ones_less(random_sd3, tmp_path):
+    data = forest_run(random_sd3, tmp_path, objective={"kind": "grpo", "clip": 0.9})
+    data["train"] |= {"learning_rate": 2e-4, "updates_per_iteration": 1, "max_grad_norm": None}
+    gains = [n.log_ratio * n.advantage for t in kept(make_trainer(data)) for n in t.nodes if n.trained]
+    assert len(gains) == 24 and sum(gains) > 0 and sum(gain > 0 for gain in gains) >= 18
+
+
+def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypatch):
+    data = forest_run(random_sd3, tmp_path)
+    trainer = make_trainer(data)
+    monkeypatch.setattr(trainer, "learning_rate", lambda: 1e-30)
+    draw = trainer.sampling.draw
+
+    def drawn_in_other_batches(*args):
+        """The densities of the rollout are a little off, as those of other batches are on a GPU."""
+        drawn = draw(*args)
+        edges = replace(drawn.trace.edges, old_log_prob=drawn.trace.edges.old_log_prob + 1e-3)
+        return replace(drawn, trace=replace(drawn.trace, edges=edges))
+
+    monkeypatch.setattr(trainer.sampling, "draw", drawn_in_other_batches)
+    ratios = [n.log_ratio for t in kept(trainer) for n in t.nodes if n.parent is not None]
+    assert len(ratios) == 24 and set(ratios) == {0.0}
+
+
+# --- everywhere ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "family"), [*((p, "sd3") for p in PRESETS), ("diffrl", "wan"), ("sol_rl", "wan")])
+def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tmp_path):
+    trainer = make_trainer(recipe(preset, family, random_pipelines(family), tmp_path))
+    (tree,) = kept(trainer)
+    run = trainer.journal.run_dir
+    files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
+    splits = [node.pushed for node in tree.nodes if node.pushed]
+    named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in leaves(tree)]
+    named += [getattr(own, which) for own in splits for which in PUSHED]
+    assert files == {name for name in named if name}
+    drawn = [node for node in leaves(tree) if node.drawn]
+    images = trainer._drawn.rollout.images
+    assert len(drawn) == len(images) and all(
+        picture(run, tree, node.picture).shape == images.shape[1:] for node in drawn
+    )
+    assert (tree.explored is None) == (trainer.config.rollout.explore is None)
+    assert all(node.leaf.proxy is not None for node in leaves(tree)) == (tree.explored is not None)
+    edges = [node for node in tree.nodes if node.parent is not None and node.drawn]
+    assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
+    assert any(node.trained for node in edges) == tree.rule["edges"]
+    assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
+    assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
+
+
+class HalfBroken:
+    """A decoder that breaks on latents above 5, one of them found after the other."""
+
+    def decode(self, latents):
+        broken = (latents.flatten(1).amax(1) > 5).nonzero().flatten().tolist()
+        if broken:
+            raise BrokenPictureError(broken[:1], len(latents))
+        return latents.to(torch.uint8)
+
+
+def test_a_predicted_picture_that_breaks_is_left_out():
+    latents = torch.tensor([1.0, 9, 2, 3, 8, 7, 6, 9, 4]).reshape(9, 1, 1, 1)
+    found = decode_whole(HalfBroken(), latents, 3)
+    assert [None if image is None else int(image) for image in found] == [1, None, 2, 3, None, None, None, None, 4]
+    assert decode_whole(HalfBroken(), latents[:0], 3) == []
