@@ -46,6 +46,11 @@ class Contrast:
     why: str
 
 
+def contrast(good: Tensor, bad: Tensor, why: str, prompt: str = "a sample") -> Contrast:
+    """Two media of one prompt, of which the first is better."""
+    return Contrast(Sample(good, prompt), Sample(bad, prompt), why)
+
+
 @dataclass(frozen=True)
 class SelfTest:
     """What a self-test found.
@@ -91,7 +96,7 @@ def default_contrasts(kind: str) -> list[Contrast]:
             prompt, good, bad = f"a {color} {shape}", drawing(color, shape), drawing(*other)
         else:
             prompt, good, bad = f"a {color} {shape} moving right", clip(color, shape), clip(*other)
-        made.append(Contrast(Sample(good, prompt), Sample(bad, prompt), f"the picture shows the prompt {prompt!r}"))
+        made.append(contrast(good, bad, f"the picture shows the prompt {prompt!r}", prompt))
     return made
 
 

@@ -14,7 +14,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.errors import RewardError
 from reward_models.images.clip_towers import TransformersClip, unit
 from reward_models.neural import dtype_of, inference
-from reward_models.self_test import Contrast, Sample, drawing
+from reward_models.self_test import Contrast, contrast, drawing
 
 CLIP = "openai/clip-vit-base-patch32"
 SIDE = 32
@@ -121,7 +121,7 @@ class DiversityScorer:
         """Pictures that differ from their mirror image against ones that hardly do (a group is a picture and that)."""
         symmetric = drawing("red", "circle")
         return [
-            Contrast(Sample(drawing(color, shape, x=0.25), "a picture"), Sample(symmetric, "a picture"), why)
+            contrast(drawing(color, shape, x=0.25), symmetric, why)
             for color, shape in (("black", "square"), ("blue", "triangle"))
             for why in [f"its {shape} is on the other side in the other sample of the group"]
         ]

@@ -13,9 +13,7 @@ from dataclasses import asdict, replace
 from typing import get_args
 from urllib.parse import urlsplit
 
-import torch
-
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.media import batches_of
 from reward_models.registry import SCORERS
@@ -25,7 +23,7 @@ from reward_models.serving.transport import Client, UnreachableError, wait_for
 from reward_models.serving.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
 
 
-class RemoteScorer:
+class RemoteScorer(WithoutWeights):
     """Any reward behind a diffrl reward server, with that reward's own scores, parts and errors, bit for bit.
 
     Its spec is the served reward's, asked for at the start. A batch is cut into pieces that are sent side by side, to
@@ -116,10 +114,6 @@ class RemoteScorer:
         sending = Sending(self.reward, self.spec.version, self.format, (self.connect, self.answer), self._attempts)
         call = Call(batch, self._pieces(batch), sending, self._client, self._replicas, self.deadline)
         return wait_for(call.run(self.concurrency))
-
-    def to(self, device: str | torch.device) -> RemoteScorer:
-        """Nothing to move: the weights are elsewhere."""
-        return self
 
     def _pieces(self, batch: RewardBatch) -> list[list[int]]:
         """Rows of each request, within what all servers take on."""

@@ -86,7 +86,7 @@ def test_no_retries_is_one_attempt(start):
     assert str(ask(client(judge, retries=0))[0]).endswith(", 1 attempt") and len(judge.asked) == 1
 
 
-@pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.parametrize("form", ["seconds", pytest.param("date", marks=pytest.mark.long)])
 def test_retry_after_is_kept_to(start, form):
     times = []
 
@@ -130,6 +130,7 @@ def test_a_hanging_server_is_left(start):
     assert 0.4 <= time.monotonic() - began < 30
 
 
+@pytest.mark.long
 def test_a_dead_server_does_not_hold_up_a_batch(start):
     asker = client(start(never), timeout=0.2, retries=3, concurrency=2, check=False)
     errors = ask(asker, 8)

@@ -78,6 +78,7 @@ def timed(call):
     return answers, time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["deaf", "closed"])
 def test_ctrl_c_ends_the_program_at_once(server, request):
     process = subprocess.Popen(

@@ -192,6 +192,23 @@ def test_advice_of_other_libraries_to_their_developers_is_not_ours(command, monk
     assert [record.getMessage() for record in caplog.records] == ["trouble", "trouble"]
 
 
+def test_the_server_gets_what_the_command_says(command, tmp_path, monkeypatch):
+    served = {}
+
+    def serve(rewards, **options):
+        served.update(rewards=rewards, **options)
+
+    monkeypatch.setattr("reward_models.serving.server.serve", serve)
+    (tmp_path / "token").write_text("a-token-of-tests")
+    rewards = ["--reward", "easy=shapes", "--reward", "sharpness", "--option", "easy.overlap=0.5"]
+    address = ["--host", "::1", "--port", 0, "--token-file", tmp_path / "token", "--allow-anonymous"]
+    assert command("serve", *rewards, *address, "--server-option", "max_batch=7").code == 0
+    assert list(served["rewards"]) == ["easy", "sharpness"] and served["rewards"]["easy"].tolerances.overlap == 0.5
+    assert (served["host"], served["port"], served["token"], served["allow_anonymous"]) == ("::1", 0, None, True)
+    assert served["token_file"] == tmp_path / "token" and served["max_batch"] == 7
+
+
+@pytest.mark.long
 def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
     """Scores over HTTP are the same numbers, and what the cache cannot know of a server is said."""
     pytest.importorskip("fastapi")

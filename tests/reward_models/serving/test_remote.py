@@ -102,7 +102,12 @@ def test_pieces_are_what_the_server_takes_on():
             remote(url)(request(1, side=200))
 
 
-@pytest.mark.parametrize("how", ROGUES)
+WAITED_FOR = ("hangs", "drips its head", "drips its body", "drips chunks", "floods", "never reads")
+"""Rogues that are left only when their time is over; the deadline's test has one of them every time."""
+ALL_ROGUES = [pytest.param(how, marks=pytest.mark.long if how in WAITED_FOR else ()) for how in ROGUES]
+
+
+@pytest.mark.parametrize("how", ALL_ROGUES)
 def test_a_sick_server_means_nan_in_time(how):
     side = 2000 if how == "never reads" else 5  # more than the socket's buffers take
     with rogue(how) as sick:
@@ -113,7 +118,7 @@ def test_a_sick_server_means_nan_in_time(how):
         until(lambda: sick.heads)
 
 
-@pytest.mark.parametrize("how", ROGUES)
+@pytest.mark.parametrize("how", ALL_ROGUES)
 def test_a_healthy_replica_takes_over(how, server):
     side = 2000 if how == "never reads" else 5
     with rogue(how) as sick:
@@ -164,6 +169,7 @@ serve({"mean": Stuck()}, port=int(sys.argv[1]), ready=lambda url: print(url, flu
 """
 
 
+@pytest.mark.long
 def test_a_server_killed_in_the_middle_of_a_batch_and_one_that_comes_back():
     with held_port() as port, contextlib.ExitStack() as end:
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port)], stdout=subprocess.PIPE, text=True)
