@@ -15,6 +15,10 @@ from reward_models.messages import LONGEST_NAME, cut, show
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
+MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
+"""The adapter options that cost memory, and how large they may be: in the configuration and in a pipeline's own
+settings (`models.shipped`)."""
+
 
 @dataclass(frozen=True)
 class Family:
