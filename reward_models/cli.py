@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -79,7 +79,7 @@ def score_files(
     samples: SampleOptions,
     results: ResultOptions,
     draw: Callable[[], Sequence[str]] | None = None,
-) -> None:
+) -> NoReturn:
     """Score and end with the exit code: 0, or 3 if every reward failed for every file, or with --strict any.
 
     Args:

@@ -20,7 +20,7 @@ from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
 from reward_models.errors import BrokenScorerError
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, coverage
-from reward_models.messages import told
+from reward_models.messages import describe
 
 SIDE = 256
 """Side of the drawn pictures, in pixels."""
@@ -142,4 +142,4 @@ def _single(scorer: Scorer, sample: Sample) -> RewardOutput:
     except BrokenScorerError as error:
         if error.__cause__ is None:
             raise
-        return output_of_rows([(math.nan, {}, told(error.__cause__))] * len(batch))  # that is what the test has to tell
+        return output_of_rows([(math.nan, {}, describe(error.__cause__))] * len(batch))

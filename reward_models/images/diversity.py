@@ -106,10 +106,10 @@ class DiversityScorer:
             distances = self._distances(frames[rows]).float().cpu()
             raw[rows] = (distances.sum(1) - distances.diagonal()) / (len(rows) - 1)
         ok = torch.isfinite(raw)
-        told = [
+        errors = [
             error if good or error else "its features are not finite" for good, error in zip(ok, errors, strict=True)
         ]
-        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, told)
+        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors)
 
     def to(self, device: str | torch.device) -> DiversityScorer:
         """Move CLIP; without it there is nothing to move."""

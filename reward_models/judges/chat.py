@@ -235,8 +235,8 @@ class ChatClient:
                 f"({self._clean(str(error))}). {advice}."
             ) from None
         if answer.status != 200:
-            told = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
-            raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")
+            problem = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
+            raise RewardError(f"The chat server {base} must answer /v1/models. It {problem}. {advice}.")
         try:
             names = [str(item["id"]) for item in json.loads(answer.body)["data"]]
         except (ValueError, KeyError, TypeError):
@@ -283,10 +283,10 @@ def _reason(status: int, content: bytes) -> str:
         return ", a redirect, which is not followed: give the address that it leads to"
     try:
         found = json.loads(content)
-        told = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
+        text = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
     except (ValueError, KeyError, TypeError):
-        told = content[:400].decode(errors="replace")
-    return f" {shortened(str(told))}" if told else ""
+        text = content[:400].decode(errors="replace")
+    return f" {shortened(str(text))}" if text else ""
 
 
 def _asked_wait(header: str) -> float:

@@ -236,16 +236,16 @@ def encode_spec(spec: ScorerSpec) -> dict[str, Any]:
     return {**asdict(spec), "range": [bound if math.isfinite(bound) else None for bound in spec.range]}
 
 
-def decode_spec(told: Mapping[str, Any]) -> ScorerSpec:
+def decode_spec(spec: Mapping[str, Any]) -> ScorerSpec:
     """The spec that a server tells; fields of a newer server that are unknown here are left out.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        low, high = told["range"]
+        low, high = spec["range"]
         bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-        return TypeAdapter(ScorerSpec).validate_python({**told, "range": bounds})
+        return TypeAdapter(ScorerSpec).validate_python({**spec, "range": bounds})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no description of a reward ({error!r})") from error
 
