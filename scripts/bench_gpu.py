@@ -32,7 +32,7 @@ from diffrl.functional.gaussian import log_prob
 from diffrl.functional.losses import clipped_surrogate
 from diffrl.models.adapter import take_rows
 from diffrl.models.families import FAMILIES
-from diffrl.models.pipeline import compile_blocks
+from diffrl.models.placement import compile_blocks
 from diffrl.precision.copies import make_copy
 from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
-from diffrl.models.families import FAMILIES, MOST_OPTIONS, Family, find_family
+from diffrl.models.families import FAMILIES, find_family
+from diffrl.models.family import MOST_OPTIONS, Family
 
 MOST_RANK = 4096
 """The highest rank of a LoRA: the width of the largest networks, where it would be no longer low."""

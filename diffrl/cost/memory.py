@@ -15,7 +15,7 @@ from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
-from diffrl.models.geometry import READERS, VAE_DTYPE, Geometry, Size, read_geometry
+from diffrl.models.geometry import Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
 
@@ -113,11 +113,11 @@ def estimate_memory(
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
-    geometry = read_geometry(config.model.facts.name, found, _size(config))
+    geometry = read_geometry(config.model.facts, found, _size(config))
     if geometry is None:
         memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()))
         why = "its config files are not as expected"
-        if config.model.facts.name not in READERS:
+        if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
         return memory, (f"Memory without activations: {why}.",)
     kept |= _records(config, geometry, samples, edges, nodes, world_size)
@@ -177,7 +177,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
 
 
 def _vae_bytes(config: Config) -> int:
-    return BYTES[config.model.vae_dtype or VAE_DTYPE.get(config.model.facts.name, config.model.dtype)]
+    return BYTES[config.model.vae_dtype or config.model.facts.vae_dtype or config.model.dtype]
 
 
 def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:

@@ -20,8 +20,9 @@ from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
-from diffrl.precision.backends.machine import MODELOPT, installed
+from diffrl.precision.backends.machine import installed
 from diffrl.precision.backends.modelopt import quantise_quietly
+from diffrl.precision.backends.table import MODELOPT
 from diffrl.precision.layers import choose_layers
 from diffrl.precision.weights import merged_copy, refuse_quantised
 from diffrl.rollout.address import Address

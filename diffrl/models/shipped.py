@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
-from diffrl.models.families import MOST_OPTIONS
+from diffrl.models.family import MOST_OPTIONS
 from diffrl.models.files import read_object
 from reward_models.messages import quote, show
 

@@ -21,8 +21,9 @@ from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
-from diffrl.models.pipeline import Placement
+from diffrl.models.distilled import refuse_distilled
+from diffrl.models.loading import DTYPES, choose_device, load_adapter
+from diffrl.models.placement import Placement
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt

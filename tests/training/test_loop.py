@@ -8,8 +8,8 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.cost.meter import network_evaluations
+from diffrl.models.families.sd3 import SD3Adapter
 from diffrl.models.loading import load_adapter
-from diffrl.models.sd3 import SD3Adapter
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.update import reference_of
 from tests.training.harness import (

@@ -12,7 +12,7 @@ from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import least_steps
 from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.base import PRECISION_BACKENDS
+from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.records import Prompt
 from diffrl.run.directory import open_run_dir
 
