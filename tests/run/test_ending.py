@@ -141,7 +141,7 @@ def test_an_exit_that_is_not_ours_is_a_failure(random_sd3, tmp_path, monkeypatch
 
     monkeypatch.setattr(Trainer, "iterate", ends)
     with pytest.raises(DiffrlError, match=f"ended the program by {type(stranger).__name__}"):
-        start(settings(random_sd3, tmp_path))
+        start(settings(random_sd3, tmp_path), drawn=True)
     assert "Failed: DiffrlError" in (tmp_path / "run/log.txt").read_text()
     assert (tmp_path / "run/report.html").exists()
 

@@ -135,7 +135,7 @@ def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupte
     with monkeypatch.context() as patch:
         crash_at(patch, *(MOMENTS | MORE_MOMENTS)[moment])
         with pytest.raises(Crash):
-            start(long_run(random_sd3, tmp_path))
+            start(long_run(random_sd3, tmp_path), drawn="summary" in moment)
     said = go_on(tmp_path / "run")
     if "first" in moment:
         assert "before its first checkpoint: it starts again from the beginning" in said

@@ -24,7 +24,7 @@ from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.pictures import decode_whole
-from diffrl.trees.record import PUSHED, list_trees, read_tree
+from diffrl.trees.record import list_trees, read_tree
 from diffrl.trees.tracing import FirstPictures
 from reward_models.media import read_media
 from tests.run.test_resume import Crash, crash_at
@@ -40,7 +40,6 @@ from tests.training.harness import (
     start,
 )
 from tests.training.test_gradient import naive_step, naive_velocity
-from tests.training.test_presets import PRESETS, recipe
 from tests.trees.test_recorder import everything, forest_run
 
 CHAINS = {"stochastic": {"kind": "window", "start": 0, "size": 3}, "tree": {"roots": 4}}
@@ -674,33 +673,6 @@ def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypa
     monkeypatch.setattr(trainer.sampling, "draw", drawn_in_other_batches)
     ratios = [n.log_ratio for t in kept(trainer) for n in t.nodes if n.parent is not None]
     assert len(ratios) == 24 and set(ratios) == {0.0}
-
-
-# --- everywhere ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("preset", "family"), [*((p, "sd3") for p in PRESETS), ("diffrl", "wan"), ("sol_rl", "wan")])
-def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tmp_path):
-    trainer = make_trainer(recipe(preset, family, random_pipelines(family), tmp_path))
-    (tree,) = kept(trainer)
-    run = trainer.journal.run_dir
-    files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
-    splits = [node.pushed for node in tree.nodes if node.pushed]
-    named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in leaves(tree)]
-    named += [getattr(own, which) for own in splits for which in PUSHED]
-    assert files == {name for name in named if name}
-    drawn = [node for node in leaves(tree) if node.drawn]
-    images = trainer._drawn.rollout.images
-    assert len(drawn) == len(images) and all(
-        picture(run, tree, node.picture).shape == images.shape[1:] for node in drawn
-    )
-    assert (tree.explored is None) == (trainer.config.rollout.explore is None)
-    assert all(node.leaf.proxy is not None for node in leaves(tree)) == (tree.explored is not None)
-    edges = [node for node in tree.nodes if node.parent is not None and node.drawn]
-    assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
-    assert any(node.trained for node in edges) == tree.rule["edges"]
-    assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
-    assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
 
 
 class HalfBroken:
