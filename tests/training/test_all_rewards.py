@@ -31,6 +31,7 @@ def tiny_rewards(monkeypatch, tmp_path):
     return load
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["sd3", "wan"])
 def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     kind = "video" if family == "wan" else "image"

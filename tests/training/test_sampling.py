@@ -7,6 +7,7 @@ import torch
 
 import diffrl.training.sampling as sampling
 from diffrl.training.sampling import FidelityWatch, fidelity_metrics, lonely_splits
+from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_trainer, rows_of, settings, weights_of
 
 CHAINS = {"tree": {"roots": 4}}
@@ -133,9 +134,10 @@ def feed(trainer, monkeypatch, taus):
         trainer.iteration += 1
 
 
-@pytest.mark.parametrize(
-    ("taus", "told"), [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
-)
+TAUS = [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
+
+
+@pytest.mark.parametrize(("taus", "told"), daily(TAUS, [TAUS[2]]))
 def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
     trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"below": 0.3, "action": "warn", "patience": 3}})
     feed(trainer, monkeypatch, taus)
@@ -186,7 +188,7 @@ def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
 # --- the low-precision copy ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", daily([None, LORA], [LORA]), ids=["full", "lora"])
 def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
     trainer = explorer(
         random_sd3,
@@ -239,6 +241,7 @@ def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, mo
     assert trainer.session.meter._purpose == "rollout"
 
 
+@pytest.mark.long
 def test_what_is_measured_is_written_down(random_sd3, tmp_path):
     trainer = explorer(random_sd3, tmp_path)
     trainer.run()
