@@ -197,7 +197,7 @@ MUTATIONS = [
     # --- training
     Mutation("training/update.py", "/ float(terms[number])", "/ len(piece)", "training/test_nft_training.py"),
     Mutation(
-        "training/update.py", "part.weight * accelerator.num_processes", "part.weight", "training/test_gradient.py"
+        "training/update.py", "part.weight * accelerator.num_processes", "part.weight", "training/test_ranks.py"
     ),
     Mutation("training/update.py", "limit / (norm + 1e-6)", "limit", "training/test_gradient.py"),
     Mutation("training/ema.py", "1.0 - self.decay)", "self.decay)", "training/test_loop.py"),
