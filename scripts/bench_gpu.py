@@ -36,8 +36,9 @@ from diffrl.models.pipeline import compile_blocks
 from diffrl.precision.copies import make_copy
 from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch
-from diffrl.rollout.denoise import Sampler, denoise, take_origins
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.explore import explore
+from diffrl.rollout.observers import EdgeRecorder, take_origins
 from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.policy import Policy
@@ -132,8 +133,9 @@ class Bench:
     def update(self) -> dict:
         """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""
         n = self.case.edges
-        drawn = self.draw(denoise, n, {0: 1}, record=[0])
-        edges, _ = take_origins(drawn.edges, torch.arange(n, device=self.device))
+        recorder = EdgeRecorder()
+        self.draw(denoise, n, {0: 1}, observe=[recorder])
+        edges, _ = take_origins(recorder.edges(), torch.arange(n, device=self.device))
         conditioning = take_rows(self.encodings, torch.zeros(n, dtype=torch.int64))
 
         def step() -> None:
@@ -153,7 +155,7 @@ class Bench:
         splits = {int(share * steps): TREE["children"] for share in TREE["splits"]}
         leaves = TREE["roots"] * TREE["children"] ** len(splits)
         chains, _ = self.meter(lambda: self.draw(denoise, leaves, {}))
-        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], record=list(splits)))
+        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], observe=[EdgeRecorder()]))
         return {"leaves": leaves, "chains_seconds": chains, "tree_seconds": forest, "saved": 1 - forest / chains}
 
 

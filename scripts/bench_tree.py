@@ -23,6 +23,7 @@ from diffrl.models.loading import choose_device, load_adapter
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.counts import forwards_per_tree
 from diffrl.rollout.denoise import Sampler, denoise
+from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.transition import make_transition
 
@@ -57,7 +58,7 @@ def main() -> None:
         roots = root_addresses(forest, batch, seed=0)
         synchronise(device)
         start = time.perf_counter()
-        denoise(adapter, conditioning, forest, roots, sampler, record=range(steps - 1))
+        denoise(adapter, conditioning, forest, roots, sampler, observe=[EdgeRecorder()])
         synchronise(device)
         return time.perf_counter() - start
 

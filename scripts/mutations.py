@@ -173,6 +173,12 @@ MUTATIONS = [
         "for row in order.tolist()]",
         "rollout/test_select.py",
     ),
+    Mutation(
+        "rollout/denoise.py",
+        "branch.next_latents, branch.children, paths_next, None",
+        "branch.next_latents, branch.children, paths_next, previous",
+        "rollout/test_denoise.py",
+    ),
     Mutation("rollout/density.py", "torch.expm1(density - ", "torch.exp(density - ", "training/test_on_policy.py"),
     # --- credit and objectives
     Mutation(
@@ -196,9 +202,7 @@ MUTATIONS = [
     ),
     # --- training
     Mutation("training/update.py", "/ float(terms[number])", "/ len(piece)", "training/test_nft_training.py"),
-    Mutation(
-        "training/update.py", "part.weight * accelerator.num_processes", "part.weight", "training/test_ranks.py"
-    ),
+    Mutation("training/update.py", "term.weight * accelerator.num_processes", "term.weight", "training/test_ranks.py"),
     Mutation("training/update.py", "limit / (norm + 1e-6)", "limit", "training/test_gradient.py"),
     Mutation("training/ema.py", "1.0 - self.decay)", "self.decay)", "training/test_loop.py"),
     Mutation("training/optim.py", "0.5 * (1.0 + math.cos(", "0.5 * (1.0 - math.cos(", "training/test_loop.py"),
@@ -214,7 +218,7 @@ MUTATIONS = [
         ">= s.fraction * groups else self.flat_iterations",
         "training/test_guards.py",
     ),
-    Mutation("training/crediting.py", "usable = ok & drawn.trains", "usable = ok", "training/test_sampling.py"),
+    Mutation("training/crediting.py", "usable = ok & samples.trains", "usable = ok", "training/test_sampling.py"),
     # --- what a run costs, keeps and goes on from
     Mutation("cost/plan.py", '+ 2 * counts["update"]', '+ counts["update"]', "cost/test_meter.py"),
     Mutation(

@@ -221,7 +221,7 @@ def test_a_reward_of_the_users_that_cannot_be_had(config_file, name, capsys):
 
 def test_a_reward_of_the_users_is_found_beside_them(config_file, tmp_path, monkeypatch, capsys):
     lines = [
-        "from reward_models.shapes import ShapesScorer",
+        "from reward_models.images.shapes import ShapesScorer",
         "",
         "",
         "class Mine(ShapesScorer):",
@@ -299,6 +299,7 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
     assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "argument"), [("flux", "guidance_scale"), ("qwen_image", "true_cfg_scale")])
 def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family, argument):
     from tests.training.harness import settings, start

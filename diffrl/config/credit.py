@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -151,8 +151,21 @@ class EdgeLoss(Section):
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
 
+class LossSettings(NamedTuple):
+    """One of the losses that an update adds up: a registered objective, the factor of its mean, its options."""
+
+    kind: str
+    weight: float
+    options: dict[str, Any]
+
+
 class ObjectiveSettings(Section):
     """What the rest of the program asks of an objective's section."""
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """What an update adds up."""
+        raise NotImplementedError
 
     @property
     def trains_steps(self) -> bool:
@@ -228,6 +241,12 @@ class GrpoSettings(ObjectiveSettings):
         return self
 
     @property
+    def losses(self) -> list[LossSettings]:
+        """One, of edges."""
+        low, high = self.clips
+        return [LossSettings("grpo", 1.0, {"clip_low": low, "clip_high": high, "kl": self.kl, "kl_form": self.kl_form})]
+
+    @property
     def trains_steps(self) -> bool:
         """Always."""
         return True
@@ -265,6 +284,15 @@ class NftSettings(ObjectiveSettings):
     )
     old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
     edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """Of finished samples, and of edges if asked for."""
+        nft = LossSettings("nft", 1.0, {"beta": self.beta, "kl": self.kl, "levels": self.levels})
+        if self.edges is None:
+            return [nft]
+        low, high = self.edges.clips
+        return [nft, LossSettings("grpo", self.edges.weight, {"clip_low": low, "clip_high": high})]
 
     @property
     def trains_steps(self) -> bool:
@@ -306,6 +334,11 @@ class TiltSettings(ObjectiveSettings):
         le=1.0e6,
         description="Weight of mean |v - v_ref|^2 at the splits; above 0 each costs one more evaluation.",
     )
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """One, of nodes."""
+        return [LossSettings("tilt", 1.0, {"kl": self.kl})]
 
     @property
     def trains_nodes(self) -> bool:

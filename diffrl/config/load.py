@@ -14,8 +14,8 @@ from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from reward_models.messages import cut, quote
-from reward_models.reading import MOST_DEPTH, Unreadable, read_text
-from reward_models.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
+from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
+from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 BREAKS = frozenset("\x85\u2028\u2029")

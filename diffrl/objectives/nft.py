@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffrl.functional.losses import nft_loss, optimality, velocity_kl
-from diffrl.objectives.base import States, Velocity
+from diffrl.objectives.base import RunContext, States
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.address import Address
+from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.noise import noise_at
 
 
@@ -52,6 +54,11 @@ class NFT:
     kl: float = 0.0
     levels: int = 1
     old_is_policy: bool = False
+
+    @classmethod
+    def build(cls, context: RunContext, **options: Any) -> NFT:
+        """Of a run; options are beta, kl and levels."""
+        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
 
     @property
     def needs_reference(self) -> bool:

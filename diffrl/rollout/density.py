@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffrl.functional.gaussian import log_prob
 from diffrl.records import Edges
-from diffrl.rollout.denoise import take_origins
+from diffrl.rollout.observers import take_origins
 from diffrl.transition import Transition
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.errors import DiffrlError
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.tracking.metrics import read_metrics
@@ -26,9 +27,6 @@ SHORT_NAMES = {
     "moving_shapes_strict": "strict",
     "moving_shapes": "partial",
 }
-PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
-ALWAYS = ("rollout", "decode", "reward", "update", "other")
-"""Phases that every run has."""
 GRID_SAMPLES = 16
 PICTURE_SIZE = 96
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from diffrl.config.checks import old_is_policy
-from diffrl.config.credit import GrpoSettings, TiltSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
@@ -25,6 +24,7 @@ from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
 from diffrl.models.pipeline import Placement
+from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
@@ -34,7 +34,7 @@ from diffrl.training.explorer import make_explorer
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.update import Part
+from diffrl.training.update import LossTerm
 from diffrl.transition import Transition, make_transition
 
 
@@ -51,7 +51,7 @@ class Session:
         copy: the policy in the precision that explores; None if that is its own.
         meter: counts this rank's network evaluations, decodes and reward calls.
         transition: dynamics of the stochastic steps; None if there are none.
-        parts: the losses that an update adds up.
+        losses: what an update adds up.
         optimizer: over the policy's weights.
         scorers: training rewards.
         eval_scorers: held-out rewards.
@@ -69,7 +69,7 @@ class Session:
     copy: PolicyCopy | None
     meter: CostMeter
     transition: Transition | None
-    parts: Sequence[Part]
+    losses: Sequence[LossTerm]
     optimizer: torch.optim.Optimizer
     scorers: Sequence[WeightedScorer]
     eval_scorers: Sequence[WeightedScorer]
@@ -145,7 +145,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
         copy,
         meter,
         transition,
-        make_parts(config, transition),
+        make_losses(config, transition),
         optimizer,
         scorers,
         eval_scorers,
@@ -212,23 +212,14 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
     return make_transition(dynamics.pop("kind"), sigmas, **dynamics)
 
 
-def make_parts(config: Config, transition: Transition | None) -> list[Part]:
-    """The configured objective as the losses that it adds up."""
-    o = config.objective
-    if isinstance(o, TiltSettings):
-        return [Part(resolve("objective.kind", OBJECTIVES, "tilt")(transition=transition, kl=o.kl))]
-    if isinstance(o, GrpoSettings):
-        low, high = o.clips
-        grpo = resolve("objective.kind", OBJECTIVES, "grpo")
-        return [Part(grpo(transition=transition, clip_low=low, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
-    nft = resolve("objective.kind", OBJECTIVES, "nft")
-    own = old_is_policy(o, config.train)
-    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=own))]
-    if o.edges is not None:
-        low, high = o.edges.clips
-        grpo = resolve("objective.edges", OBJECTIVES, "grpo")
-        parts.append(Part(grpo(transition=transition, clip_low=low, clip_high=high), o.edges.weight))
-    return parts
+def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]:
+    """The configured objective as the losses that an update adds up."""
+    own = old_is_policy(config.objective, config.train)
+    context = RunContext(transition, config.run.seed, own)
+    return [
+        LossTerm(resolve("objective.kind", OBJECTIVES, kind).build(context, **options), weight)
+        for kind, weight, options in config.objective.losses
+    ]
 
 
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:

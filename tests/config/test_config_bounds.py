@@ -10,9 +10,9 @@ from diffrl.errors import ConfigError
 from reward_models import load_reward
 from reward_models.errors import RewardError
 from reward_models.messages import show
-from reward_models.reading import Unreadable
 from reward_models.scoring.values import read_yaml
-from reward_models.yaml12 import load_yaml
+from reward_models.text.reading import Unreadable
+from reward_models.text.yaml12 import load_yaml
 from tests.config.test_config_errors import FULL
 
 BOMB = (

@@ -8,7 +8,7 @@ import pytest
 from diffrl.data.shapes import prompts, render, sample_scene, scene_of
 from diffrl.errors import DiffrlError
 from reward_models.errors import RewardError
-from reward_models.shapes import BACKGROUND, PALETTE, RELATIONS, format_prompt, parse_prompt
+from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, format_prompt, parse_prompt
 
 
 def test_the_splits_are_disjoint_cover_everything_and_keep_their_order():

@@ -16,6 +16,7 @@ import diffrl.run.journal as journal
 import diffrl.run.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.errors import GuardStop
+from diffrl.run.execution import TrainingRun
 from diffrl.training.loop import Trainer
 from tests.patience import LONG, until
 from tests.tiers import daily
@@ -124,9 +125,9 @@ MOMENTS = {
     "while the summary is written, after the last checkpoint": (run_module, "write_curve", 1, True),
 }
 MORE_MOMENTS = {
-    "in the first evaluation": (Trainer, "held_out", 1, True),
-    "after the metrics, before the checkpoint": (Trainer, "save", 2, True),
-    "after a checkpoint": (Trainer, "save", 2, False),
+    "in the first evaluation": (Trainer, "evaluate", 1, True),
+    "after the metrics, before the checkpoint": (TrainingRun, "save", 2, True),
+    "after a checkpoint": (TrainingRun, "save", 2, False),
     "after the last checkpoint": (run_module, "finish", 1, True),
 }
 

@@ -48,8 +48,9 @@ def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     data["prompts"] |= {"train": str(prompts), "eval": str(prompts)}
     data["guards"] = {"failed_samples": {"limit": 1.0}}
     trainer = make_trainer(data)
-    metrics = trainer.iterate()
-    table = trainer._drawn.table
+    done = trainer.iterate()
+    metrics = done.metrics
+    table = done.samples.table
     unscored = {name for name in names if table.raw[name].isnan().all()}
     assert not unscored, {name: table.errors for name in unscored}
     expected = sum(values / 10.0 for values in table.raw.values())

@@ -15,7 +15,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.trees.record import PUSHED, list_trees, read_tree
 from reward_models.media import read_media
 from tests.tiers import daily
-from tests.training.harness import BRIGHTNESS, GREEN, make_trainer, weights_of
+from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 
 ROOT = Path(__file__).parents[2]
 PRESETS = (
@@ -65,18 +65,19 @@ def test_these_are_all_presets():
 
 @pytest.mark.parametrize(("preset", "family"), daily(PAIRS, EVERY_DAY))
 def test_a_preset_trains(preset, family, random_pipelines, tmp_path):
-    trainer = make_trainer(recipe(preset, family, random_pipelines(family), tmp_path))
+    trainer, run = make_run(recipe(preset, family, random_pipelines(family), tmp_path))
     before = weights_of(trainer)
-    metrics = trainer.iterate()
-    trainer.journal.trees(trainer._trees)
+    done = trainer.iterate()
+    run.journal.trees(done.trees)
+    metrics = done.metrics
     it_learns(trainer, metrics, before)
     it_costs_what_was_planned(trainer)
-    config, images = trainer.config, trainer._drawn.rollout.images
+    config, images = trainer.config, done.samples.rollout.images
     assert images.shape[-3:] == (3, 32, 32) and images.ndim == (5 if FAMILIES[family].media == "video" else 4)
     assert isinstance(config.rollout.stochastic, Window) == (preset in ("mix_grpo", "branch_grpo_mix"))
     assert {f"reward/{reward.key}" for reward in config.rewards} <= metrics.keys()
     assert metrics["samples/failed"] == 0 and metrics["groups/zero_spread"] == 0
-    it_leaves_a_readable_tree(trainer.journal.run_dir, config, images)
+    it_leaves_a_readable_tree(run.journal.run_dir, config, images)
 
 
 def it_learns(trainer, metrics, before):

@@ -13,8 +13,6 @@ import diffrl.training.update as update
 from diffrl.objectives.base import States
 from tests.patience import LONG
 
-WEIGHTED = getattr(update, "LossTerm", None) or update.Part
-
 
 class Ranks:
     """What accelerate gives each of several threads."""
@@ -80,7 +78,7 @@ def test_the_gradient_is_that_of_one_process(sizes, micro_batch, monkeypatch):
     monkeypatch.setattr(update, "sync_if", lambda *_: update.nullcontext())
     rows = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(1))
     network = nn.Linear(3, 3)
-    terms = [WEIGHTED(Squares(1.0), 0.7), WEIGHTED(Squares(-3.0), 1.3)]
+    terms = [update.LossTerm(Squares(1.0), 0.7), update.LossTerm(Squares(-3.0), 1.3)]
 
     def shares(own):
         return [(term, examples_of(own), torch.arange(len(own))) for term in terms]
