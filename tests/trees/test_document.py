@@ -159,7 +159,7 @@ def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
 
     straight, _ = start(data("a"))
     with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "held_out", 2)  # after the last iteration's trees, before its row and its checkpoint
+        crash_at(patch, Trainer, "evaluate", 2)  # after the last iteration's trees, before its row and its checkpoint
         with pytest.raises(Crash):
             start(data("b"))
     run = tmp_path / "b/run"
