@@ -32,7 +32,7 @@ from diffrl.functional.gaussian import log_prob
 from diffrl.functional.losses import clipped_surrogate
 from diffrl.models.adapter import take_rows
 from diffrl.models.families import FAMILIES
-from diffrl.models.pipeline import compile_blocks
+from diffrl.models.placement import compile_blocks
 from diffrl.precision.copies import make_copy
 from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch
@@ -40,9 +40,9 @@ from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.explore import explore
 from diffrl.rollout.observers import EdgeRecorder, take_origins
 from diffrl.rollout.regenerate import regenerate
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.policy import Policy
-from diffrl.transition import make_transition
 
 PROMPT = "a red circle above a blue square"
 COMPILING = 150.0

@@ -229,12 +229,7 @@ MUTATIONS = [
     ),
     Mutation("checkpoint/state.py", '    np.random.set_state(states["numpy"])\n', "", "checkpoint/test_state.py"),
     Mutation("run/lifecycle.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
-    Mutation(
-        "rewards/score.py",
-        "(values - weighted.shift) / weighted.scale",
-        "values / weighted.scale",
-        "rewards/test_score.py",
-    ),
+    Mutation("functional/combine.py", "return weight * (raw - shift)", "return weight * raw", "rewards/test_score.py"),
 ]
 
 

@@ -170,5 +170,5 @@ def training_cost(counts: Mapping[str, float]) -> float:
 
 
 def network_evaluations(counts: Mapping[str, float]) -> int:
-    """All of them, for whatever purpose, held-out evaluations included."""
+    """Network evaluations for whatever purpose, held-out ones included."""
     return int(sum(counts[f"evaluations/{name}"] for name in PURPOSES))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity
-from diffrl.transition import Transition
+from diffrl.rollout.transition import Transition
 
 
 class Examples(Protocol):

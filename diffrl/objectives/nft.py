@@ -16,9 +16,9 @@ from torch import Tensor
 from diffrl.functional.losses import nft_loss, optimality, velocity_kl
 from diffrl.objectives.base import RunContext, States
 from diffrl.records import Credit, Rollout
-from diffrl.rollout.address import Address
+from diffrl.rollout.address import Address, Purpose
 from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.noise import noise_at
+from diffrl.rollout.noise import generator_at, noise_at
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class NFT:
         for row, group in enumerate(batch.groups):
             mine = [i for i, prompt in enumerate(prompts) if prompt == row]
             count = len(mine) * self.levels
-            generator = np.random.default_rng([self.seed, batch.iteration, group, 2])
+            generator = generator_at(self.seed, batch.iteration, group, Purpose.NOISE_LEVELS)
             strata = (generator.permutation(count) + generator.random(count)) / max(count, 1)
             for position, i in enumerate(mine):
                 for level in range(self.levels):

@@ -21,7 +21,7 @@ from diffrl.records import Credit, Edges, Forest, Rollout
 from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors
 from diffrl.rollout.observers import take_origins
-from diffrl.transition import Transition
+from diffrl.rollout.transition import Transition
 
 
 @dataclass(frozen=True)

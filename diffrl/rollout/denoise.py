@@ -18,8 +18,8 @@ from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Forest
 from diffrl.rollout.address import Address
 from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
-from diffrl.transition import Transition
 
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Velocities (B, ...) that a policy predicts: latents (B, ...), sigma (B,), prompt rows (B,)."""

@@ -7,7 +7,6 @@ import signal
 import time
 
 from diffrl.cost.meter import IterationCost, network_evaluations
-from diffrl.cost.plan import is_evaluated
 from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError
 from diffrl.records import Iteration
@@ -79,7 +78,7 @@ class TrainingRun:
         self._write_trees(done)
         cost, seconds, wall = self.cost.take(trainer.counts())
         metrics: Metrics = {**done.metrics, **cost}
-        if is_evaluated(self.config, done.number):
+        if self.config.run.evaluates_after(done.number):
             metrics |= self.evaluate()
         self.cost.begin(counts := trainer.counts())
         self.journal.metrics(

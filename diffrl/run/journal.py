@@ -17,9 +17,9 @@ from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import GuardStop
+from diffrl.files import write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
-from diffrl.run.summary import write_json
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA

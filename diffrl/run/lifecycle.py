@@ -19,6 +19,7 @@ from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
+from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
 from diffrl.run.directory import (
     create_run_dir,
@@ -43,7 +44,6 @@ from diffrl.run.summary import (
     print_summary,
     write_before_after,
     write_curve,
-    write_json,
 )
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics

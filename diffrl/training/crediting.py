@@ -14,12 +14,12 @@ from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.distributed.ranks import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
+from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
 from diffrl.records import Credit, RewardTable, Rollout, Samples
 from diffrl.rewards.score import Scoring
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
-from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import paths_to, root_addresses
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.messages import Messages
@@ -114,11 +114,7 @@ class Crediting:
         p, o, forest = self.config.credit.prune, self.config.objective, samples.rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
-            ordered, d = sorted(forest.branching), p.depth
-            window = stochastic_steps(
-                "window", len(ordered) + 1, samples.rollout.batch.iteration, (), d.start, d.size, d.slide_every
-            )
-            steps = [ordered[i] for i in window]
+            steps = p.depth.steps_at(samples.rollout.batch.iteration, sorted(forest.branching))
         kept = kept_edges(
             forest, samples.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps
         )
@@ -162,7 +158,7 @@ class Crediting:
     def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
         """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
-        rewards = torch.stack([(table.raw[s.name] - s.shift) / s.scale for s in scorers], dim=1)
+        rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
         accelerator = self.session.accelerator
         everyone = gather_rows(accelerator, rewards)
         weights = torch.tensor([scorer.weight for scorer in scorers])

@@ -11,26 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
-from diffrl.config.rollout import ExploreSettings, RolloutSettings
+from diffrl.config.explore import ExploreSettings
+from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.distributed.ranks import agreed, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import Scoring, WeightedScorer
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.session import Session
-from diffrl.transition import Transition
 from diffrl.trees.tracing import Tracer
 
 
@@ -90,7 +90,7 @@ class Sampling:
             tracer: is shown how the first of them are samples.
         """
         tree, settings = self.config.rollout.tree, self.config.rollout.explore
-        branching = branching_at(self.config.rollout, batch.iteration)
+        branching = self.config.rollout.branching_at(batch.iteration)
         if settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
             return Samples(*self.regenerate(batch, conditioning, forest, tracer))

@@ -16,7 +16,9 @@ from diffrl.distributed.ranks import average_gradients, gather_rows, lockstep_of
 from diffrl.distributed.sharding import total_norm
 from diffrl.objectives.base import Examples, Objective
 from diffrl.records import PromptBatch
+from diffrl.rollout.address import Purpose
 from diffrl.rollout.denoise import Velocity
+from diffrl.rollout.noise import generator_at
 from diffrl.training.policy import Policy
 
 
@@ -73,7 +75,7 @@ def minibatches(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> 
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
     for row, group in enumerate(batch.groups):
         own = torch.nonzero(prompt == row).flatten()
-        order = np.random.default_rng([seed, batch.iteration, group]).permutation(len(own))
+        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(len(own))
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
             share.append(own[torch.from_numpy(part).to(own.device)])
     return [torch.cat(share) for share in shares]

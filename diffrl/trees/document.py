@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.credit import Objective
+from diffrl.config.objective import Objective
 from diffrl.config.schema import Config
 from diffrl.records import Credit, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths

@@ -16,7 +16,7 @@ from diffrl.objectives.base import Examples
 from diffrl.records import Credit, PromptBatch, Samples
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.density import densities_under, origin_velocities
-from diffrl.transition import Transition
+from diffrl.rollout.transition import Transition
 from diffrl.trees.document import sketch
 from diffrl.trees.pictures import KeptTree, with_pictures
 from diffrl.trees.pushes import pushes_of, with_pushes

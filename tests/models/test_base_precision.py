@@ -5,7 +5,7 @@ import torch
 
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from diffrl.models.pipeline import Placement
+from diffrl.models.placement import Placement
 from tests.training.harness import make_run, settings
 
 pytest.importorskip("bitsandbytes")
@@ -41,6 +41,7 @@ def test_a_quantised_base_is_near_the_whole_one_and_smaller(random_pipelines, fa
         assert stored.numel() * stored.element_size() * 8 == bits * whole.numel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["nf4", "int8"])
 def test_a_lora_on_it_trains_on_policy(random_sd3, tmp_path, precision):
     data = settings(

@@ -7,7 +7,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from diffrl.models.pipeline import Placement
+from diffrl.models.placement import Placement
 from tests.training.harness import make_run, settings
 
 PROMPTS = ["a red circle", "two blue squares"]

@@ -17,8 +17,8 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.transition import make_transition
 
 SEED, ITERATION, GROUPS = 9, 4, (8, 3, 21)
 OPTIONS = {"flow_sde": {"noise_level": 0.7}, "dance_sde": {"eta": 0.3}, "cps": {"noise_level": 0.6}}

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from diffrl.functional.dynamics import Step
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.loading import load_adapter
 from diffrl.records import Edges
 from diffrl.rollout.address import Address
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.observers import EdgeRecorder, take_origins

@@ -8,9 +8,8 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.cost.meter import network_evaluations
-from diffrl.cost.plan import is_evaluated
+from diffrl.models.families.sd3 import SD3Adapter
 from diffrl.models.loading import load_adapter
-from diffrl.models.sd3 import SD3Adapter
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.update import reference_of
 from tests.tiers import daily
@@ -324,4 +323,4 @@ def test_evaluations_fall_where_the_configuration_says(random_sd3, tmp_path):
     trainer, run = make_run(data)
     run.run()
     evaluated = [row["iteration"] for row in rows_of(tmp_path / "run") if f"held_out/{BRIGHTNESS}" in row]
-    assert evaluated == [0, 2, 4, 5] == [i for i in range(6) if is_evaluated(trainer.config, i)]
+    assert evaluated == [0, 2, 4, 5] == [i for i in range(6) if trainer.config.run.evaluates_after(i)]

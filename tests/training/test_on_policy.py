@@ -13,8 +13,8 @@ from diffrl.data.sampler import prompt_batch
 from diffrl.errors import GuardStop
 from diffrl.functional.dynamics import Step
 from diffrl.rollout.denoise import velocity_of
+from diffrl.rollout.transition import make_transition
 from diffrl.training.session import make_losses
-from diffrl.transition import make_transition
 from tests.tiers import daily
 from tests.training.harness import flat, make_run, make_trainer, settings, weights_of
 

@@ -12,10 +12,10 @@ from tests.training.harness import make_run, settings, start, weights_of
 
 @pytest.fixture(scope="module")
 def wan22(tmp_path_factory):
-    from diffrl.models.tiny_wan import build_wan_pipeline
+    from diffrl.models.tiny import build_pipeline
 
     folder = tmp_path_factory.mktemp("pipelines") / "wan22"
-    save_pipeline(build_wan_pipeline(WORDS.split(), 0, boundary_ratio=0.875), folder)
+    save_pipeline(build_pipeline("wan", WORDS.split(), seed=0, boundary_ratio=0.875), folder)
     return folder
 
 

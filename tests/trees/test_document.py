@@ -258,7 +258,7 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
 def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
     """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
     credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, CHAINS, credit))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, CHAINS, credit))[1]):
         edges = [node for node in tree.nodes if node.parent is not None]
         credited = [node.credited for node in edges]
         if reward == "outcome":
@@ -272,7 +272,7 @@ def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
 
 @pytest.mark.parametrize("rollout", [FOREST, WIDE], ids=["forest", "explored"])
 def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout):
-    (tree, _) = kept(make_trainer(forest_run(random_sd3, tmp_path, rollout)))
+    (tree, _) = kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1])
     checked = 0
     for node in tree.nodes:
         ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.drawn and not end.leaf.audit]
@@ -286,7 +286,7 @@ def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout)
 
 
 def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random_sd3, tmp_path):
-    trees = kept(make_trainer(forest_run(random_sd3, tmp_path, WIDE)))
+    trees = kept(make_run(forest_run(random_sd3, tmp_path, WIDE))[1])
     for tree in trees:
         assert tree.explored == {
             "precision": "nvfp4", "engine": "emulated", "steps": 5, "select": "best_worst", "candidates": 24,
@@ -311,7 +311,7 @@ def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random
 def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
     """Of both prompts: below the node that is named, two children hold leaves whose proxies differ by the gap."""
     rollout = FOREST | {"explore": WIDE["explore"] | {"select": "sibling_contrast", "audit": 0}}
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, rollout))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1]):
         named = [node for node in leaves(tree) if "split at node" in (node.leaf.chosen or "")]
         assert len(named) == 8
         for node in named:
@@ -435,9 +435,7 @@ def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypat
 
 
 def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path):
-    for tree in kept(
-        make_trainer(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))
-    ):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))[1]):
         families = [children for children in tree.children().values() if children[0].step == 2]
         assert len(families) == 4
         for children in families:

@@ -6,7 +6,7 @@ import pytest
 
 from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.tree_words import push, pushed, sums
-from tests.training.harness import BRIGHTNESS, FOREST, make_run, make_trainer
+from tests.training.harness import BRIGHTNESS, FOREST, make_run
 from tests.trees.test_document import BOTH, CHAINS, WIDE, kept
 from tests.trees.test_recorder import forest_run
 
@@ -35,7 +35,7 @@ def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path,
     """The sum that the page writes comes to the advantage that training used, for every step that was pushed."""
     rollout, credit = RULES[name]
     seen, cuts = 0, 0
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, rollout, credit))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, rollout, credit))[1]):
         given, bound = sums(tree), credit.get("clamp", 5.0)
         for edge in (edge for edge in given.edges if pushed(edge)):
             text = step_sum(given, edge)
@@ -51,7 +51,7 @@ def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path,
 
 
 def test_steps_share_the_credit_of_their_pictures(random_sd3, tmp_path):
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))[1]):
         given = sums(tree)
         told = {step_sum(given, edge) for edge in given.edges if pushed(edge)}
         assert told == {"that of its picture", "the mean of its 2 pictures' advantages"}

@@ -1,10 +1,10 @@
-"""Which steps are stochastic: never the last, windows of constant size, sliding and going back."""
+"""Which steps are stochastic: never the last, windows of constant size; coarse grids keep them as they are."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffrl.rollout.stochastic import stochastic_steps
+from diffrl.functional.steps import coarse_levels, least_steps, stochastic_steps
 
 
 def test_all_steps_but_the_last():
@@ -80,3 +80,56 @@ def test_no_noise_and_splits_are_refused():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="Got 'most'"):
         stochastic_steps("most", 7, 0, size=2)
+
+
+@given(st.integers(2, 40), st.data())
+def test_a_coarse_grid_keeps_both_ends_of_every_stochastic_step(full, data):
+    stochastic = data.draw(st.sets(st.integers(0, full - 2), max_size=6))
+    needed = {0, full} | stochastic | {step + 1 for step in stochastic}
+    least = least_steps(stochastic, full)
+    assert least == len(needed) - 1
+    steps = data.draw(st.integers(least, full))
+    levels = coarse_levels(full, stochastic, steps)
+    assert len(levels) == steps + 1 and levels[0] == 0 and levels[-1] == full
+    assert list(levels) == sorted(set(levels)) and needed <= set(levels)
+    for step in stochastic:
+        assert levels[levels.index(step) + 1] == step + 1
+    gaps = [b - a for a, b in zip(levels, levels[1:], strict=False)]
+    split = [b - a for a, b in zip(sorted(needed), sorted(needed)[1:], strict=False)]
+    assert max(gaps) <= max(split)
+    for steps_less in range(least, steps):  # finer grids only add
+        assert set(coarse_levels(full, stochastic, steps_less)) <= set(levels)
+
+
+@pytest.mark.parametrize(
+    ("full", "stochastic", "steps", "levels"),
+    [
+        (7, (), 1, (0, 7)),
+        (7, (), 2, (0, 3, 7)),
+        (7, (), 3, (0, 3, 5, 7)),
+        (8, (), 3, (0, 2, 4, 8)),
+        (20, (0, 3), 5, (0, 1, 3, 4, 12, 20)),
+        (20, (0, 3), 6, (0, 1, 3, 4, 8, 12, 20)),
+        (20, (0, 3), 7, (0, 1, 3, 4, 8, 12, 16, 20)),
+        (11, (6,), 5, (0, 3, 6, 7, 9, 11)),
+        (5, (0, 1, 2, 3), 5, (0, 1, 2, 3, 4, 5)),
+    ],
+)
+def test_the_largest_gap_is_halved_and_of_equals_the_first(full, stochastic, steps, levels):
+    assert coarse_levels(full, stochastic, steps) == levels
+
+
+@pytest.mark.parametrize(
+    ("full", "stochastic", "steps", "least"), [(7, (2,), 2, 3), (7, (), 8, 1), (7, (), 0, 1), (9, (0, 3, 4), 4, 5)]
+)
+def test_a_grid_that_cannot_be_is_refused(full, stochastic, steps, least):
+    with pytest.raises(ValueError, match=rf"needs {least} to {full} steps. Got {steps}"):
+        coarse_levels(full, stochastic, steps)
+
+
+@pytest.mark.parametrize(
+    ("stochastic", "steps", "least"),
+    [((), 7, 1), ((0,), 7, 2), ((2,), 7, 3), ((0, 1), 7, 3), ((0, 3), 7, 4), ((5,), 7, 3)],
+)
+def test_least_steps(stochastic, steps, least):
+    assert least_steps(stochastic, steps) == least

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.functional.nvfp4 import E4M3_MAX
+from diffrl.functional.formats.fp8 import E4M3_MAX
 
 BLOCK = 32
 E8M0_MIN, E8M0_MAX = -127, 127

@@ -1,8 +1,10 @@
-"""Which denoising steps are stochastic, and so have a density and are trained; and where trees split."""
+"""Which denoising steps are stochastic, and so have a density and are trained; and coarser grids that keep them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappush, heapreplace
+from itertools import pairwise
 from typing import Literal
 
 
@@ -53,3 +55,39 @@ def stochastic_steps(
     moves = 0 if slide_every is None else iteration // slide_every
     first = (start + moves) % places
     return tuple(sorted({*splits, *range(first, first + size)}))
+
+
+def least_steps(stochastic: Collection[int], steps: int) -> int:
+    """Steps of the coarsest grid of a full grid of `steps` that holds the stochastic ones unchanged."""
+    return len({0, steps, *stochastic, *(step + 1 for step in stochastic)}) - 1
+
+
+def coarse_levels(full: int, stochastic: Collection[int], steps: int) -> tuple[int, ...]:
+    """A coarser grid that holds every stochastic step unchanged, so that noise enters at the same place in both.
+
+    Beginning with the two ends and both sides of each stochastic step, the largest gap is halved again and again; of
+    equal gaps the first, where most of the picture is decided.
+
+    Args:
+        full: T, steps of the full grid.
+        stochastic: stochastic steps.
+        steps: of the coarse grid.
+
+    Returns:
+        steps + 1 indices of the full grid, ascending from 0 to T.
+
+    Raises:
+        ValueError: `steps` is not between what the stochastic steps need and T.
+    """
+    levels = {0, full, *stochastic, *(step + 1 for step in stochastic)}
+    if not len(levels) - 1 <= steps <= full:
+        raise ValueError(f"The coarse grid needs {len(levels) - 1} to {full} steps. Got {steps}.")
+    # A heap of negative widths: the widest gap comes first, of equal ones the first.
+    gaps = [(start - end, start) for start, end in pairwise(sorted(levels))]
+    heapify(gaps)
+    while len(levels) <= steps:
+        width, start = -gaps[0][0], gaps[0][1]
+        levels.add(start + width // 2)
+        heapreplace(gaps, (-(width // 2), start))
+        heappush(gaps, (width // 2 - width, start + width // 2))
+    return tuple(sorted(levels))
