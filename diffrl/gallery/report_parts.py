@@ -19,7 +19,8 @@ from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
 from diffrl.gallery.thumbnails import shrink, unreadable
-from diffrl.trees.record import TREES, TreeRecord, list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
+from diffrl.trees.record import TREES, TreeRecord
 
 PAIRS = 12
 SIZE, NODE = 256, 128

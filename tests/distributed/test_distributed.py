@@ -11,7 +11,7 @@ import torch
 
 from diffrl.models.tiny import save_pipeline
 from diffrl.models.tiny_wan import build_wan_pipeline
-from diffrl.trees.record import list_trees
+from diffrl.trees.read import list_trees
 from tests.conftest import WORDS
 from tests.training.harness import (
     BRIGHTNESS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from diffrl.trees.record import read_tree
+from diffrl.trees.read import read_tree
 from tests.gallery import made_trees
 
 pytestmark = pytest.mark.browser

@@ -20,7 +20,8 @@ from diffrl.gallery.tree_rule import place, rules
 from diffrl.gallery.tree_splits import pictures, rows, train
 from diffrl.gallery.tree_story import story
 from diffrl.gallery.tree_words import sums, total
-from diffrl.trees.record import NAME, TREES, TreeRecord, list_trees, read_tree, tree_name
+from diffrl.trees.read import NAME, list_trees, read_tree
+from diffrl.trees.record import TREES, TreeRecord, tree_name
 
 PER_PAGE = 24
 
