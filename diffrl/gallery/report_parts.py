@@ -132,9 +132,9 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         if record is None:
             why = torn or "No tree was recorded. track.trees in the configuration records them."
             return {"figure": None, "why": why}
-        from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
-        from diffrl.gallery.tree_splits import pictures
-        from diffrl.gallery.tree_story import story
+        from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, tree_figure
+        from diffrl.gallery.trees.splits import pictures
+        from diffrl.gallery.trees.story import story
 
         picture, told = _pictures(run.path / TREES / record.name), story(record)
         figure = tree_figure(record, picture)

@@ -8,7 +8,7 @@ from PIL import Image
 from diffrl.trees.read import read_tree
 from tests.gallery import made_trees
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 CONTRAST = """(css) => {
   const light = (text) => {
