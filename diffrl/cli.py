@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from reward_models.cli import score_command
 
 if TYPE_CHECKING:
+    from diffrl.config import Config
     from reward_models.scoring.drawing import Drawing
 
 app = typer.Typer(
@@ -62,9 +62,7 @@ def train(
 
         go_on(resume, _console(), from_start)
     elif config is not None:
-        from diffrl.config import load_config
-
-        resolved = load_config(config, overrides or [])
+        resolved = _load(config, overrides)
         from diffrl.run.lifecycle import train as start
 
         start(resolved, _console())
@@ -77,9 +75,7 @@ def check(
     processes: Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")] = 1,
 ) -> None:
     """Check a configuration and everything it names, without loading the model."""
-    from diffrl.config import load_config
-
-    resolved = load_config(config, overrides or [])
+    resolved = _load(config, overrides)
     _quiet_libraries()
     from diffrl.run.check import check_config
 
@@ -96,18 +92,10 @@ def plan(
 ) -> None:
     """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
     _quiet_libraries()
-    from diffrl.config import load_config
-    from diffrl.cost.plan import make_plan, render_plan
+    from diffrl.cost.plan import make_plan, plan_json, plan_text
 
-    made = make_plan(load_config(config, overrides or []), processes)
-    if as_json:
-        import json
-        from dataclasses import asdict
-
-        total = made.total_network_evaluations
-        typer.echo(json.dumps({**asdict(made), "total_network_evaluations": total}, indent=2))
-    else:
-        typer.echo(render_plan(made))
+    made = make_plan(_load(config, overrides), processes)
+    typer.echo(plan_json(made) if as_json else plan_text(made))
 
 
 @app.command()
@@ -223,16 +211,10 @@ def fidelity(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure how well cheap pools rank candidates, against the training precision with all steps."""
-    from diffrl.config import load_config
-
-    resolved = load_config(config, overrides or [])
+    resolved = _load(config, overrides)
     _quiet_libraries()
-    import json
-    from dataclasses import asdict
-
+    from diffrl.studies.fidelity.command import show_fidelity
     from diffrl.studies.fidelity.request import FidelityRequest
-    from diffrl.studies.fidelity.study import measure_fidelity
-    from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
 
     request = FidelityRequest(
         out=out,
@@ -245,17 +227,7 @@ def fidelity(
         seed=seed,
         held_out=held_out,
     )
-    console = _console()
-    with console.status("loading") if not as_json else nullcontext() as status:
-        found = measure_fidelity(resolved, request, status.update if status is not None else lambda line: None)
-        written = write_fidelity(found, out)
-    if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
-        return
-    for table in tables(found):
-        console.print(table)
-    for line in [*notes(found), f"Written: {', '.join(str(path) for path in written)}"]:
-        console.print(line, highlight=False, markup=False)
+    show_fidelity(resolved, request, _console(), as_json)
 
 
 @app.command()
@@ -280,7 +252,7 @@ def compare(
     metric: Annotated[
         str | None, typer.Option(help="Held-out reward. Default: the first configuration's first.")
     ] = None,
-    target: Annotated[float, typer.Option(help="Score whose cost is told.")] = 0.6,
+    target: Annotated[float, typer.Option(help="Score whose cost is reported.")] = 0.6,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Only write table and figure again.")] = False,
 ) -> None:
@@ -336,6 +308,12 @@ def _draw(drawing: Drawing) -> list[str]:
 app.command()(score_command(_draw))
 
 
+def _load(config: Path, overrides: Sequence[str] | None) -> Config:
+    from diffrl.config import load_config
+
+    return load_config(config, overrides or [])
+
+
 def _console() -> Any:
     from rich.console import Console
 
@@ -364,10 +342,10 @@ def _quiet_libraries() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
-    from diffrl.exits import errors_told
+    from diffrl.exits import errors_as_messages
 
     sys.path.append(os.getcwd())  # for rewards and families of the user's own, "module:Object"
-    with errors_told():
+    with errors_as_messages():
         app(args=list(sys.argv[1:] if arguments is None else arguments))
 
 

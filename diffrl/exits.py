@@ -22,7 +22,7 @@ INTACT = "What was saved before is intact."
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Whatever a user can mend becomes a message and an exit code; what is a bug goes through.
 
     Raises:

@@ -1,9 +1,113 @@
-"""Removing what lies at a path, whatever it is."""
+"""Files that outlive a kill: written whole or not at all, SQLite opened for one writer and many readers, removal."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from diffrl.errors import DiffrlError
+
+BUSY_SECONDS = 30.0
+"""How long an SQLite connection waits for another one's lock."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place to write a file to, which becomes `path` in one step when the block ends.
+
+    Readers see the old file or the new one, never a part, and so does whoever comes after a kill. If the block fails,
+    the old file stays. A power cut may lose the new one, unless it was flushed.
+
+    Yields:
+        `.NAME.tmp` beside the file; a kill leaves it there, and the next writing replaces it.
+
+    Raises:
+        OSError: it cannot be given its name.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            discard(temporary)
+        raise
+
+
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a UTF-8 file so that it is either the old one or the new one.
+
+    Args:
+        path: the file.
+        text: its content.
+        errors: what becomes of characters that UTF-8 cannot hold, as `str.encode` takes it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors=errors)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file so that it is either the old one or the new one.
+
+    Raises:
+        DiffrlError: it cannot be written.
+    """
+    try:
+        write_text(path, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise DiffrlError(f"Cannot write {path}: {error.strerror or error}. Free space or mend the disk.") from error
+
+
+def flush(path: Path) -> None:
+    """Force a file, or a folder's names, onto the disk, where a power cut leaves it.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_database(path: Path, readonly: bool = False) -> sqlite3.Connection:
+    """Open an SQLite file in WAL mode: readers never block the writer. Transactions are the caller's to begin.
+
+    Args:
+        path: the file; a writer makes it if there is none.
+        readonly: nothing can be written through the connection.
+
+    Raises:
+        sqlite3.Error: it is missing for a reader, or no database.
+    """
+    # A reader opens the file for writing and then swears off it: only such a connection clears away the files that WAL
+    # readers share (-wal, -shm) when it is the last to close. Where the file may not be written, SQLite only reads it.
+    mode = "rw" if readonly else "rwc"
+    if readonly and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        if readonly:
+            database.execute("PRAGMA query_only = ON")
+        else:
+            database.execute("PRAGMA journal_mode = WAL").fetchall()
+            database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
 
 
 def discard(path: Path) -> None:

@@ -1,6 +1,6 @@
 """The records that pass between the stations, in the order in which data passes them.
 
-    PromptBatch -> Exploration -> Chosen -> Rollout -> RewardTable -> Credit -> (loss, metrics)
+    PromptBatch -> Exploration -> Chosen -> Rollout -> RewardTable -> Credit -> Iteration
 
 Every record is frozen; a station takes records and returns a new one. Shape letters, used everywhere:
 
@@ -11,10 +11,11 @@ Every record is frozen; a station takes records and returns a new one. Shape let
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -195,6 +196,30 @@ class RewardTable:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """The samples of an iteration, scored, and the candidates that they were chosen from.
+
+    Args:
+        rollout: the samples in the training precision.
+        table: their rewards.
+        exploration: the candidates; None without an exploring stage.
+        chosen: the choice; None without an exploring stage.
+        explored: how the candidates were drawn: precision, engine, steps, how many; None without an exploring stage.
+    """
+
+    rollout: Rollout
+    table: RewardTable
+    exploration: Exploration | None = None
+    chosen: Chosen | None = None
+    explored: Mapping[str, Any] | None = None
+
+    @property
+    def trains(self) -> Tensor:
+        """(S,) bool, False for samples that were drawn only to check the ranking."""
+        return torch.ones(len(self.rollout), dtype=torch.bool) if self.chosen is None else ~self.chosen.audit
+
+
+@dataclass(frozen=True)
 class CreditDetail:
     """How the advantages of a `Credit` came about: what no loss needs, and everyone who looks at them.
 
@@ -246,3 +271,24 @@ class Credit:
     zero_spread_groups: int
     dropped_groups: int
     detail: CreditDetail | None = None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one training iteration did: the records of its stations, and its metrics.
+
+    Args:
+        number: of iterations done, this one included.
+        samples: what it drew, with rewards.
+        credit: what these deserve.
+        kept: (N,) bool, False for nodes whose edges pruning took out of the gradient.
+        metrics: of rewards, credit and updates.
+        trees: its first prompts as documents (`trees.pictures.KeptTree`), made once, when they are asked for.
+    """
+
+    number: int
+    samples: Samples
+    credit: Credit
+    kept: Tensor
+    metrics: Mapping[str, float | int]
+    trees: Iterable[Any] = ()

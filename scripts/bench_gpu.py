@@ -32,16 +32,17 @@ from diffrl.functional.gaussian import log_prob
 from diffrl.functional.losses import clipped_surrogate
 from diffrl.models.adapter import take_rows
 from diffrl.models.families import FAMILIES
-from diffrl.models.pipeline import compile_blocks
+from diffrl.models.placement import compile_blocks
 from diffrl.precision.copies import make_copy
 from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch
-from diffrl.rollout.denoise import Sampler, denoise, take_origins
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.explore import explore
+from diffrl.rollout.observers import EdgeRecorder, take_origins
 from diffrl.rollout.regenerate import regenerate
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.policy import Policy
-from diffrl.transition import make_transition
 
 PROMPT = "a red circle above a blue square"
 COMPILING = 150.0
@@ -132,8 +133,9 @@ class Bench:
     def update(self) -> dict:
         """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""
         n = self.case.edges
-        drawn = self.draw(denoise, n, {0: 1}, record=[0])
-        edges, _ = take_origins(drawn.edges, torch.arange(n, device=self.device))
+        recorder = EdgeRecorder()
+        self.draw(denoise, n, {0: 1}, observe=[recorder])
+        edges, _ = take_origins(recorder.edges(), torch.arange(n, device=self.device))
         conditioning = take_rows(self.encodings, torch.zeros(n, dtype=torch.int64))
 
         def step() -> None:
@@ -153,7 +155,7 @@ class Bench:
         splits = {int(share * steps): TREE["children"] for share in TREE["splits"]}
         leaves = TREE["roots"] * TREE["children"] ** len(splits)
         chains, _ = self.meter(lambda: self.draw(denoise, leaves, {}))
-        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], record=list(splits)))
+        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], observe=[EdgeRecorder()]))
         return {"leaves": leaves, "chains_seconds": chains, "tree_seconds": forest, "saved": 1 - forest / chains}
 
 

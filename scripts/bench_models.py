@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 
 from diffrl.models.families import FAMILIES
-from diffrl.models.pipeline import Placement
+from diffrl.models.placement import Placement
 from diffrl.models.published import PUBLISHED
-from diffrl.models.tiny import SETTINGS, build_pipeline
+from diffrl.models.tiny import build_pipeline, tiny_settings
 from diffrl.registry import resolve
 
 
@@ -93,6 +93,6 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
 def tiny_adapter(case: Case, words: list[str]):
     """The family's tiny pipeline in float32 on the CPU, and its case."""
     pipeline = build_pipeline(case.family, words, seed=0)
-    options = SETTINGS[type(pipeline).__name__]
+    options = tiny_settings(pipeline)
     small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
     return adapter_of(case.family, pipeline, torch.float32, torch.device("cpu"), options), small

@@ -23,9 +23,9 @@ from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import Scoring, WeightedScorer
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.regenerate import regenerate
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.sampling import samples_of
-from diffrl.transition import make_transition
 from reward_models import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.base import output_of_rows
 

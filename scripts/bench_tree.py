@@ -18,13 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.functional.tree_counts import forwards_per_tree
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device, load_adapter
 from diffrl.records import Prompt, PromptBatch
-from diffrl.rollout.counts import forwards_per_tree
 from diffrl.rollout.denoise import Sampler, denoise
+from diffrl.rollout.observers import EdgeRecorder
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.transition import make_transition
 
 LEAVES = 16
 SPLITS = {10: [(0, 1, 2, 3), (0, 2, 4, 6), (4, 5, 6, 7)], 20: [(0, 3, 6, 9), (0, 1, 2, 3), (9, 12, 15, 18)]}
@@ -57,7 +58,7 @@ def main() -> None:
         roots = root_addresses(forest, batch, seed=0)
         synchronise(device)
         start = time.perf_counter()
-        denoise(adapter, conditioning, forest, roots, sampler, record=range(steps - 1))
+        denoise(adapter, conditioning, forest, roots, sampler, observe=[EdgeRecorder()])
         synchronise(device)
         return time.perf_counter() - start
 

@@ -30,7 +30,8 @@ from tiny_pipeline_card import describe_machine, generate, held_out_sample, meas
 from torch import Tensor, nn
 
 from diffrl.data.shapes import prompts, render, scene_of
-from diffrl.models.tiny import MAX_TOKENS, T5_TOKENS, build_sd3_pipeline, build_vae, save_pipeline
+from diffrl.models.families.sd3 import T5_TOKENS, build_tiny_vae
+from diffrl.models.tiny import MAX_TOKENS, build_pipeline, save_pipeline
 
 STOCK_T5_TOKENS = 256
 """Length of the T5 part when the stock pipeline is called without `max_sequence_length`."""
@@ -245,10 +246,10 @@ def build(recipe: Recipe) -> dict[str, object]:
     pictures, texts, captions = render_train_split(recipe)
     print(f"rendered {len(pictures)} pictures of {len(texts) - 1} prompts", flush=True)
 
-    pipeline = build_sd3_pipeline([word for text in texts for word in text.split()], recipe.seed)
+    pipeline = build_pipeline("sd3", [word for text in texts for word in text.split()], recipe.seed)
     pipeline.set_progress_bar_config(disable=True)
     torch.manual_seed(recipe.seed)
-    vae = build_vae().to(device, memory_format=torch.channels_last)
+    vae = build_tiny_vae().to(device, memory_format=torch.channels_last)
     train_vae(vae, pictures, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"))
     latents = encode(vae, pictures)
     pipeline.register_modules(vae=vae)

@@ -33,8 +33,8 @@ from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, train_vae
 from torch import Tensor, nn
 
 from diffrl.data.moving import prompts, render, scene_of
-from diffrl.models.tiny import save_pipeline
-from diffrl.models.tiny_wan import TEXT_TOKENS, build_wan_pipeline
+from diffrl.models.families.wan import TEXT_TOKENS
+from diffrl.models.tiny import build_pipeline, save_pipeline
 
 STOCK_TEXT_TOKENS = 512
 """Length of the prompt when the stock pipeline is called without `max_sequence_length`."""
@@ -214,7 +214,7 @@ def build(recipe: Recipe) -> dict[str, object]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clips, texts, captions = render_train_split(recipe)
     print(f"rendered {len(clips)} clips of {len(texts) - 1} prompts", flush=True)
-    pipeline = build_wan_pipeline([word for text in texts for word in text.split()], recipe.seed)
+    pipeline = build_pipeline("wan", [word for text in texts for word in text.split()], recipe.seed)
     pipeline.set_progress_bar_config(disable=True)
     vae, vae_seconds = trained_vae(pipeline, clips, recipe, device)
     start = time.perf_counter()

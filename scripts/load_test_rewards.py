@@ -64,7 +64,7 @@ def main() -> None:
 
 def serve_shapes() -> None:
     """Be the server: print the address, then serve until SIGTERM."""
-    from reward_models.server import serve
+    from reward_models.serving.server import serve
 
     torch.set_num_threads(1)
     serve({"shapes": load_reward("shapes")}, port=0, token=TOKEN, ready=lambda url: print(url, flush=True), **LIMITS)

@@ -19,7 +19,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from diffrl.data.shapes import prompts, render, scene_of
-from diffrl.models.tiny import T5_TOKENS
+from diffrl.models.families.sd3 import T5_TOKENS
 from reward_models import RewardBatch, load_reward
 
 Score = dict[str, float]

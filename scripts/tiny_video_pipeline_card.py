@@ -17,7 +17,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
 from diffrl.data.moving import FRAMES, prompts, render, scene_of
-from diffrl.models.tiny_wan import FLOW_SHIFT, TEXT_TOKENS
+from diffrl.models.families.wan import FLOW_SHIFT, TEXT_TOKENS
 from reward_models import RewardBatch, load_reward
 
 Score = dict[str, float]

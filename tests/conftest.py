@@ -41,10 +41,10 @@ def _own_attention_backend() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def random_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random StableDiffusion3Pipeline, saved in diffusers format."""
-    from diffrl.models.tiny import build_sd3_pipeline, save_pipeline
+    from diffrl.models.tiny import build_pipeline, save_pipeline
 
     directory = tmp_path_factory.mktemp("pipelines") / "random-sd3"
-    pipeline = build_sd3_pipeline(WORDS.split(), seed=0)
+    pipeline = build_pipeline("sd3", WORDS.split(), seed=0)
     save_pipeline(pipeline, directory)
     return directory
 

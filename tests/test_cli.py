@@ -221,7 +221,7 @@ def test_a_reward_of_the_users_that_cannot_be_had(config_file, name, capsys):
 
 def test_a_reward_of_the_users_is_found_beside_them(config_file, tmp_path, monkeypatch, capsys):
     lines = [
-        "from reward_models.shapes import ShapesScorer",
+        "from reward_models.images.shapes import ShapesScorer",
         "",
         "",
         "class Mine(ShapesScorer):",

@@ -11,7 +11,8 @@ from diffusers import WanPipeline
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from diffrl.data.moving import prompts, render, scene_of
-from diffrl.models.tiny_wan import build_wan_pipeline, build_wan_vae
+from diffrl.models.families.wan import build_tiny_vae
+from diffrl.models.tiny import build_pipeline
 from reward_models import RewardBatch, load_reward
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def test_captions_are_encoded_as_the_stock_pipeline_does(script, pipeline):
 def test_pictures_are_convolved_as_single_frames_and_then_repeated(script):
     training = script("tiny_video_vae")
     torch.manual_seed(0)
-    vae = build_wan_vae()
+    vae = build_tiny_vae()
     convolutions = [module for module in vae.modules() if isinstance(module, training.WanCausalConv3d)]
     pictures = torch.rand(2, 3, 1, 32, 32) * 2 - 1
     with torch.no_grad():
@@ -200,7 +201,7 @@ def test_the_build_is_loadable_the_same_for_the_same_seed_and_takes_up_its_autoe
 
 
 def test_a_second_network_makes_it_a_wan_2_2():
-    pipeline = build_wan_pipeline(["a", "red", "circle"], seed=0, boundary_ratio=0.875)
+    pipeline = build_pipeline("wan", ["a", "red", "circle"], seed=0, boundary_ratio=0.875)
     pipeline.set_progress_bar_config(disable=True)
     options = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length": 8, "num_inference_steps": 4}
     used = []

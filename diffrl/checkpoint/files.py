@@ -7,7 +7,7 @@ whole checkpoint or none. One process names it, any number may read. Names that 
     .replaced-step-000040    moved aside by a second save of the same step; stands in for it until that save is in place
     .discarded-step-000040   being deleted; the next save finishes that
 
-Weights that are split over ranks are written by all of them, each its own rows: see `checkpoint_shards.py`.
+Weights that are split over ranks are written by all of them, each its own rows: see `shards.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from diffrl.checkpoint.split import PART, SplitTensors
 from diffrl.errors import CheckpointError
-from diffrl.files import discard
+from diffrl.files import discard, flush
 
 Entry = Mapping[str, int | str]
 """What the manifest says of a file: its size in bytes and its sha256."""
@@ -97,7 +97,7 @@ def write_group(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, Entry]:
     """Write tensors into one safetensors file, onto the disk; its name and what the manifest says of it."""
     save_file({name: _plain_copy(tensor) for name, tensor in tensors.items()}, path)
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
-    _flush(path)
+    flush(path)
     return path.name, _entry(path)
 
 
@@ -117,12 +117,12 @@ def commit(final: Path, version: int, state: Mapping[str, Any], files: Mapping[s
     manifest = {"format": version, "files": dict(sorted(entries.items()))}
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (temporary / STATE, temporary / MANIFEST, temporary):
-        _flush(path)
+        flush(path)
     if final.exists():
         os.replace(final, replaced)
     os.replace(temporary, final)
-    _flush(final.parent)
-    _flush(final.parent.parent)
+    flush(final.parent)
+    flush(final.parent.parent)
     with suppress(OSError):  # the next save removes it
         discard(replaced)
 
@@ -134,7 +134,7 @@ def abandon(final: Path) -> None:
 
 
 def cannot_write(final: Path, reason: object) -> CheckpointError:
-    """The error that says so."""
+    """The error of a checkpoint that could not be written."""
     return CheckpointError(f"Cannot write the checkpoint {final}: {reason}. Free space or mend the disk.")
 
 
@@ -315,12 +315,3 @@ def require_json(value: Any, where: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Force a file, or a directory's names, onto the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

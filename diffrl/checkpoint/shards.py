@@ -60,7 +60,7 @@ def save_shards(
         CheckpointError: on every rank, if any of them could not do its part. The checkpoints that were there still are.
     """
     final = step_path(directory, step)
-    world = len(exchange(None))
+    world = len(exchange(None))  # one value comes back from each rank
     main = rank == 0
 
     def prepare() -> None:
@@ -77,6 +77,9 @@ def save_shards(
         if main:
             commit(final, SHARDED_FORMAT, state, {name: entry for own in files for name, entry in own.items()})
 
+    # Three rounds, each ended by an exchange: no rank writes before the folder is there, and the folder gets its name
+    # only once every rank's files are on the disk. What fails on one rank travels with the exchange, so that the others
+    # raise too and none waits for ever.
     try:
         _together(final, exchange, prepare)
         files = _together(final, exchange, write)
@@ -93,7 +96,7 @@ def own_groups(tensors: Mapping[str, Mapping[str, Tensor]], rank: int, world: in
     own: dict[str, dict[str, Tensor]] = {}
     for group, named in tensors.items():
         sharded = any(isinstance(tensor, DTensor) for tensor in named.values())
-        if sharded or rank == 0:
+        if sharded or rank == 0:  # whole tensors are equal on all ranks: one copy is enough
             own[part_name(group, rank, world) if sharded else group] = {
                 name: own_rows(tensor)[0] for name, tensor in named.items() if rank == 0 or isinstance(tensor, DTensor)
             }

@@ -16,7 +16,7 @@ PART = re.compile(r"(.+)\.(\d{5})-of-(\d{5})")
 
 
 def part_name(group: str, rank: int, world: int) -> str:
-    """As `PART` reads it."""
+    """Name of one rank's file of a group, as `PART` reads it."""
     return f"{group}.{rank:05d}-of-{world:05d}"
 
 
@@ -37,12 +37,12 @@ class SplitTensors(Mapping[str, Tensor]):
                 self._parts.setdefault(name, []).append(file)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         first, *others = [tuple(file.get_slice(name).get_shape()) for file in self._parts[name]]
         return (sum((shape[0] for shape in others), first[0]), *first[1:]) if others else first
 
     def dtype(self, name: str) -> str:
-        """Of the tensor, as torch writes it; all of them where its parts differ."""
+        """Dtype of the tensor, as torch writes it; all of them where its parts differ."""
         scalar = not self.shape(name)
         headers = [file.get_tensor(name) if scalar else file.get_slice(name)[:0] for file in self._parts[name]]
         return " and ".join(sorted({str(header.dtype) for header in headers}))

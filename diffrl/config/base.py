@@ -15,21 +15,21 @@ ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
 """A YAML list, kept as a tuple; its items stay strict."""
 
 MOST_ITERATIONS = 10_000_000
-"""Of a run; what counts in iterations ends there too."""
+"""The longest run; whatever counts in iterations ends there too."""
 
 MOST_SAMPLES = 100_000
-"""Of a prompt, a batch or an iteration's prompts: more than any machine holds at once."""
+"""The most samples of a prompt or a batch, and prompts of an iteration: more than any machine holds at once."""
 
 MOST_STEPS = 1000
-"""Of denoising: as many noise levels as such models were trained on."""
+"""The most denoising steps: as many noise levels as such models were trained on."""
 
 MOST_GUIDANCE = 1000
 
 LONGEST_PATH = 4096
-"""Characters, as on Linux."""
+"""The most characters of a path, as on Linux."""
 
 LONGEST_TEXT = 200
-"""Characters of a name."""
+"""The most characters of a name."""
 
 __all__ = ["ListOf", "Section", "only", "problems", "rule", "show"]
 

@@ -7,39 +7,14 @@ from functools import partial
 from typing import Any
 
 from diffrl.config.base import show
-from diffrl.config.credit import CreditSettings, GrpoSettings, NftSettings, Objective
+from diffrl.config.credit import CreditSettings
 from diffrl.config.method import TrainSettings
+from diffrl.config.objective import GrpoSettings, NftSettings, Objective
 from diffrl.config.phases import phases
 from diffrl.config.rewards import Rewards, RewardSettings
-from diffrl.config.rollout import NoSteps, RolloutSettings, Window
-from diffrl.rollout.counts import least_steps, origins_per_tree
-from diffrl.rollout.stochastic import stochastic_steps
-
-
-def steps_at(rollout: RolloutSettings, iteration: int) -> tuple[int, ...]:
-    """The stochastic steps of a training iteration, from 0."""
-    s, splits = rollout.stochastic, rollout.tree.splits
-    if isinstance(s, Window):
-        return stochastic_steps("window", rollout.steps, iteration, splits, s.start, s.size, s.slide_every)
-    return stochastic_steps(s.kind, rollout.steps, iteration, splits)
-
-
-def branching_at(rollout: RolloutSettings, iteration: int) -> dict[int, int]:
-    """Stochastic step -> children of a node there, 1 where the tree does not split, of a training iteration."""
-    return {step: rollout.tree.branching.get(step, 1) for step in steps_at(rollout, iteration)}
-
-
-def window_places(rollout: RolloutSettings) -> range:
-    """Iterations in which a sliding window takes each of its places once."""
-    s = rollout.stochastic
-    if not isinstance(s, Window) or s.slide_every is None:
-        return range(1)
-    return range(0, s.slide_every * (rollout.steps - s.size), s.slide_every)
-
-
-def old_is_policy(objective: Objective, train: TrainSettings) -> bool:
-    """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
-    return not objective.lags and train.updates_per_iteration == 1
+from diffrl.config.rollout import NoSteps, RolloutSettings
+from diffrl.functional.steps import least_steps
+from diffrl.functional.tree_counts import origins_per_tree
 
 
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
@@ -47,7 +22,7 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
     if objective.trains_samples:
         counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels_per_sample
     if objective.trains_steps:
-        branchings = [branching_at(rollout, i) for i in window_places(rollout)]
+        branchings = [rollout.branching_at(i) for i in rollout.window_places]
         origins = min(sum(origins_per_tree(branching).values()) for branching in branchings)
         counts["the nodes that stochastic steps start from"] = rollout.tree.roots * origins
     if not counts:
@@ -176,7 +151,7 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
     depth = credit.prune.depth
     if depth is None:
         return None
-    steps = min(len(steps_at(rollout, i)) for i in window_places(rollout))
+    steps = min(len(rollout.steps_at(i)) for i in rollout.window_places)
     if depth.start + depth.size <= steps and depth.size < steps:
         return None
     return (
@@ -204,7 +179,7 @@ def _coarse_grid_holds_the_noise(rollout: RolloutSettings) -> str | None:
     e = rollout.explore
     if e is None or e.steps is None:
         return None
-    least = max(least_steps(steps_at(rollout, i), rollout.steps) for i in window_places(rollout))
+    least = max(least_steps(rollout.steps_at(i), rollout.steps) for i in rollout.window_places)
     if e.steps >= least:
         return None
     return (
@@ -258,7 +233,7 @@ def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
 def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
 
     def counts(reward: RewardSettings, iteration: int) -> bool:
-        return reward.weight * reward.factor(iteration) != 0
+        return reward.weight_at(iteration) != 0
 
     found = (phases(run.iterations, reward.corners, partial(counts, reward)) for reward in rewards)
     for iteration in sorted({start for stretches in found for start, _, _ in stretches}):

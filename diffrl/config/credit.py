@@ -1,12 +1,14 @@
-"""How rewards become advantages, and the objectives that they drive."""
+"""How rewards of samples become advantages of steps, and which of them train."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from diffrl.config.base import Section, problems, show
+from diffrl.functional.steps import stochastic_steps
 
 
 class TurningPointSettings(Section):
@@ -24,6 +26,11 @@ class DepthPruning(Section):
     slide_every: int | None = Field(
         None, ge=1, le=1_000_000_000, description="Iterations after which it moves on. null = it stays."
     )
+
+    def steps_at(self, iteration: int, stochastic: Sequence[int]) -> tuple[int, ...]:
+        """Which of an iteration's stochastic steps, in ascending order, are left out."""
+        window = stochastic_steps("window", len(stochastic) + 1, iteration, (), self.start, self.size, self.slide_every)
+        return tuple(stochastic[i] for i in window)
 
 
 class PruneSettings(Section):
@@ -134,183 +141,3 @@ class CreditSettings(Section):
         if found:
             raise problems(found)
         return self
-
-
-class EdgeLoss(Section):
-    """The part of an nft objective that trains stochastic steps by GRPO."""
-
-    weight: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Factor of its mean loss beside the mean NFT loss.")
-    clip: float = Field(1.0e-3, ge=1.0e-6, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
-    clip_high: float | None = Field(
-        None, ge=1.0e-6, le=1.0e6, description="Upper range on its own. null = the same as clip."
-    )
-
-    @property
-    def clips(self) -> tuple[float, float]:
-        """Below and above 1."""
-        return self.clip, self.clip if self.clip_high is None else self.clip_high
-
-
-class ObjectiveSettings(Section):
-    """What the rest of the program asks of an objective's section."""
-
-    @property
-    def trains_steps(self) -> bool:
-        """Whether stochastic steps train, by their densities."""
-        return False
-
-    @property
-    def trains_samples(self) -> bool:
-        """Whether finished samples train."""
-        return False
-
-    @property
-    def trains_nodes(self) -> bool:
-        """Whether the nodes that split train, on what lies below them."""
-        return False
-
-    @property
-    def steps_are_pulled(self) -> bool:
-        """Whether a reference pulls at every stochastic step that trains, credited or not."""
-        return False
-
-    @property
-    def levels_per_sample(self) -> int:
-        """Noise levels at which each finished sample trains, one network evaluation each."""
-        return 0
-
-    @property
-    def lags(self) -> bool:
-        """Whether the policy that draws the samples is kept apart from the trained one."""
-        return False
-
-    def old_decay(self, updates: int) -> float:
-        """How much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
-        return 0.0
-
-    @property
-    def clips(self) -> tuple[float, float] | None:
-        """How far below and above 1 the ratio of a step counts; None without steps."""
-        return None
-
-
-class GrpoSettings(ObjectiveSettings):
-    """Clipped surrogate on log-probs averaged over latent dimensions, hence the small clip."""
-
-    kind: Literal["grpo"] = Field(description="Group-relative policy optimisation on denoising steps.")
-    clip: float = Field(1.0e-3, ge=1.0e-6, lt=1, description="The ratio counts within [1 - clip, 1 + clip].")
-    clip_high: float | None = Field(
-        None,
-        ge=1.0e-6,
-        le=1.0e6,
-        description="Upper range on its own: 1 + clip_high (DAPO's clip-higher). null = the same as clip.",
-    )
-    kl: float = Field(
-        0.0,
-        ge=0,
-        le=1.0e6,
-        description="Weight of the distance to the starting model; above 0 each edge costs one more evaluation.",
-    )
-    kl_form: Literal["velocity", "mean"] = Field(
-        "velocity",
-        description="Distance: velocity = mean |v - v_ref|^2; mean = squared difference of step means / (2 std^2).",
-    )
-
-    @model_validator(mode="after")
-    def _no_idle_keys(self) -> Self:
-        if self.kl == 0 and self.kl_form != "velocity":
-            raise problems(
-                [
-                    "objective.kl_form must be left at velocity while objective.kl is 0, where it has no effect. "
-                    f"Got {show(self.kl_form)}. Set kl above 0 or remove kl_form."
-                ]
-            )
-        return self
-
-    @property
-    def trains_steps(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def steps_are_pulled(self) -> bool:
-        """With a reference."""
-        return self.kl > 0
-
-    @property
-    def clips(self) -> tuple[float, float]:
-        """Below and above 1."""
-        return self.clip, self.clip if self.clip_high is None else self.clip_high
-
-
-class NftSettings(ObjectiveSettings):
-    """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
-
-    kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
-    beta: float = Field(
-        1.0, ge=1.0e-6, le=1.0e6, description="How far the two contrasted velocities lie from the old one."
-    )
-    kl: float = Field(
-        1.0e-4,
-        ge=0,
-        le=1.0e6,
-        description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
-    )
-    levels: int = Field(1, ge=1, le=1000, description="Noise levels at which each sample is trained.")
-    old_slope: float = Field(
-        0.001,
-        ge=0,
-        le=1,
-        description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
-    )
-    old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
-    edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
-
-    @property
-    def trains_steps(self) -> bool:
-        """If asked for."""
-        return self.edges is not None
-
-    @property
-    def trains_samples(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def levels_per_sample(self) -> int:
-        """As configured."""
-        return self.levels
-
-    @property
-    def lags(self) -> bool:
-        """Unless it is always the newest."""
-        return self.old_limit > 0
-
-    def old_decay(self, updates: int) -> float:
-        """DiffusionNFT's rise, arXiv 2509.16117."""
-        return min(self.old_slope * updates, self.old_limit)
-
-    @property
-    def clips(self) -> tuple[float, float] | None:
-        """Those of the steps."""
-        return None if self.edges is None else self.edges.clips
-
-
-class TiltSettings(ObjectiveSettings):
-    """Tree tilt: the clean prediction at each split moves along the covariance of reward and sample below it."""
-
-    kind: Literal["tilt"] = Field(description="Covariance of advantage and sample below each split.")
-    kl: float = Field(
-        0.0,
-        ge=0,
-        le=1.0e6,
-        description="Weight of mean |v - v_ref|^2 at the splits; above 0 each costs one more evaluation.",
-    )
-
-    @property
-    def trains_nodes(self) -> bool:
-        """Always."""
-        return True
-
-
-Objective = GrpoSettings | NftSettings | TiltSettings

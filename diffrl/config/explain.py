@@ -15,7 +15,7 @@ from reward_models.messages import LONGEST_NAME, closest, cut
 Location = tuple[int | str, ...]
 
 MOST_PROBLEMS = 20
-"""That are told at once."""
+"""How many problems one message lists."""
 
 WRONG_TYPE = {
     "int_type": "must be a whole number",
@@ -41,7 +41,7 @@ NOT_HERE = {
 
 
 def explain(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
-    """One sentence or more a problem, in the order of the errors.
+    """Say each problem in a sentence or more, in the order of the errors.
 
     Args:
         errors: `ValidationError.errors()`.

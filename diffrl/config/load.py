@@ -14,8 +14,8 @@ from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from reward_models.messages import cut, quote
-from reward_models.reading import MOST_DEPTH, Unreadable, read_text
-from reward_models.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
+from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
+from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 BREAKS = frozenset("\x85\u2028\u2029")
@@ -118,23 +118,23 @@ def _parse(text: str, source: str) -> Any:
 def _apply(data: dict[str, Any], override: str) -> None:
     """Put one override into the data. A key that nobody knows is found later, with all the others."""
     path, equals, text = override.partition("=")
-    parts, told = path.strip().split(".", MOST_DEPTH), quote(override)
+    parts, quoted = path.strip().split(".", MOST_DEPTH), quote(override)
     if not equals or not all(parts) or "." in parts[-1]:
-        raise ConfigError(f"An override must be section.key=value. Got {told}. Write for example run.seed=1.")
+        raise ConfigError(f"An override must be section.key=value. Got {quoted}. Write for example run.seed=1.")
     if not text.strip():
         raise ConfigError(
-            f"The override {told} must have a value. Write {cut(path, 100)}=null for none, or '' for empty."
+            f"The override {quoted} must have a value. Write {cut(path, 100)}=null for none, or '' for empty."
         )
-    value = _parse(text, f"override {told}")
+    value = _parse(text, f"override {quoted}")
     here: Any = data
     for index, part in enumerate(parts):
         reached, last = cut(".".join(parts[:index]), 100), index == len(parts) - 1
         if isinstance(here, list):
-            key: Any = _list_index(part, here, reached, told)
+            key: Any = _list_index(part, here, reached, quoted)
         elif isinstance(here, dict):
             key = part
         else:
-            raise ConfigError(f"{reached} has no keys of its own. Got the override {told}. Override {reached}.")
+            raise ConfigError(f"{reached} has no keys of its own. Got the override {quoted}. Override {reached}.")
         if last:
             here[key] = value
         else:
@@ -143,12 +143,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
             here = here[key]
 
 
-def _list_index(part: str, values: list[Any], path: str, told: str) -> int:
+def _list_index(part: str, values: list[Any], path: str, quoted: str) -> int:
     if part.isdecimal() and len(part) < 10 and int(part) < len(values):
         return int(part)
     have = f"{len(values)} entries, numbered from 0" if len(values) != 1 else "one entry, number 0"
     raise ConfigError(
-        f"{path} is a list of {have}. Got the override {told}. Use a number in range or override all of {path}."
+        f"{path} is a list of {have}. Got the override {quoted}. Use a number in range or override all of {path}."
     )
 
 

@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
-from diffrl.models.families import FAMILIES, Family, find_family
-from diffrl.models.shipped import MOST_OPTIONS
+from diffrl.models.families import FAMILIES, find_family
+from diffrl.models.family import MOST_OPTIONS, Family
 
 MOST_RANK = 4096
-"""Of a LoRA: the width of the largest networks, where it would be no longer low."""
+"""The highest rank of a LoRA: the width of the largest networks, where it would be no longer low."""
 
 
 class LoraSettings(Section):
@@ -175,6 +175,6 @@ class ModelSettings(Section):
 
     @property
     def options(self) -> dict[str, int | None]:
-        """What the adapter is asked for; null leaves it the choice."""
+        """Sizes that the adapter is asked for; None leaves it the choice."""
         names = ("height", "width", "frames", "max_sequence_length")
         return {name: getattr(self, name) for name in names}

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True)
 class Cycle:
-    """A number of each iteration that stays for some, goes on to the next, and begins again after the last.
+    """A number that changes every few iterations, from one value to the next, and begins again after the last.
 
     Args:
         values: one after the other.

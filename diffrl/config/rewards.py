@@ -21,10 +21,10 @@ def _known_scorer(name: str) -> str:
 
 
 SMALLEST = 1.0e-6
-"""Least size of a factor that is not 0: with far smaller ones float32 would make every total 0."""
+"""The least size of a factor that is not 0: with far smaller ones float32 would make every total 0."""
 
 
-def _felt(factor: float) -> float:
+def _zero_or_large_enough(factor: float) -> float:
     if 0 < abs(factor) < SMALLEST:
         raise rule(f"must be 0 or at least {SMALLEST:g} in size: less would train nothing. Got {factor:g}. Raise it.")
     return factor
@@ -41,7 +41,7 @@ def _divides(scale: float) -> float:
 SchedulePoint = Annotated[
     tuple[
         Annotated[int, Field(ge=0, le=1_000_000_000)],
-        Annotated[float, Field(ge=0, le=1.0e6), AfterValidator(_felt)],
+        Annotated[float, Field(ge=0, le=1.0e6), AfterValidator(_zero_or_large_enough)],
     ],
     Field(strict=False),
 ]
@@ -60,7 +60,7 @@ class RewardSettings(Section):
     name: Annotated[str, AfterValidator(_known_scorer)] = Field(
         max_length=200, description="A registered reward, or 'module:Object' of your own."
     )
-    weight: Annotated[float, AfterValidator(_felt)] = Field(
+    weight: Annotated[float, AfterValidator(_zero_or_large_enough)] = Field(
         1.0,
         ge=-1.0e6,
         le=1.0e6,
@@ -127,6 +127,10 @@ class RewardSettings(Section):
             if iteration <= end:
                 return low + (high - low) * (iteration - start) / (end - start)
         return points[-1][1]
+
+    def weight_at(self, iteration: int) -> float:
+        """Factor in the total of a training iteration."""
+        return self.weight * self.factor(iteration)
 
     def asked(self, iteration: int) -> bool:
         """Whether its scorer is asked in a training iteration: it counts there, or is only watched."""

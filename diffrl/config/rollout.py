@@ -1,30 +1,26 @@
-"""How samples are drawn: dynamics, stochastic steps, trees, and the exploring stage before them."""
+"""How samples are drawn: the grid, the dynamics of a stochastic step, and which steps are stochastic."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from diffrl.config.base import (
-    LONGEST_TEXT,
     MOST_GUIDANCE,
     MOST_ITERATIONS,
     MOST_SAMPLES,
     MOST_STEPS,
-    ListOf,
     Section,
     problems,
-    rule,
     show,
 )
+from diffrl.config.explore import ExploreSettings, explore_problems
+from diffrl.config.tree import TreeSettings
+from diffrl.functional.steps import stochastic_steps
 
 LEAST_NOISE, MOST_NOISE = 1.0e-4, 100
-"""Of a stochastic step: below it float32 keeps less than three digits of the noise, and densities overflow."""
-
-MOST_CHILDREN = 1000
+"""Bounds of a stochastic step's noise: below, float32 keeps less than three digits of it, and densities overflow."""
 
 
 class FlowSde(Section):
@@ -94,136 +90,6 @@ class Window(Section):
     )
 
 
-def _split_steps(splits: tuple[int, ...]) -> tuple[int, ...]:
-    if any(step < 0 for step in splits) or list(splits) != sorted(set(splits)):
-        raise rule(f"must be steps in ascending order, each once, from 0. Got {show(list(splits))}. Sort them.")
-    return splits
-
-
-def _children(given: Any) -> Any:
-    items = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not items or any(type(item) is not int or not 2 <= item <= MOST_CHILDREN for item in items):
-        raise rule(
-            f"must be a whole number >= 2 and <= {MOST_CHILDREN}, or a list of them with one entry a split. Got "
-            f"{show(given)}. A step without a split needs no entry."
-        )
-    return tuple(items) if isinstance(given, (list, tuple)) else given
-
-
-class TreeSettings(Section):
-    """The paths drawn for one prompt. Without splits these are chains: one path from each root."""
-
-    roots: int = Field(
-        ge=1,
-        le=MOST_SAMPLES,
-        description="Initial noises of a prompt, each the root of a tree; of a chain, the sample.",
-    )
-    branches: Annotated[
-        Annotated[int, Field(ge=2, le=MOST_CHILDREN)]
-        | Annotated[ListOf[Annotated[int, Field(ge=2, le=MOST_CHILDREN)]], Field(max_length=MOST_STEPS)],
-        BeforeValidator(_children),
-    ] = Field(
-        2, description="Children of a node at a split; a list gives each split its own. No effect without splits."
-    )
-    splits: Annotated[ListOf[int], Field(max_length=MOST_STEPS), AfterValidator(_split_steps)] = Field(
-        (), description="Steps in which every node gets several children, from 0. Empty = chains."
-    )
-    correlation: float | None = Field(
-        4.0,
-        ge=0,
-        le=1.0e6,
-        description="Weight c of a sibling's own noise: siblings correlate by 1 / (1 + c^2). null = independent. No "
-        "effect without splits.",
-    )
-
-    @model_validator(mode="after")
-    def _a_branching_for_each_split(self) -> Self:
-        if isinstance(self.branches, tuple) and len(self.branches) != len(self.splits):
-            raise problems(
-                [
-                    "rollout.tree.branches must have one entry for each of rollout.tree.splits, or be one number. Got "
-                    f"branches={show(list(self.branches))}, splits={show(list(self.splits))}. Add or remove entries."
-                ]
-            )
-        return self
-
-    @property
-    def branching(self) -> Mapping[int, int]:
-        """Split step -> children."""
-        every = self.branches if isinstance(self.branches, tuple) else (self.branches,) * len(self.splits)
-        return dict(zip(self.splits, every, strict=True))
-
-    @property
-    def leaves_per_root(self) -> int:
-        """Samples of one tree."""
-        return math.prod(self.branching.values())
-
-    @property
-    def samples(self) -> int:
-        """Samples of one prompt that train."""
-        return self.roots * self.leaves_per_root
-
-
-class FidelitySettings(Section):
-    """What happens when the cheap ranking disagrees with the true one."""
-
-    below: float = Field(
-        0.3, ge=-1, le=1, description="Kendall's tau between proxy and true rewards under which the action is taken."
-    )
-    action: Literal["warn", "widen", "fall_back"] = Field(
-        "warn",
-        description="warn = say so; widen = keep half as many samples more; fall_back = explore in the training "
-        "precision and with all steps from then on.",
-    )
-    patience: int = Field(
-        3, ge=1, le=MOST_ITERATIONS, description="Iterations in a row below it before the action is taken."
-    )
-
-
-class ExploreSettings(Section):
-    """A larger pool of candidates, drawn cheaply; only the chosen ones are drawn again and train the policy."""
-
-    precision: Literal["training", "bfloat16", "nvfp4", "mxfp8", "fp8", "int8"] = Field(
-        description="Of the network that draws the pool; training = the policy itself."
-    )
-    engine: Literal["auto", "emulated", "torch", "torchao", "te", "modelopt"] = Field(
-        "auto",
-        description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
-        "same rounding without the speed; torch, torchao, te = this library's; modelopt = its emulation. "
-        "docs/precision.md says what runs where.",
-    )
-    compile: bool = Field(
-        False, description="Let torch.compile make the copy's graph; the first rollout then waits for it."
-    )
-    exclude: (
-        Annotated[ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(max_length=1000)] | None
-    ) = Field(
-        None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
-    )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_STEPS,
-        description="Denoising steps of the pool: a part of the full grid, all stochastic steps in it. null = all.",
-    )
-    candidates: int = Field(
-        ge=2, le=MOST_SAMPLES, description="Samples of a prompt's pool, a multiple of the leaves of a tree."
-    )
-    keep: int = Field(
-        ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
-    )
-    select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
-        "best_worst", description="How they are chosen by their proxy rewards."
-    )
-    audit: int = Field(
-        1,
-        ge=0,
-        le=MOST_SAMPLES,
-        description="Further samples of a prompt, drawn again at random to check the ranking; not trained.",
-    )
-    fidelity: FidelitySettings = FidelitySettings()
-
-
 class RolloutSettings(Section):
     """How samples are drawn for training."""
 
@@ -270,10 +136,36 @@ class RolloutSettings(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        found = [*_window_problems(self), *_split_problems(self), *_explore_problems(self)]
+        found = [*_window_problems(self), *_split_problems(self)]
+        if self.explore is not None:
+            found += explore_problems(self.explore, self.tree, self.steps)
         if found:
             raise problems(found)
         return self
+
+    @property
+    def redrawn(self) -> int:
+        """Samples of a prompt that are drawn in the training precision: those that train, and those that check."""
+        return self.tree.samples if self.explore is None else self.explore.keep + self.explore.audit
+
+    def steps_at(self, iteration: int) -> tuple[int, ...]:
+        """The stochastic steps of a training iteration, from 0."""
+        s, splits = self.stochastic, self.tree.splits
+        if isinstance(s, Window):
+            return stochastic_steps("window", self.steps, iteration, splits, s.start, s.size, s.slide_every)
+        return stochastic_steps(s.kind, self.steps, iteration, splits)
+
+    def branching_at(self, iteration: int) -> dict[int, int]:
+        """Stochastic step -> children of a node there, 1 where the tree does not split, of a training iteration."""
+        return {step: self.tree.branching.get(step, 1) for step in self.steps_at(iteration)}
+
+    @property
+    def window_places(self) -> range:
+        """Iterations in which a sliding window takes each of its places once."""
+        s = self.stochastic
+        if not isinstance(s, Window) or s.slide_every is None:
+            return range(1)
+        return range(0, s.slide_every * (self.steps - s.size), s.slide_every)
 
 
 def _window_problems(r: RolloutSettings) -> list[str]:
@@ -332,52 +224,5 @@ def _split_problems(r: RolloutSettings) -> list[str]:
         found.append(
             "rollout.tree.roots must be >= 2 without splits: a group needs samples to compare. "
             f"Got roots={r.tree.roots}. Add roots or splits."
-        )
-    return found
-
-
-def _explore_problems(r: RolloutSettings) -> list[str]:
-    e, tree = r.explore, r.tree
-    if e is None:
-        return []
-    found = []
-    if e.keep != tree.samples:
-        found.append(
-            "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
-            f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
-        )
-    if e.candidates % tree.leaves_per_root:
-        found.append(
-            "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "
-            f"candidates={e.candidates}, leaves={tree.leaves_per_root}. Round it."
-        )
-    if e.candidates < e.keep + e.audit:
-        found.append(
-            "rollout.explore.candidates must be >= keep + audit. Got "
-            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
-        )
-    if e.precision in ("training", "bfloat16") and e.engine != "auto":
-        found.append(
-            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
-            f"Got {e.engine}. Remove it."
-        )
-    if e.precision == "training" and e.compile:
-        found.append(
-            "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
-            "Set model.compile, or another precision."
-        )
-    if e.precision == "training" and e.exclude is not None:
-        found.append(
-            "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
-        )
-    if e.select == "all" and (e.candidates != e.keep or e.audit):
-        found.append(
-            "rollout.explore.select: all keeps every candidate. Got "
-            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Set keep to candidates and audit to 0."
-        )
-    if e.steps is not None and e.steps > r.steps:
-        found.append(
-            "rollout.explore.steps must be <= rollout.steps, of whose grid it is a part. Got "
-            f"explore.steps={e.steps}, steps={r.steps}. Lower it."
         )
     return found

@@ -20,9 +20,10 @@ from diffrl.config.base import (
     show,
 )
 from diffrl.config.checks import cross_section_problems
-from diffrl.config.credit import CreditSettings, GrpoSettings, Objective
+from diffrl.config.credit import CreditSettings
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
+from diffrl.config.objective import GrpoSettings, Objective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 from reward_models.messages import closest
@@ -88,6 +89,15 @@ class RunSettings(Section):
         le=MOST_ITERATIONS,
         description="Iterations between held-out evaluations. null = only before and after training.",
     )
+
+    def evaluates_after(self, iteration: int) -> bool:
+        """Whether there is a held-out evaluation after so many iterations: before training (0), regularly, last."""
+        return iteration in (0, self.iterations) or (self.eval_every is not None and iteration % self.eval_every == 0)
+
+    @property
+    def evaluations(self) -> int:
+        """Held-out evaluations of the run."""
+        return 2 + (len(range(self.eval_every, self.iterations, self.eval_every)) if self.eval_every is not None else 0)
 
 
 class PromptSettings(Section):
@@ -195,3 +205,14 @@ class Config(Section):
         if found:
             raise problems(found)
         return self
+
+    @property
+    def explore_exclude(self) -> tuple[str, ...]:
+        """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
+        e = self.rollout.explore
+        return self.model.facts.exclude if e is None or e.exclude is None else e.exclude
+
+    @property
+    def old_is_policy(self) -> bool:
+        """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
+        return not self.objective.lags and self.train.updates_per_iteration == 1

@@ -15,7 +15,7 @@ from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
-from diffrl.models.geometry import READERS, VAE_DTYPE, Geometry, Size, read_geometry
+from diffrl.models.geometry import Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
 
@@ -27,10 +27,10 @@ LIBRARIES = 2**30
 A CUDA context takes about as much."""
 
 BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
-"""Of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
+"""Bytes of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
 
 COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Of a quantised weight of the exploring copy, block scales included."""
+"""Bytes of a quantised weight of the exploring copy, block scales included."""
 
 BUFFERS = ("pos_embed.pos_embed",)
 """Tensors of a transformer's file that are no parameters: SD3's fixed position table, tens of millions of numbers."""
@@ -61,8 +61,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Parameters of a pipeline.
+class ParameterCounts:
+    """How many parameters the parts of a pipeline have.
 
     Args:
         network: of the transformer, or of both.
@@ -113,11 +113,11 @@ def estimate_memory(
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
-    geometry = read_geometry(config.model.facts.name, found, _size(config))
+    geometry = read_geometry(config.model.facts, found, _size(config))
     if geometry is None:
         memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()))
         why = "its config files are not as expected"
-        if config.model.facts.name not in READERS:
+        if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
         return memory, (f"Memory without activations: {why}.",)
     kept |= _records(config, geometry, samples, edges, nodes, world_size)
@@ -129,13 +129,13 @@ def estimate_memory(
     return Memory(parts.trained, frozen, kept, passing, sum(offload.values())), ()
 
 
-def _parts(config: Config, found: Architecture) -> Parts:
+def _parts(config: Config, found: Architecture) -> ParameterCounts:
     counts = {name: count_parameters(shapes) for name, shapes in found.shapes.items()}
     networks = [found.shapes[name] for name in found.networks]
     network = sum(counts.pop(name) for name in found.networks)
     lora = config.model.lora
     text = sum(counts.pop(name) for name in list(counts) if name.startswith("text_encoder"))
-    return Parts(
+    return ParameterCounts(
         network,
         network if lora is None else sum(lora_parameters(n, config.model.lora_targets, lora.rank) for n in networks),
         sum(math.prod(shape) for shapes in networks for name, shape in shapes.items() if name in BUFFERS),
@@ -145,7 +145,7 @@ def _parts(config: Config, found: Architecture) -> Parts:
     )
 
 
-def _weights(config: Config, found: Architecture, parts: Parts, world_size: int) -> dict[str, int]:
+def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
     """Bytes of everything that is as large as a network."""
     m, e, o = config.model, config.rollout.explore, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
@@ -169,7 +169,7 @@ def _weights(config: Config, found: Architecture, parts: Parts, world_size: int)
     if e is not None and e.precision != "training":
         emulated = e.engine == "emulated"
         quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES.get(e.precision, 2), 2)
-        exclude = m.facts.exclude if e.exclude is None else e.exclude
+        exclude = config.explore_exclude
         kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
     if o.lags:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
@@ -177,10 +177,10 @@ def _weights(config: Config, found: Architecture, parts: Parts, world_size: int)
 
 
 def _vae_bytes(config: Config) -> int:
-    return BYTES[config.model.vae_dtype or VAE_DTYPE.get(config.model.facts.name, config.model.dtype)]
+    return BYTES[config.model.vae_dtype or config.model.facts.vae_dtype or config.model.dtype]
 
 
-def _offloaded(config: Config, parts: Parts) -> dict[str, int]:
+def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
     """Bytes that come to the device for a stage; all text encoders come together."""
     m = config.model
     sizes = {}
@@ -205,7 +205,7 @@ def _records(config: Config, g: Geometry, samples: int, edges: int, nodes: int, 
     e, o = config.rollout.explore, config.objective
     kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
     if e is not None:
-        candidates = samples * e.candidates // (e.keep + e.audit)
+        candidates = samples * e.candidates // config.rollout.redrawn
         kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
     if o.trains_samples:
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
@@ -257,7 +257,7 @@ def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
     }
 
 
-def _borrowed(config: Config, parts: Parts, g: Geometry, world_size: int) -> int:
+def _borrowed(config: Config, parts: ParameterCounts, g: Geometry, world_size: int) -> int:
     """Bytes of weights that exist while the network runs: bfloat16 copies of trained ones, blocks gathered of ranks."""
     full, dtype = config.model.lora is None, BYTES[config.model.dtype]
     casts = BYTES["bfloat16"] * parts.trained if full and config.model.dtype == "bfloat16" else 0

@@ -11,6 +11,12 @@ import torch
 UNGRADED = ("explore", "rollout", "values", "old", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
 PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
+PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
+"""Where the seconds of an iteration go; "other" is what belongs to none of the others."""
+ALWAYS = ("rollout", "decode", "reward", "update", "other")
+"""Phases that every run has."""
+OUTSIDE = ("evaluation", "checkpoint", "trees")
+"""Phases that are no part of training: looking at it and keeping it."""
 
 
 class PhaseClock:
@@ -99,6 +105,58 @@ class CostMeter:
         }
 
 
+class IterationCost:
+    """What each iteration took: the difference of clock and counts between its begin and its end.
+
+    Args:
+        clock: of the run; what belongs to no phase is added to it as "other".
+    """
+
+    def __init__(self, clock: PhaseClock):
+        self._clock = clock
+        self._mark = 0.0
+        self._seconds: dict[str, float] = {}
+        self._counts: Mapping[str, float] = {}
+
+    def begin(self, counts: Mapping[str, float]) -> None:
+        """An iteration begins.
+
+        Args:
+            counts: as `CostMeter.state` names them, of the run up to now.
+        """
+        if not self._mark:  # or what lies between two iterations would be nobody's
+            self._mark = self._now()
+        self._seconds, self._counts = dict(self._clock.seconds), counts
+
+    def take(self, counts: Mapping[str, float]) -> tuple[dict[str, float | int], dict[str, float], float]:
+        """An iteration is done: its counts with the run's cost so far, its seconds by phase, and its wall seconds.
+
+        Args:
+            counts: of the run up to now.
+        """
+        timed = {name: value - self._seconds.get(name, 0.0) for name, value in self._clock.seconds.items()}
+        spent = {phase: timed.get(phase, 0.0) for phase in PHASES if phase != "other"}
+        now = self._now()
+        wall, self._mark = now - self._mark, now
+        spent["other"] = wall - sum(spent.values())
+        self._clock.seconds["other"] = self._clock.seconds.get("other", 0.0) + spent["other"]
+        metrics: dict[str, float | int] = {
+            name: int(count - self._counts.get(name, 0))
+            for name, count in counts.items()
+            if count and name != "evaluations/evaluation"
+        }
+        metrics["cost/evaluations"] = int(training_cost(counts))
+        metrics["cost/seconds"] = sum(self._clock.seconds.get(phase, 0.0) for phase in PHASES)
+        seconds = {f"seconds/{phase}": value for phase, value in spent.items() if value or phase in ALWAYS}
+        if watching := timed.get("trees", 0.0):
+            seconds["seconds/trees"] = watching
+        return metrics, seconds, wall
+
+    def _now(self) -> float:
+        """Seconds on the clock without what is no part of training."""
+        return time.perf_counter() - sum(self._clock.seconds.get(phase, 0.0) for phase in OUTSIDE)
+
+
 def training_cost(counts: Mapping[str, float]) -> float:
     """Network evaluations without gradient in training iterations, and twice those with.
 
@@ -112,5 +170,5 @@ def training_cost(counts: Mapping[str, float]) -> float:
 
 
 def network_evaluations(counts: Mapping[str, float]) -> int:
-    """All of them, for whatever purpose, held-out evaluations included."""
+    """Network evaluations for whatever purpose, held-out ones included."""
     return int(sum(counts[f"evaluations/{name}"] for name in PURPOSES))

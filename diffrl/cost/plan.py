@@ -7,15 +7,16 @@ and its count and the skipped together make the plan.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from diffrl.config.checks import branching_at, old_is_policy, steps_at, window_places
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.errors import ConfigError
-from diffrl.rollout.counts import alive_per_level, coarse_levels, ends_per_tree, forwards_per_tree
+from diffrl.functional.steps import coarse_levels
+from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
 
 TREES_NOTE = "Left out: keeping trees to look at (track.trees), which asks network and decoder a few times more."
 
@@ -77,7 +78,7 @@ class Plan:
 
     @property
     def iteration_cost(self) -> float:
-        """The same of one iteration, on average."""
+        """Training cost of one iteration, on average."""
         return self.training_cost / self.iterations
 
 
@@ -102,23 +103,22 @@ class PromptCost:
     edges: int
 
 
-def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
+def prompt_cost(config: Config, iteration: int) -> PromptCost:
     """What one prompt costs in a training iteration."""
     r, value = config.rollout, config.credit.value
-    branching = branching_at(r, iteration)
+    branching = r.branching_at(iteration)
     full = range(r.steps)
-    explore, redrawn, trees = 0, r.tree.samples, r.tree.roots
+    explore, trees = 0, r.tree.roots
     if r.explore is not None:
         steps = r.steps if r.explore.steps is None else r.explore.steps
         levels = coarse_levels(r.steps, list(branching), steps)[:-1]
         trees = r.explore.candidates // r.tree.leaves_per_root
         explore = trees * forwards_per_tree(levels, branching)
-        redrawn = r.explore.keep + r.explore.audit
-    alive = [min(redrawn, trees * count) for count in alive_per_level(full, branching)]
+    alive = [min(r.redrawn, trees * count) for count in alive_per_level(full, branching)]
     starts = {step: alive[step] for step in branching}
     o = config.objective
     asked = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
-    ends = {step: min(redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
+    ends = {step: min(r.redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
     ordered = sorted(branching)
     inner = sum(starts.values())
     completions = starts[ordered[0]] * r.steps if ordered else 0
@@ -134,7 +134,7 @@ def drawn_per_prompt(config: Config, iteration: int) -> PromptCost:
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
-    """Add up a run.
+    """Add up what a run will cost.
 
     Args:
         config: the run.
@@ -149,37 +149,36 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             f"{config.prompts.per_iteration}, processes={world_size}. Change one of them."
         )
     groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
-    places = [i for i in window_places(r) if i < iterations]
-    drawn = [drawn_per_prompt(config, i) for i in places]
-    first, stays = drawn[0], places[1] if len(places) > 1 else iterations
+    places = [i for i in r.window_places if i < iterations]
+    costs = [prompt_cost(config, i) for i in places]
+    first, stays = costs[0], places[1] if len(places) > 1 else iterations
 
     def over_the_run(each: Callable[[PromptCost], int]) -> int:
-        return Cycle([each(one) for one in drawn], stays).total(iterations)
+        return Cycle([each(one) for one in costs], stays).total(iterations)
 
     candidates = 0 if r.explore is None else groups * r.explore.candidates
-    redrawn = r.tree.samples if r.explore is None else r.explore.keep + r.explore.audit
     o = config.objective
-    nft = redrawn * o.levels_per_sample
+    nft = r.redrawn * o.levels_per_sample
     trained = over_the_run(lambda one: nft + one.origins)
     parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins) if n]
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
-    evaluations = count_evaluations(config)
+    evaluations = config.run.evaluations
     guided = config.model.facts.calls_per_step(r.guidance_scale)
     memory, notes = estimate_memory(
         config,
-        *(groups * count // world_size for count in (redrawn, first.edges, first.origins)),
+        *(groups * count // world_size for count in (r.redrawn, first.edges, first.origins)),
         world_size,
     )
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": 0 if old_is_policy(o, t) else nft * iterations,
+        "old": 0 if config.old_is_policy else nft * iterations,
         "update": trained,
         "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
     }
-    pictures = Cycle([groups * (redrawn + one.inner) + candidates for one in drawn], stays)
+    pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
     scored = sum(
         pictures.total(end) - pictures.total(start)
         for reward in config.rewards
@@ -192,7 +191,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         groups=groups,
         candidates=candidates,
         samples=groups * r.tree.samples,
-        stochastic_steps=steps_at(r, 0),
+        stochastic_steps=r.steps_at(0),
         edges=groups * first.edges,
         examples=groups * (nft + first.origins),
         updates=iterations * t.updates_per_iteration,
@@ -215,25 +214,18 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     )
 
 
-def is_evaluated(config: Config, iteration: int) -> bool:
-    """Whether the held-out evaluation runs after so many iterations: before training (0), every `eval_every`, last."""
-    every, iterations = config.run.eval_every, config.run.iterations
-    return iteration in (0, iterations) or (every is not None and iteration % every == 0)
-
-
-def count_evaluations(config: Config) -> int:
-    """How often it runs."""
-    every, iterations = config.run.eval_every, config.run.iterations
-    return 2 + (len(range(every, iterations, every)) if every is not None else 0)
-
-
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
     """`total` in parts that differ by one at most, the larger ones first."""
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
-def render_plan(plan: Plan) -> str:
+def plan_json(plan: Plan) -> str:
+    """The plan as JSON, with the sum of its network evaluations."""
+    return json.dumps({**asdict(plan), "total_network_evaluations": plan.total_network_evaluations}, indent=2)
+
+
+def plan_text(plan: Plan) -> str:
     """The plan as aligned text."""
     steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
     most = "" if plan.exact else "at most "

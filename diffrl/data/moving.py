@@ -1,7 +1,7 @@
 """The embedded world of moving shapes: prompts in two disjoint splits, and clips of them.
 
-One flat shape on light grey that moves straight and evenly, or stays. Grammar: `reward_models.moving_shapes`. Held out
-are combinations of colour, shape and motion; every pair of these is trained on.
+One flat shape on light grey that moves straight and evenly, or stays. Grammar: `reward_models.videos.moving_shapes`.
+Held out are combinations of colour, shape and motion; every pair of these is trained on.
 
     prompt = prompts("held_out")[0]
     clip = render(scene_of(prompt), np.random.default_rng(0))
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from diffrl.data.shapes import PlacedThing, Split, draw
 from diffrl.errors import DiffrlError
 from diffrl.records import Prompt
-from reward_models.moving_shapes import MOTIONS, ClipSpec, format_prompt, parse_prompt
-from reward_models.shapes import COLORS, SHAPES, Thing
+from reward_models.images.shapes import COLORS, SHAPES, Thing
+from reward_models.videos.moving_shapes import MOTIONS, ClipSpec, format_prompt, parse_prompt
 
 FRAMES = 9
 RADIUS = (0.145, 0.175)

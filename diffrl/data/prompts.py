@@ -11,7 +11,7 @@ from typing import Any
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.messages import cut, quote
-from reward_models.reading import Unreadable, parse_json, read_text
+from reward_models.text.reading import Unreadable, parse_json, read_text
 
 MOST_BYTES = 64_000_000
 """Of a file of prompts."""

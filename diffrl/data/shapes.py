@@ -1,8 +1,8 @@
 """The embedded verifiable world: prompts in two disjoint splits, and pictures of them.
 
 One to three flat shapes on light grey. The vocabulary and the grammar are those of the scorer,
-`reward_models.shapes`. Held out are *combinations*: an unordered pair of objects is held out in all four relations and
-both orders, so that "b right of a" never gives away "a left of b".
+`reward_models.images.shapes`. Held out are *combinations*: an unordered pair of objects is held out in all four
+relations and both orders, so that "b right of a" never gives away "a left of b".
 
     prompt = prompts("held_out")[0]
     picture = render(scene_of(prompt), np.random.default_rng(0))
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from diffrl.errors import DiffrlError
 from diffrl.records import Prompt
-from reward_models.shapes import (
+from reward_models.images.shapes import (
     BACKGROUND,
     COLORS,
     NUMBERS,

@@ -31,7 +31,7 @@ pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
 {result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
 ```"""
 SECOND_LORA = "pytorch_lora_weights_2.safetensors"
-"""Of the second transformer, where a pipeline has two (Wan 2.2)."""
+"""The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
 
 
 def export_run(run: Path, out: Path) -> list[str]:

@@ -98,14 +98,14 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         for start in range(0, len(jobs), request.batch):
             piece = jobs[start : start + request.batch]
             used = sorted({i for i, _ in piece})
-            drawn = denoise(
+            latents = denoise(
                 adapter,
                 encode([prompts[i].text for i in used]),
                 chains(torch.tensor([used.index(i) for i, _ in piece])),
                 [Address("generate", request.seed, 0, i, j) for i, j in piece],
                 sampler,
             )
-            pictures = decode(adapter, drawn.latents, request.batch, [prompts[i].text for i, _ in piece])
+            pictures = decode(adapter, latents, request.batch, [prompts[i].text for i, _ in piece])
             for (i, j), picture in zip(piece, pictures, strict=True):
                 name = f"{i:04d}-{j}.{'png' if picture.ndim == 3 else 'webp'}"
                 if picture.ndim == 3:

@@ -17,18 +17,18 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
+from diffrl.files import write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
-from diffrl.precision.backends.machine import MODELOPT, installed
+from diffrl.precision.backends.machine import installed
 from diffrl.precision.backends.modelopt import quantise_quietly
+from diffrl.precision.backends.table import MODELOPT
 from diffrl.precision.layers import choose_layers
 from diffrl.precision.weights import merged_copy, refuse_quantised
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.summary import write_json
-from diffrl.training.session import explore_exclude
 
 CALIBRATION_PROMPTS = 128
 STATE_FILE = "modelopt.pth"
@@ -94,7 +94,7 @@ def export_quantised(run: Path, out: Path, form: str, prompts: int = CALIBRATION
     network = merged_copy(model.policy.inner, DTYPES[model.config.model.dtype], device)
     adapter.transformer = network
     recipe, multiple = FORMATS[form]
-    chosen, kept = choose_layers(network, explore_exclude(model.config), lambda layer: _unfit(layer, multiple))
+    chosen, kept = choose_layers(network, model.config.explore_exclude, lambda layer: _unfit(layer, multiple))
     texts = [prompt.text for prompt in load_prompts(model.config.prompts.train)[:prompts]]
     quantised = quantise_quietly(network, quantiser_config(list(chosen), recipe), lambda _: _calibrate(model, texts))
     out.mkdir(parents=True, exist_ok=True)

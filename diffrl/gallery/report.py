@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from diffrl import __version__
+from diffrl.files import write_text
 from diffrl.gallery.costs import costs_of
 from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
@@ -42,11 +42,7 @@ def write_report(run_dir: Path, destination: Path | None = None) -> Path:
     """
     path = Path(destination) if destination else Path(run_dir) / REPORT
     run = RunSource("run", Path(run_dir), Path(run_dir).resolve().name)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(
-        report_document(Site([run], ServerLinks(__version__)), run), encoding="utf-8", errors="replace"
-    )
-    os.replace(temporary, path)
+    write_text(path, report_document(Site([run], ServerLinks(__version__)), run), errors="replace")
     return path
 
 

@@ -7,15 +7,16 @@ latents, sigmas and velocities only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-Conditioning = Mapping[str, Tensor]
+Conditioning = Mapping[str, "Tensor"]
 """Encoded prompts: named tensors whose first axis is the prompt, so that rows can be selected and repeated."""
 
-DrawNoise = Callable[[tuple[int, ...]], Tensor]
+DrawNoise = Callable[[tuple[int, ...]], "Tensor"]
 """Given the shape of one sample's noise, returns (B, *shape) unit normal float32 for the samples at hand."""
 
 

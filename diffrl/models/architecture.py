@@ -13,7 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
 from diffrl.models.published import PUBLISHED, Component
 from reward_models.messages import show
-from reward_models.reading import parse_json, require_file
+from reward_models.text.reading import parse_json, require_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
-from diffrl.models.files import read_object
-from diffrl.models.pipeline import Placement, pipeline_class_of
+from diffrl.models.hub import fetch, is_hub_id, loading_problem, pipeline_class_of
+from diffrl.models.placement import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
-from reward_models.messages import cut, quote, show
+from reward_models.messages import quote, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -60,17 +59,6 @@ def check_pipeline_directory(family: Family, path: str) -> None:
     vet_pipeline(directory)
 
 
-def is_hub_id(path: str) -> bool:
-    """Whether a path has the form of a model on the hub, OWNER/NAME."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(path)
-    except HFValidationError:
-        return False
-    return path.count("/") == 1
-
-
 def infer_family(path: str) -> str:
     """The family whose adapter loads this pipeline.
 
@@ -99,6 +87,7 @@ def load_adapter(
     dtype: str,
     device: torch.device | None = None,
     placement: Placement | None = None,
+    revision: str | None = None,
     **options: Any,
 ) -> ModelAdapter:
     """Load a pipeline's components as an adapter of its family.
@@ -109,8 +98,9 @@ def load_adapter(
         dtype: name of the compute dtype, a key of `DTYPES`.
         device: where the components live, if no placement says it.
         placement: where they live and how they are run.
-        **options: passed to the adapter (height, width, max_sequence_length, revision, ...); None leaves the choice to
-            the pipeline's own `SETTINGS_FILE`, then to the adapter.
+        revision: branch, tag or commit on the hub.
+        **options: passed to the adapter (height, width, max_sequence_length, ...); None leaves the choice to the
+            pipeline's own `SETTINGS_FILE`, then to the adapter.
 
     Raises:
         ConfigError: wrong class, missing or unreadable files, an id that cannot be fetched.
@@ -127,9 +117,11 @@ def load_adapter(
             f"{Path(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
             f"{show(unknown)}. Remove them."
         )
-    options = {**shipped, **given}
     try:
-        adapter: ModelAdapter = adapter_class.from_pretrained(path, dtype=DTYPES[dtype], placement=placement, **options)
+        folder = _vetted_folder(facts, path, revision)
+        adapter: ModelAdapter = adapter_class.from_pretrained(
+            folder, dtype=DTYPES[dtype], placement=placement, **{**shipped, **given}
+        )
     except ConfigError:
         raise
     except Exception as error:  # what libraries raise for somebody's damaged files has no common class
@@ -140,6 +132,16 @@ def load_adapter(
     return adapter
 
 
+def _vetted_folder(family: Family, path: str, revision: str | None) -> Path:
+    """The folder of a pipeline, whose files were looked at; of one on the hub it is fetched if it is of this family."""
+    if Path(path).is_dir():
+        return Path(path)  # looked at by `check_pipeline_directory`
+    require_pipeline(family, pipeline_class_of(path, revision), path)
+    folder = fetch(path, revision)
+    vet_pipeline(folder)
+    return folder
+
+
 def _require_falling(adapter: ModelAdapter, path: str) -> None:
     """Refuse a scheduler whose noise levels do not fall: steps without length have no density."""
     sigmas = adapter.sigmas(4)
@@ -148,78 +150,3 @@ def _require_falling(adapter: ModelAdapter, path: str) -> None:
             f"The scheduler of {path!r} must give noise levels that fall from 1 to 0. Got {show(sigmas.tolist())}. "
             "Mend scheduler/scheduler_config.json, such as its shift."
         )
-
-
-def refuse_distilled(family: Family, path: str, allowed: bool) -> None:
-    """Refuse to train a checkpoint that was distilled to few steps, unless it is asked for.
-
-    Its velocity is no longer that of a probability flow: stochastic steps add the wrong noise, densities and ratios
-    lose their meaning, and a regression at random noise levels (nft) undoes the distillation.
-
-    Raises:
-        ConfigError: says what gave it away.
-    """
-    sign = distilled_sign(family, path)
-    if sign is None or allowed:
-        return
-    raise ConfigError(
-        "model.path must be a checkpoint that was not distilled to few steps: grpo's stochastic steps and nft both "
-        f"need the velocity of a flow. Got {path!r}, {sign}. Train its base model, or set model.allow_distilled: true "
-        "if you know better."
-    )
-
-
-def distilled_sign(family: Family, path: str) -> str | None:
-    """What shows that a checkpoint was distilled: its name, or what its files say; None if nothing does."""
-    name = path.rstrip("/").rpartition("/")[2].lower()
-    word = next((word for word in family.distilled if word in name), None)
-    if word is not None:
-        return f"whose name says {word!r}"
-    for file, key, value in (
-        ("transformer/config.json", "guidance_embeds", False),
-        ("model_index.json", "is_distilled", True),
-    ):
-        if file.startswith("transformer") and family.guidance != "embedded":
-            continue
-        if read_object(Path(path) / file, missing={}).get(key) is value:
-            return f"whose {file} has {key}: {str(value).lower()}"
-    return None
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """An error and those that it was raised for: diffusers words the hub's errors anew."""
-    found: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in found:
-        found.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return found
-
-
-def loading_problem(path: str, error: Exception) -> str:
-    """What went wrong with a pipeline, in one sentence, and the way out."""
-    names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
-    if "GatedRepoError" in names:
-        terms = f"Accept its terms at https://huggingface.co/{path}, then run `hf auth login`."
-        return f"model.path {path!r} is gated. {terms}"
-    if "RevisionNotFoundError" in names:
-        return f"model.revision is no branch, tag or commit of {path!r}. Look at https://huggingface.co/{path}."
-    if "RepositoryNotFoundError" in names:
-        return (
-            f"model.path {path!r} is no model on the hub that this account can see. Check the spelling; for a private "
-            "one run `hf auth login`."
-        )
-    text = str(error).strip()
-    if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names:
-        return (
-            f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
-            f"Fetch it with `hf download {path}` where there is a network, or give a folder."
-        )
-    if shapes := re.search(r"because (\S+) expected shape \S*?\((.*?)\)+, but got \S*?\((.*?)\)", text):
-        name, expected, got = shapes.groups()
-        return (
-            f"model.path {path!r} could not be loaded: {name} must have shape ({expected.strip('[]')}) by its "
-            f"config.json. Got ({got.strip('[]')}). Save or download it again."
-        )
-    reason = text.splitlines()[0] if text else type(error).__name__
-    return f"model.path {path!r} could not be loaded: {cut(reason.rstrip('.'), 500)}. Check it, or save it again."

@@ -1,4 +1,7 @@
-"""What adapters of diffusers pipelines share: loading, guidance, components that rest on the CPU between uses."""
+"""What adapters of diffusers pipelines share: loading, guidance, decoding, parts that rest on the CPU between uses.
+
+Configurations read a family's facts from its file, so neither that nor this one imports torch before it is used.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,28 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, device_of
-from diffrl.models.base_precision import quantise_base
-from diffrl.models.families import Family, require_pipeline
+from diffrl.models.family import Family
 from diffrl.models.files import read_object
-from diffrl.models.vetting import vet_pipeline
+from diffrl.models.schedulers import flow_sigmas
 from reward_models.messages import show
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from diffrl.models.placement import Placement
 
 EMPTY = "negative_"
 """Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a pipeline's parts live and how they are run.
-
-    Args:
-        device: of the transformer, and of whatever is not offloaded.
-        offload: "text_encoders" and "vae" rest on the CPU and come to the device for each use.
-        vae_dtype: None leaves the choice to the family.
-        vae_slicing: decode one picture at a time.
-        vae_tiling: decode in overlapping tiles.
-        attention: a backend of diffusers' attention dispatcher; None is diffusers' own choice, "native".
-        base_precision: int8 or nf4 keeps the transformer's frozen weights so; None keeps them in `dtype`.
-        compile: torch.compile the transformer's blocks.
-    """
-
-    device: torch.device = torch.device("cpu")
-    offload: tuple[str, ...] = ()
-    vae_dtype: torch.dtype | None = None
-    vae_slicing: bool = False
-    vae_tiling: bool = False
-    attention: str | None = None
-    base_precision: str | None = None
-    compile: bool = False
-
-
 class PipelineAdapter(ABC):
-    """A diffusers pipeline as velocities over sigmas; a family fills in `predict`, `init_latents` and the rest.
+    """A diffusers pipeline as velocities over sigmas; a family adds how prompts are encoded and the network is called.
 
     Args:
         pipeline: the diffusers pipeline; its components are used, not copied.
@@ -60,10 +39,12 @@ class PipelineAdapter(ABC):
     """
 
     family: ClassVar[Family]
-    vae_dtype: ClassVar[torch.dtype | None] = None
-    """What the picture decoder needs; None = what the pipeline computes in."""
+    latent_shape: tuple[int, ...]
+    """Of one sample's noise."""
 
-    def __init__(self, pipeline: Any, dtype: torch.dtype = torch.float32, max_sequence_length: int | None = None):
+    def __init__(self, pipeline: Any, dtype: torch.dtype, max_sequence_length: int | None = None):
+        from diffrl.models.placement import Placement
+
         self.pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
         self.dtype = dtype
@@ -73,28 +54,17 @@ class PipelineAdapter(ABC):
         self._present: set[str] = set()
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        dtype: torch.dtype = torch.float32,
-        placement: Placement | None = None,
-        revision: str | None = None,
-        **options: Any,
-    ) -> Self:
-        """Load a diffusers directory or hub id; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
+    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, placement: Placement, **options: Any) -> Self:
+        """Load a diffusers folder; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
         import diffusers
         from diffusers.utils.logging import disable_progress_bar
+        from torch import nn
         from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
 
         disable_progress_bar()
         disable_transformers_progress_bar()
-        placement = placement or Placement()
-        found = pipeline_class_of(path, revision)
-        require_pipeline(cls.family, found, str(path))
-        folder = path_of(path, revision)
-        vet_pipeline(folder)
-        pipeline = getattr(diffusers, found).from_pretrained(str(folder), dtype=dtype, use_safetensors=True)
+        made = getattr(diffusers, read_object(folder / "model_index.json")["_class_name"])
+        pipeline = made.from_pretrained(str(folder), dtype=dtype, use_safetensors=True)
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
@@ -105,16 +75,20 @@ class PipelineAdapter(ABC):
 
     def place(self, placement: Placement) -> None:
         """Quantise the frozen transformer if asked for, and bring the components to where they belong."""
+        import torch
+
+        from diffrl.models.base_precision import quantise_base
+        from diffrl.models.placement import compile_blocks, set_attention, try_attention
+
         self.placement = placement
         if placement.base_precision is not None:
             for module in self.trainable_modules().values():
                 quantise_base(module, self.family.exclude, placement.base_precision, self.dtype)
-        for name, component in self.pipeline.components.items():
-            if isinstance(component, nn.Module):
-                rests = self._offloaded(name)
-                component.to("cpu" if rests else placement.device)
-        vae = self.pipeline.vae
-        nn.Module.to(vae, placement.vae_dtype or self.vae_dtype or self.dtype)  # diffusers' own `to` warns about it
+        for name, component in self._modules("").items():
+            component.to("cpu" if self._offloaded(name) else placement.device)
+        vae, needed = self.pipeline.vae, self.family.vae_dtype
+        vae_dtype = placement.vae_dtype or (self.dtype if needed is None else getattr(torch, needed))
+        torch.nn.Module.to(vae, vae_dtype)  # diffusers' own `to` warns about it
         if placement.vae_slicing:
             vae.enable_slicing()
         if placement.vae_tiling:
@@ -125,72 +99,59 @@ class PipelineAdapter(ABC):
         if placement.compile:
             compile_blocks(self.transformer)
 
+    def _modules(self, prefix: str) -> dict[str, nn.Module]:
+        """The components with weights whose names begin so."""
+        from torch import nn
+
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if name.startswith(prefix) and isinstance(part, nn.Module)}
+
     def _offloaded(self, name: str) -> bool:
         kind = "text_encoders" if name.startswith("text_encoder") else name
         return kind in self.placement.offload
 
     @contextmanager
     def on_device(self, prefix: str) -> Iterator[torch.device]:
-        """Inside, components whose names begin so are on the device; offloaded ones go back to the CPU afterwards.
+        """Inside, frozen components whose names begin so are on the device, and nothing records gradients.
 
-        Within another such block for the same names nothing moves.
+        Offloaded ones go back to the CPU afterwards. Within another such block for the same names nothing moves.
         """
-        if prefix in self._present:
-            yield self.placement.device
-            return
-        resting = [
-            component
-            for name, component in self.pipeline.components.items()
-            if name.startswith(prefix) and isinstance(component, nn.Module) and self._offloaded(name)
-        ]
+        import torch
+
+        outermost = prefix not in self._present
+        resting = [part for name, part in self._modules(prefix).items() if outermost and self._offloaded(name)]
         self._present.add(prefix)
         for component in resting:
             component.to(self.placement.device)
         try:
-            yield self.placement.device
+            with torch.no_grad():
+                yield self.placement.device
         finally:
-            self._present.discard(prefix)
+            if outermost:
+                self._present.discard(prefix)
             for component in resting:
                 component.to("cpu")
-
-    def take_size(self, height: int | None, width: int | None, default: int, multiple: int) -> None:
-        """Set `height` and `width` in pixels, the pipeline's own where None is asked for.
-
-        Raises:
-            ConfigError: they do not come out in whole patches.
-        """
-        self.height, self.width = height or default, width or default
-        require_multiple(self.height, self.width, multiple)
-
-    def vae_output(self, unscaled: Tensor) -> Tensor:
-        """What the decoder makes of latents in its own units: in [-1, 1], on the device."""
-        vae = self.pipeline.vae
-        with self.on_device("vae") as device:
-            decoded: Tensor = vae.decode(unscaled.to(device, vae.dtype), return_dict=False)[0]
-        return decoded
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt."""
 
     @abstractmethod
-    def init_latents(self, draw: DrawNoise) -> Tensor:
-        """As in `ModelAdapter`."""
-
-    @abstractmethod
-    def sigmas(self, steps: int) -> Tensor:
-        """As in `ModelAdapter`."""
-
-    @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """One network call: latents (B, ...) in `dtype`, sigma (B,), conditioning without the empty prompt's."""
 
-    @abstractmethod
-    def decode(self, latents: Tensor) -> Tensor:
-        """As in `ModelAdapter`."""
+    def init_latents(self, draw: DrawNoise) -> Tensor:
+        """Unit normal latents (B, *latent_shape) float32."""
+        return draw(self.latent_shape).float().to(self.placement.device)
+
+    def sigmas(self, steps: int) -> Tensor:
+        """The scheduler's levels, its shift included; see `flow_sigmas`."""
+        return flow_sigmas(self.pipeline.scheduler, steps)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """As in `ModelAdapter`; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
+        import torch
+
         own = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
         guided = self.family.calls_per_step(guidance_scale) == 2
         if guided:
@@ -206,6 +167,26 @@ class PipelineAdapter(ABC):
         """Classifier-free guidance (Ho and Salimans, arXiv 2207.12598)."""
         return unconditional + guidance_scale * (conditional - unconditional)
 
+    def decode(self, latents: Tensor) -> Tensor:
+        """As in `ModelAdapter`: pictures (B, 3, H, W), or videos (B, F, 3, H, W), uint8."""
+        from diffrl.models.images import uint8_from_signed
+
+        decoded = self.vae_output(unscaled(self.unpack(latents), self.pipeline.vae.config))
+        if decoded.ndim == 5:  # a decoder of videos gives (B, 3, F, H, W)
+            decoded = decoded.transpose(1, 2) if self.family.media == "video" else decoded[:, :, 0]
+        return uint8_from_signed(decoded)
+
+    def unpack(self, latents: Tensor) -> Tensor:
+        """Latents as the decoder takes them: here, as they are."""
+        return latents
+
+    def vae_output(self, latents: Tensor) -> Tensor:
+        """What the decoder makes of latents in its own units: in [-1, 1], on the device."""
+        vae = self.pipeline.vae
+        with self.on_device("vae") as device:
+            decoded: Tensor = vae.decode(latents.to(device, vae.dtype), return_dict=False)[0]
+        return decoded
+
     def trainable_modules(self) -> Mapping[str, nn.Module]:
         """The transformer alone."""
         return {"transformer": self.transformer}
@@ -216,13 +197,18 @@ class PipelineAdapter(ABC):
         return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
 
 
-def latent_statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a video decoder's latents, (1, C, 1, 1, 1) each."""
-    mean, std = (
-        torch.tensor(values, device=device).view(1, -1, 1, 1, 1)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    return mean, std
+def unscaled(latents: Tensor, config: Any) -> Tensor:
+    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale.
+
+    Args:
+        latents: (B, C, ...) as the network draws them.
+        config: the decoder's.
+    """
+    if config.get("latents_mean") is not None:
+        shape = (1, -1) + (1,) * (latents.ndim - 2)
+        mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
+        return latents * std + mean
+    return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:
@@ -239,24 +225,6 @@ def require_multiple(height: int, width: int, multiple: int) -> None:
         )
 
 
-def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
-    """The pipeline class that a diffusers directory or hub id says it is.
-
-    Raises:
-        ConfigError: the directory's index cannot be read, or names no class.
-        OSError, ValueError: the hub's cannot be had.
-    """
-    if Path(path).is_dir():
-        index = Path(path) / "model_index.json"
-        name = read_object(index).get("_class_name")
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"{index} is not the index of a pipeline: it names no class. Save the pipeline again.")
-        return name
-    from diffusers import DiffusionPipeline
-
-    return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
-
-
 def _require_short_texts(pipeline: Any) -> None:
     """Refuse a CLIP tokenizer that would fill prompts up to more than its encoder has places for.
 
@@ -271,83 +239,3 @@ def _require_short_texts(pipeline: Any) -> None:
             f"model_max_length of the pipeline's tokenizer must be <= {most}, the places of its text encoder. Got "
             f"{show(length)}. Mend tokenizer/tokenizer_config.json."
         )
-
-
-def path_of(path: str | Path, revision: str | None) -> Path:
-    """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
-    if Path(path).is_dir():
-        return Path(path)
-    from diffusers import DiffusionPipeline
-
-    return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))
-
-
-def set_attention(transformer: Any, name: str) -> None:
-    """Run attention by another backend of diffusers.
-
-    Raises:
-        ConfigError: unknown, its package is not here, or this transformer's attention does not go through diffusers'
-            dispatcher, as SD3's, which would run on unchanged.
-    """
-    try:
-        transformer.set_attention_backend(name)
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(
-            f"model.attention {name!r} cannot be used: {str(error).strip().rstrip('.')}. Set model.attention: native."
-        ) from error
-    processors = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
-    if name != "native" and not any(hasattr(processor, "_attention_backend") for processor in processors):
-        raise ConfigError(
-            f"model.attention {name!r} cannot be used: the attention of a {type(transformer).__name__} always goes "
-            "through PyTorch, which chooses the fastest kernel that it has. Set model.attention: native."
-        )
-
-
-def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Run a backend once, forward and backward: some only infer, some take no float32 or not this device.
-
-    Raises:
-        ConfigError: it fails or gives no gradient.
-    """
-    from diffusers.models.attention_dispatch import (
-        AttentionBackendName,
-        _check_attention_backend_requirements,
-        dispatch_attention_fn,
-    )
-
-    problem = None
-    x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
-    try:
-        _check_attention_backend_requirements(AttentionBackendName(name))
-        dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name)).float().sum().backward()
-        if x.grad is None or not bool(torch.isfinite(x.grad).all()):
-            problem = "it gives no gradient"
-    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError) as error:
-        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if problem is not None:
-        raise ConfigError(
-            f"model.attention {name!r} cannot be used on {device.type} in {str(dtype).removeprefix('torch.')}: "
-            f"{problem.rstrip('.')}. Set model.attention: native."
-        )
-
-
-def compile_blocks(transformer: nn.Module) -> None:
-    """Compile each of the transformer's repeated blocks in place; shapes may vary without a graph for each.
-
-    Raises:
-        ConfigError: diffusers names no repeated blocks for this transformer.
-    """
-    names = {name for kind in {type(module) for module in transformer.modules()} for name in _block_names(kind)}
-    blocks = [module for module in transformer.modules() if type(module).__name__ in names]
-    if not blocks:
-        raise ConfigError(
-            f"model.compile needs a transformer of repeated blocks. Got a {type(transformer).__name__}, which names "
-            "none. Set it to false."
-        )
-    for block in blocks:
-        block.compile(dynamic=True)
-
-
-def _block_names(kind: type) -> tuple[str, ...]:
-    """Class names of a diffusers model's repeated blocks."""
-    return tuple(getattr(kind, "_repeated_blocks", None) or getattr(kind, "_no_split_modules", None) or ())

@@ -1,17 +1,16 @@
-"""Noise levels of pipelines whose schedulers are multi-step solvers, or shift by resolution."""
+"""The noise levels that a pipeline's scheduler visits."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def flow_sigmas(scheduler: Any, steps: int) -> Tensor:
-    """The grid that a flow-matching scheduler visits: (steps + 1,) float32, 1 down to 0.
+def flow_sigmas(scheduler: Any, steps: int, tokens: int = 0) -> Tensor:
+    """The grid of a flow-matching scheduler: (steps + 1,) float32, 1 down to 0.
 
     DPM-Solver++ and UniPC, which SANA and Wan ship, begin at sigma = .999, shifted (.9997 with a shift of 3), although
     they begin with pure noise. The first level is set to 1 here: that is what pure noise is, and a stochastic step's
@@ -20,10 +19,11 @@ def flow_sigmas(scheduler: Any, steps: int) -> Tensor:
     Args:
         scheduler: of the pipeline; it is not changed.
         steps: network calls.
+        tokens: of a picture, for a scheduler that shifts by resolution (esser et al., arXiv 2403.03206, eq. 23).
     """
     own = copy.deepcopy(scheduler)
-    own.set_timesteps(steps)
-    sigmas: Tensor = own.sigmas.to(torch.float32, copy=True)
+    own.set_timesteps(steps, **({"mu": _mu(own, tokens)} if own.config.get("use_dynamic_shifting") else {}))
+    sigmas: Tensor = own.sigmas.float().clone()
     sigmas[0] = 1.0
     return sigmas
 
@@ -39,11 +39,18 @@ def shifted_sigmas(scheduler: Any, steps: int, tokens: int) -> Tensor:
     Returns:
         (steps + 1,) float32, 1 down to 0.
     """
-    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+    import numpy as np
 
     own = copy.deepcopy(scheduler)
-    defaults = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
-    mu = calculate_shift(tokens, *(own.config.get(name, value) for name, value in defaults.items()))
-    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    sigmas: Tensor = own.sigmas.to(torch.float32)
+    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(own, tokens))
+    sigmas: Tensor = own.sigmas.float()
     return sigmas
+
+
+def _mu(scheduler: Any, tokens: int) -> float:
+    """The shift of a picture of so many tokens."""
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    defaults = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
+    shift: float = calculate_shift(tokens, *(scheduler.config.get(name, value) for name, value in defaults.items()))
+    return shift

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
+from diffrl.models.family import MOST_OPTIONS
 from diffrl.models.files import read_object
 from reward_models.messages import quote, show
 
 SETTINGS_FILE = "diffrl.json"
 """Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in
 the configuration, such as {"max_sequence_length": 1}."""
-
-MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
-"""The adapter options that cost memory, and how large they may be: in the configuration and in `SETTINGS_FILE`."""
 
 
 def shipped_settings(directory: Path) -> dict[str, Any]:

@@ -1,88 +1,57 @@
 """Tiny pipelines with random weights, in every detail like the real ones but for their size; made offline.
 
-`scripts/build_tiny_pipeline.py` trains one of them; tests use them as they are.
+Each family builds its own from the parts below. `scripts/build_tiny_pipeline.py` trains one of them; tests use them as
+they are.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from diffrl.models.families import FILES
 from diffrl.models.shipped import SETTINGS_FILE
 
 MAX_TOKENS = 12
 EMBEDDING = 128
-T5_TOKENS = 1
-"""Length of the T5 part that diffrl uses: the placeholder's output is zero, so one token of it is as good as many."""
 
 
-BUILDERS = {
-    "sd3": "diffrl.models.tiny:build_sd3_pipeline",
-    "flux": "diffrl.models.tiny_flux:build_flux_pipeline",
-    "sana": "diffrl.models.tiny_sana:build_sana_pipeline",
-    "wan": "diffrl.models.tiny_wan:build_wan_pipeline",
-    "qwen_image": "diffrl.models.tiny_qwen_image:build_qwen_image_pipeline",
-}
-SETTINGS = {
-    "StableDiffusion3Pipeline": {"max_sequence_length": T5_TOKENS},
-    "FluxPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
-    "SanaPipeline": {"max_sequence_length": 12, "height": 32, "width": 32},
-    "WanPipeline": {"max_sequence_length": 8, "height": 32, "width": 32, "frames": 9},
-    "QwenImagePipeline": {"max_sequence_length": 20, "height": 32, "width": 32},
-}
-"""What diffrl uses the tiny pipelines with; stock calls have other defaults."""
-
-
-def build_sd3_pipeline(words: Sequence[str], seed: int) -> Any:
-    """A `StableDiffusion3Pipeline` for 32 x 32 pictures, float32, with random weights.
-
-    `from_pretrained` wants a third text encoder, so there is one: a T5 of 4,000 weights whose last norm is zero, which
-    gives the zeros that the stock pipeline puts in place of a missing T5.
+def build_pipeline(family: str, words: Sequence[str], seed: int, **options: Any) -> Any:
+    """A tiny pipeline of a family in float32, with random weights.
 
     Args:
-        words: each becomes a single token of the CLIP tokenizer.
+        family: its name.
+        words: each becomes a single token of its tokenizer.
         seed: of the weights.
+        **options: of the family's `build_tiny`.
     """
-    from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
-
-    tokenizer = build_clip_tokenizer(words)
-    t5_tokenizer, t5 = build_zero_t5()
+    file: Any = next(file for file in FILES if file.FAMILY.name == family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return StableDiffusion3Pipeline(
-            transformer=build_sd3_transformer(),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
-            vae=build_vae(),
-            text_encoder=build_clip(tokenizer),
-            tokenizer=tokenizer,
-            text_encoder_2=build_clip(tokenizer),
-            tokenizer_2=tokenizer,
-            text_encoder_3=t5,
-            tokenizer_3=t5_tokenizer,
-        )
+        return file.build_tiny(words, **options)
 
 
-def build_pipeline(family: str, words: Sequence[str], seed: int) -> Any:
-    """A tiny pipeline of a family; see the builders named in `BUILDERS`."""
-    module, _, function = BUILDERS[family].partition(":")
-    return getattr(importlib.import_module(module), function)(words, seed)
+def tiny_settings(pipeline: Any) -> Mapping[str, int]:
+    """What diffrl uses a tiny pipeline with, as adapter options; stock calls have other defaults."""
+    name = type(pipeline).__name__
+    file: Any = next(file for file in FILES if name in file.FAMILY.pipelines)
+    settings: Mapping[str, int] = file.TINY_SETTINGS
+    return settings
 
 
 def save_pipeline(pipeline: Any, directory: Path) -> None:
-    """Write a pipeline in diffusers format, with the settings that diffrl should use it with."""
+    """Write a tiny pipeline in diffusers format, with the settings that diffrl should use it with."""
     pipeline.save_pretrained(directory)
     for file in directory.glob("*/config.json"):  # where a part was made is nobody's business
         content = json.loads(file.read_text(encoding="utf-8"))
         if content.pop("_name_or_path", None) is not None:
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    settings = SETTINGS[type(pipeline).__name__]
-    (directory / SETTINGS_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+    (directory / SETTINGS_FILE).write_text(json.dumps(tiny_settings(pipeline)) + "\n", encoding="utf-8")
 
 
 def build_clip_tokenizer(words: Sequence[str]) -> Any:
@@ -154,41 +123,57 @@ def build_zero_t5() -> tuple[Any, nn.Module]:
     return tokenizer, model
 
 
-def build_vae() -> nn.Module:
-    """32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
+def build_word_tokenizer(words: Sequence[str]) -> Any:
+    """A tokenizer in which each of `words` is one token and any other word is unknown; ends with `</s>`."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    vocab = {token: i for i, token in enumerate([*special.values(), *sorted(set(words))])}
+    reader = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    reader.normalizer = normalizers.Lowercase()
+    reader.pre_tokenizer = pre_tokenizers.Whitespace()
+    reader.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", vocab["</s>"])])
+    return PreTrainedTokenizerFast(tokenizer_object=reader, model_max_length=512, **special)
+
+
+def build_t5(vocabulary: int, width: int = 32) -> nn.Module:
+    """A one-layer T5 encoder, (B, L) tokens to (B, L, width)."""
+    from transformers import T5Config, T5EncoderModel
+
+    model: nn.Module = T5EncoderModel(
+        T5Config(
+            vocab_size=vocabulary,
+            d_model=width,
+            d_kv=width // 2,
+            d_ff=2 * width,
+            num_layers=1,
+            num_heads=2,
+            dropout_rate=0.0,
+        )
+    )
+    return model
+
+
+def build_vae(channels: Sequence[int], **config: Any) -> nn.Module:
+    """32 x 32 x 3 pictures to 8 x 8 x 4 latents.
+
+    Args:
+        channels: of the three levels, the largest pictures first.
+        **config: of `AutoencoderKL`: groups of the norms, scale and shift of the latents.
+    """
     from diffusers import AutoencoderKL
 
     model: nn.Module = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(16, 32, 64),
+        block_out_channels=tuple(channels),
         layers_per_block=1,
         latent_channels=4,
-        norm_num_groups=8,
         sample_size=32,
         use_quant_conv=False,
         use_post_quant_conv=False,
         mid_block_add_attention=False,
-        shift_factor=0.0,
-    )
-    return model
-
-
-def build_sd3_transformer() -> nn.Module:
-    """Four joint blocks over 16 picture tokens."""
-    from diffusers import SD3Transformer2DModel
-
-    model: nn.Module = SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=4,
-        attention_head_dim=32,
-        num_attention_heads=4,
-        joint_attention_dim=EMBEDDING,
-        caption_projection_dim=EMBEDDING,
-        pooled_projection_dim=EMBEDDING,
-        pos_embed_max_size=4,
+        **config,
     )
     return model

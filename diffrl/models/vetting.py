@@ -11,7 +11,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.architecture import component_shapes
 from diffrl.models.files import read_object
 from reward_models.messages import quote, show
-from reward_models.reading import Unreadable, require_file
+from reward_models.text.reading import Unreadable, require_file
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
 """How files end that may run code when they are opened."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self, TypeVar
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from diffrl.records import Credit, Rollout
-
-Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Velocities (B, ...) that a policy predicts: latents (B, ...), sigma (B,), prompt rows (B,)."""
+from diffrl.rollout.denoise import Velocity
+from diffrl.rollout.transition import Transition
 
 
 class Examples(Protocol):
@@ -83,6 +82,22 @@ class States:
         """The units at `index`."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return replace(self, **{name: column[index.to(column.device)] for name, column in columns.items()})
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run gives to every objective that is built for it: `Objective.build(context, **options)`.
+
+    Args:
+        transition: dynamics of the stochastic steps; None if there are none.
+        seed: of the run.
+        old_is_policy: the policy that drew the samples is the one that is trained, and every example is used before it
+            changes.
+    """
+
+    transition: Transition | None
+    seed: int
+    old_is_policy: bool
 
 
 Some = TypeVar("Some", bound=Examples)

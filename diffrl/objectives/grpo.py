@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diffrl.functional.gaussian import kl, log_prob
 from diffrl.functional.losses import clipped_surrogate, velocity_kl
-from diffrl.objectives.base import Velocity
+from diffrl.objectives.base import RunContext
 from diffrl.records import Credit, Edges, Rollout
-from diffrl.rollout.denoise import take_origins
+from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors, step_of_edges
-from diffrl.transition import Transition
+from diffrl.rollout.observers import take_origins
+from diffrl.rollout.transition import Transition
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class GRPO:
     clip_high: float
     kl: float = 0.0
     kl_form: Literal["velocity", "mean"] = "velocity"
+
+    @classmethod
+    def build(cls, context: RunContext, **options: Any) -> GRPO:
+        """Of a run; options are the fields beside the transition."""
+        assert context.transition is not None
+        return cls(context.transition, **options)
 
     @property
     def needs_reference(self) -> bool:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffrl.functional.losses import nft_loss, optimality, velocity_kl
-from diffrl.objectives.base import States, Velocity
+from diffrl.objectives.base import RunContext, States
 from diffrl.records import Credit, Rollout
-from diffrl.rollout.address import Address
-from diffrl.rollout.noise import noise_at
+from diffrl.rollout.address import Address, Purpose
+from diffrl.rollout.denoise import Velocity
+from diffrl.rollout.noise import generator_at, noise_at
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class NFT:
     kl: float = 0.0
     levels: int = 1
     old_is_policy: bool = False
+
+    @classmethod
+    def build(cls, context: RunContext, **options: Any) -> NFT:
+        """Of a run; options are beta, kl and levels."""
+        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
 
     @property
     def needs_reference(self) -> bool:
@@ -102,7 +109,7 @@ class NFT:
         for row, group in enumerate(batch.groups):
             mine = [i for i, prompt in enumerate(prompts) if prompt == row]
             count = len(mine) * self.levels
-            generator = np.random.default_rng([self.seed, batch.iteration, group, 2])
+            generator = generator_at(self.seed, batch.iteration, group, Purpose.NOISE_LEVELS)
             strata = (generator.permutation(count) + generator.random(count)) / max(count, 1)
             for position, i in enumerate(mine):
                 for level in range(self.levels):

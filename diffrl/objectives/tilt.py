@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.functional.covariance import sibling_covariance
 from diffrl.functional.losses import tilt_loss, velocity_kl
-from diffrl.objectives.base import States, Velocity
+from diffrl.objectives.base import RunContext, States
 from diffrl.records import Credit, Edges, Forest, Rollout
-from diffrl.rollout.denoise import take_origins
+from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors
-from diffrl.transition import Transition
+from diffrl.rollout.observers import take_origins
+from diffrl.rollout.transition import Transition
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Tilt:
 
     transition: Transition
     kl: float = 0.0
+
+    @classmethod
+    def build(cls, context: RunContext, **options: Any) -> Tilt:
+        """Of a run; options are the fields beside the transition."""
+        assert context.transition is not None
+        return cls(context.transition, **options)
 
     @property
     def needs_reference(self) -> bool:

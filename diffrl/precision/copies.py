@@ -14,22 +14,14 @@ from diffrl.errors import ConfigError
 from diffrl.precision.backends import find_backend
 from diffrl.precision.backends.base import Backend
 from diffrl.precision.backends.machine import machine_of, uncompilable
-from diffrl.precision.building import Built, build, plain_linear
+from diffrl.precision.building import Built, build
+from diffrl.precision.checks import WeightOf, foreign, misplaced, stale_weight, wrong_numbers, wrong_products
 from diffrl.precision.facts import PrecisionError, PrecisionReport
-from diffrl.precision.layers import linear_layers
 from diffrl.precision.network import COMPILER, LowPrecisionNetwork
-from diffrl.precision.observe import Observation, Shape, dtype_name, uncounted_note, watching
-from diffrl.precision.pointwise import Pointwise
-from diffrl.precision.refresh import moved, pointers, sampled, weight_problem
+from diffrl.precision.observe import Shape, dtype_name, uncounted_note, watching
+from diffrl.precision.refresh import moved, pointers, sampled
 from diffrl.precision.speed import kernel_names, slow_note, speed_up
-from diffrl.precision.verify import (
-    GEMM_ERRORS,
-    expected_product,
-    numerical_problem,
-    probe,
-    product_names,
-    shape_problems,
-)
+from diffrl.precision.verify import shape_problems
 from diffrl.precision.weights import lora_layers, merged, plain_tensors, refuse_quantised
 
 __all__ = ["HasTransformer", "LowPrecisionNetwork", "PolicyCopy", "make_copy"]
@@ -57,10 +49,8 @@ class PolicyCopy:
         self._network = LowPrecisionNetwork(built.network, backend.outside_dtype, compiler).eval()
         self.module: nn.Module = self._network
         self.report = report
-        self._inner = built.network
-        self._quantised = dict(built.quantised)
+        self._built, self._layers = built, built.quantised
         self._backend = backend
-        self._rest = dict(built.rest)
         self._pointers = pointers(built.network)
         self._pushes = 0
 
@@ -76,21 +66,22 @@ class PolicyCopy:
             PrecisionError: weights did not arrive, storages moved, or the copy compiles anew without cause.
         """
         tensors, lora = plain_tensors(source), lora_layers(source)
-        expected = set(self._rest)
-        for name in self._quantised:
+        weight_of = _weight_of(tensors, lora)
+        expected = set(self._built.rest)
+        for name in self._layers:
             expected |= {f"{name}.{kind}" for kind in ("weight", "bias") if f"{name}.{kind}" in tensors}
         if odd := sorted(expected ^ tensors.keys()):
             raise ValueError(f"The source must have the copy's weights. Missing in one of the two: {odd[:3]}.")
-        for name, target in self._rest.items():
+        for name, target in self._built.rest.items():
             target.copy_(merged(name, tensors[name], lora))
-        looked_at, problems = sampled(list(self._quantised), self._pushes), []
-        for name, layer in self._quantised.items():
-            weight, bias = _weights(name, tensors, lora)
+        looked_at, problems = sampled(list(self._layers), self._pushes), []
+        for name, layer in self._layers.items():
+            weight, bias = weight_of(name)
             layer.refresh(weight, bias)  # type: ignore[operator]
             if name in looked_at:
-                problems += self._weight_problems(name, layer, weight, bias)
+                problems += stale_weight(name, layer, weight, bias, self._backend)
         self._pushes += 1
-        self._refuse([*moved(self._pointers, pointers(self._inner)), *problems, *self._recompiled()])
+        self._refuse([*moved(self._pointers, pointers(self._built.network)), *problems, *self._recompiled()])
 
     def check(
         self, source: nn.Module, forward: Callable[[], object] | None = None, batches: Sequence[int] = (1,)
@@ -107,24 +98,14 @@ class PolicyCopy:
         Raises:
             PrecisionError: names the layers that are not what was planned.
         """
-        tensors, lora = plain_tensors(source), lora_layers(source)
-        device = next(self.module.parameters()).device
-        problems = self._misplaced() or moved(self._pointers, pointers(self._inner))
-        for name, layer in self._quantised.items():
-            if wrong := self._backend.inspect(layer):
-                problems.append(f"{name}: {wrong}")
-        numbers: list[str] = []
-        with watching(self._quantised) as seen:
-            for name, layer in self._quantised.items():
-                weight, bias = _weights(name, tensors, lora)
-                try:
-                    x, y = probe(layer, weight.shape[-1], self._backend, device)
-                except GEMM_ERRORS as error:
-                    numbers.append(f"{name} cannot be multiplied: {str(error).splitlines()[0]}")
-                    continue
-                wrong = numerical_problem(x, y, weight.to(device), bias, self._backend)
-                numbers += [f"{name}: {wrong}"] if wrong else self._weight_problems(name, layer, weight, bias)
-        problems += self._product_problems(seen)
+        layers, device = self._layers, next(self.module.parameters()).device
+        weight_of = _weight_of(plain_tensors(source), lora_layers(source))
+        problems = misplaced(self._built, self.report, self._backend)
+        problems = problems or moved(self._pointers, pointers(self._built.network))
+        problems += foreign(layers, self._backend)
+        with watching(layers) as seen:
+            numbers = wrong_numbers(layers, weight_of, self._backend, device)
+        problems += wrong_products(layers, seen, self._backend)
         if forward is not None:
             problems += self._whole_problems(forward, batches, device)
         self._refuse([*problems, *numbers])
@@ -140,13 +121,13 @@ class PolicyCopy:
 
     def _whole_problems(self, forward: Callable[[], object], batches: Sequence[int], device: torch.device) -> list[str]:
         """Run the whole copy, then every product that other batch sizes lead to; note what was seen."""
-        with self._network.eager(), watching(self._quantised) as seen:
+        with self._network.eager(), watching(self._layers) as seen:
             forward()
-        problems = self._product_problems(seen)
+        problems = wrong_products(self._layers, seen, self._backend)
         wanted = {
             name: {(rows * batch, k, n) for rows, k, n in own for batch in batches} for name, own in seen.shapes.items()
         }
-        shapes, failed = shape_problems(self._quantised, wanted, self._backend, device)
+        shapes, failed = shape_problems(self._layers, wanted, self._backend, device)
         self.report = replace(
             self.report,
             flops_quantised=seen.flops_quantised,
@@ -160,7 +141,7 @@ class PolicyCopy:
 
     def _measure(self, forward: Callable[[], object], shapes: Mapping[str, set[Shape]], device: torch.device) -> None:
         """Put the GPU's kernels and the speed-up of the layers into the report."""
-        ratio = None if self._backend.whole else speed_up(self._quantised, shapes, self._backend.outside_dtype, device)
+        ratio = None if self._backend.whole else speed_up(self._layers, shapes, self._backend.outside_dtype, device)
         slow = slow_note(self.report.precision, ratio, self._network.compiled is not None)
         forward()  # compiles, if it is to be
         self.report = replace(
@@ -169,30 +150,6 @@ class PolicyCopy:
             speed_up=ratio,
             notes=(*self.report.notes, *([slow] if slow else [])),
         )
-
-    def _product_problems(self, seen: Observation) -> list[str]:
-        """Layers that multiplied something other than planned."""
-        if not self._backend.dispatched:
-            return []
-        expected, found = expected_product(self._backend), product_names(self._quantised, seen)
-        return [f"{name} multiplied {what}, not {expected}" for name, what in found.items() if what != expected]
-
-    def _weight_problems(self, name: str, layer: Any, weight: Tensor, bias: Tensor | None) -> list[str]:
-        held = layer.dequantised()
-        fresh: Any = self._backend.convert(plain_linear(weight, bias, held.device))
-        problem = weight_problem(held, fresh.dequantised())
-        return [f"{name}: {problem}"] if problem else []
-
-    def _misplaced(self) -> list[str]:
-        """Layers that are in the network otherwise than the report says."""
-        modules = dict(self._inner.named_modules())
-        wrong = [name for name, layer in self._quantised.items() if _at(modules, name) is not layer]
-        wrong += [name for name in self.report.quantised if name not in self._quantised]
-        kept = {name for name, _ in self.report.kept}
-        inside = {id(module) for layer in self._quantised.values() for module in layer.modules()}
-        found = {name for name in linear_layers(self._inner) if id(modules[name]) not in inside}
-        linears = {name for name in found if not self._backend.whole or isinstance(modules[name], nn.Linear)}
-        return [f"{name} is not in low precision" for name in sorted({*wrong, *(linears - kept)})]
 
     def _recompiled(self) -> list[str]:
         compiled = self._network.compiled
@@ -255,12 +212,10 @@ def make_copy(
     return policy_copy
 
 
-def _weights(name: str, tensors: Mapping[str, Tensor], lora: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """A layer's merged weight (N, K) and its bias (N,)."""
-    return merged(f"{name}.weight", tensors[f"{name}.weight"], lora).flatten(1), tensors.get(f"{name}.bias")
+def _weight_of(tensors: Mapping[str, Tensor], lora: Mapping[str, Any]) -> WeightOf:
+    """Finds a layer's merged weight (N, K) and its bias (N,)."""
 
+    def find(name: str) -> tuple[Tensor, Tensor | None]:
+        return merged(f"{name}.weight", tensors[f"{name}.weight"], lora).flatten(1), tensors.get(f"{name}.bias")
 
-def _at(modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
-    """The layer in a place, a pointwise convolution's included."""
-    found = modules.get(name)
-    return found.linear if isinstance(found, Pointwise) else found
+    return find

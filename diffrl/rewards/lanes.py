@@ -19,12 +19,12 @@ from typing import Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-GLANCE = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two looks at whether a lane's work is overdue."""
 
 
 class OverdueError(KeyboardInterrupt):
-    """A work has taken longer than it may; it is not over. No scorer mistakes it for an error of its own.
+    """A reward has taken longer than it may, and its thread still runs. No scorer mistakes this for its own error.
 
     Args:
         name: whose it is.
@@ -37,7 +37,7 @@ class OverdueError(KeyboardInterrupt):
 
 
 class Pending(Generic[T]):
-    """What a lane will have computed.
+    """A value that a lane will have computed.
 
     Args:
         work: called in the lane.
@@ -110,7 +110,7 @@ class Lane:
             OverdueError: it, or what it queues behind, takes longer than it may.
             BaseException: whatever the work raised.
         """
-        while not pending.done.wait(GLANCE):
+        while not pending.done.wait(POLL_SECONDS):
             running = self._running
             if running is not None and running.left() < 0 and not running.done.is_set():
                 raise OverdueError(running.name, running.limit or 0.0)
@@ -145,7 +145,7 @@ def alarm(name: str, limit: float | None) -> Iterator[None]:
         raise OverdueError(name, limit)
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit, GLANCE)  # again and again, where it is not let through
+    signal.setitimer(signal.ITIMER_REAL, limit, POLL_SECONDS)  # again and again, where it is not let through
     try:
         yield
     finally:

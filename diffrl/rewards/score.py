@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import GuardStop
+from diffrl.functional.combine import scaled_reward
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.lanes import Lane, OverdueError, Pending, alarm
 from reward_models import RewardBatch, RewardOutput, Scorer
@@ -21,7 +22,7 @@ LARGEST = 1e12
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """A scorer and what its score is worth: `weight * (raw - shift) / scale`.
+    """A scorer and what its score is worth, see `functional.combine`.
 
     Args:
         name: what it is called in tables.
@@ -44,6 +45,10 @@ class WeightedScorer:
     fps: float | None = None
     lane: Lane | None = None
     timeout: float | None = None
+
+    def share(self, raw: Tensor) -> Tensor:
+        """What raw scores add to the total."""
+        return scaled_reward(raw, self.shift, self.scale, self.weight)
 
 
 @dataclass
@@ -139,7 +144,7 @@ class Scoring:
             parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
             if weighted.weight == 0:  # only watched: samples that it fails on are no worse for it
                 continue
-            total = total + weighted.weight * (values - weighted.shift) / weighted.scale
+            total = total + weighted.share(values)
             ok &= good
             errors = [
                 old if old else (f"{weighted.name}: {new}" if new else None)
@@ -193,9 +198,9 @@ def _joined(
     raw = torch.cat([output.raw.float() for output in outputs])[place]
     reported = torch.cat([output.ok for output in outputs])[place]
     sound = raw.abs() <= LARGEST  # False for NaN
-    told = [message for output in outputs for message in output.errors]
+    messages = [message for output in outputs for message in output.errors]
     errors = [
-        told[i] if told[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
+        messages[i] if messages[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
         for row, i in enumerate(place.tolist())
     ]
     names = list(dict.fromkeys(name for output in outputs for name in output.parts))

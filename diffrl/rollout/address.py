@@ -6,6 +6,7 @@ regenerated alone, in another precision, on another rank or after a resume.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 
@@ -32,3 +33,14 @@ class Address(NamedTuple):
     def child(self, index: int) -> Address:
         """The address one step further along the tree, in its child `index`."""
         return self._replace(path=(*self.path, index))
+
+
+class Purpose(Enum):
+    """What a random choice about one group is for, see `noise.generator_at`; keeps their random numbers apart.
+
+    The values follow seed, iteration and group in what seeds the generator: a change gives a run other choices.
+    """
+
+    UPDATE_SHARES = ()
+    CANDIDATES = (1,)
+    NOISE_LEVELS = (2,)

@@ -1,24 +1,28 @@
-"""From noise to clean latents along a sigma grid, keeping the stochastic steps as edges.
+"""From noise to clean latents along a sigma grid: whole trees, level by level, shown to whoever observes.
 
 All trees advance together, one level of the grid at a time; the network sees a level's nodes once, in micro-batches.
+What is kept of a level, edges to train on or pictures to look at, is the business of observers (`observers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diffrl.functional.dynamics import ab2_step, ode_step
-from diffrl.functional.gaussian import log_prob
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
-from diffrl.records import Edges, Forest
+from diffrl.records import Forest
 from diffrl.rollout.address import Address
 from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
-from diffrl.transition import Transition
+
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Velocities (B, ...) that a policy predicts: latents (B, ...), sigma (B,), prompt rows (B,)."""
 
 
 def batched_velocity(
@@ -46,6 +50,15 @@ def batched_velocity(
         for x, s, r in zip(latents.split(micro_batch), sigma.split(micro_batch), rows.split(micro_batch), strict=True)
     ]
     return torch.cat(pieces)
+
+
+def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
+    """The policy as a function of latents (B, ...), sigma (B,) and prompt rows (B,), conditioned as in the rollout."""
+
+    def predict(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        return adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
+
+    return predict
 
 
 @dataclass(frozen=True)
@@ -77,18 +90,58 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Denoised:
-    """What denoising a forest gives.
+class Branch:
+    """A stochastic step of all nodes of a level: M children, each with noise of its own.
 
     Args:
-        latents: (S, ...) at sigma = 0.
-        edges: the recorded steps.
-        predicted: (N, ...) latents of the picture predicted at each node, or of those asked for; None if none were.
+        origin: (M,) int64 row of the level that each child comes from, ascending.
+        children: (M,) int64 nodes of the forest in which the steps end.
+        mean: (M, ...) of the transition.
+        std: (M, ...) or broadcastable to it.
+        next_latents: (M, ...) what was drawn, as stored.
     """
 
+    origin: Tensor
+    children: Tensor
+    mean: Tensor
+    std: Tensor
+    next_latents: Tensor
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the sigma grid, as an observer of `denoise` sees it; B rows, one a node that goes on.
+
+    Args:
+        step: index of the level in the grid.
+        sigma: its noise level, a scalar tensor; 0 at the end.
+        sigma_next: that of the level after it.
+        nodes: (B,) int64 nodes of the forest that the rows continue.
+        prompt: (B,) int64 row of each one's prompt.
+        latents: (B, ...).
+        velocity: (B, ...) that the network predicts; None at the end, where it is not asked.
+        first: whether these nodes are seen for the first time: noise was added just before.
+        branch: the stochastic step that leaves the level; None if it is deterministic.
+    """
+
+    step: int
+    sigma: Tensor
+    sigma_next: Tensor
+    nodes: Tensor
+    prompt: Tensor
     latents: Tensor
-    edges: Edges
-    predicted: Tensor | None
+    velocity: Tensor | None
+    first: bool
+    branch: Branch | None = None
+
+    @property
+    def predicted(self) -> Tensor:
+        """(B, ...) clean latents that the velocities point to."""
+        return self.latents if self.velocity is None else self.latents - self.sigma * self.velocity
+
+
+Observer = Callable[[Level], None]
+"""Is shown every level while a forest is drawn, and keeps of it what it wants (`observers`)."""
 
 
 @torch.no_grad()
@@ -99,11 +152,8 @@ def denoise(
     roots: Sequence[Address],
     sampler: Sampler,
     *,
-    record: Collection[int] = (),
-    predict: bool = False,
-    record_first: int | None = None,
-    predict_first: int | None = None,
-) -> Denoised:
+    observe: Iterable[Observer] = (),
+) -> Tensor:
     """Draw a forest's samples; a path that several samples share is walked once.
 
     Args:
@@ -112,64 +162,61 @@ def denoise(
         forest: what to draw; its stochastic steps lie on the sampler's grid, and none is the last step.
         roots: addresses of its initial noises, in the order of its roots; all other noise is addressed below them.
         sampler: how.
-        record: stochastic steps that are kept as edges.
-        predict: keep the picture predicted at every node.
-        record_first: record only steps of prompts whose row is below it; None = of all.
-        predict_first: predict only at nodes of such prompts, (M, ...) in the order of the nodes; None = at all.
+        observe: called with each level in turn, and with the finished latents as the last one.
 
     Returns:
-        Densities are taken of the latents as they are stored, so a recomputation under the same weights gives a ratio
-        of exactly 1.
+        (S, ...) latents at sigma = 0.
     """
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
-    device, grid = x.device, sampler.grid
-    sigmas, rows = sampler.sigmas.to(device), forest.prompt.to(device)
+    grid, sigmas, prompt = sampler.grid, sampler.sigmas.to(x.device), forest.prompt.to(x.device)
     alive = torch.arange(len(roots))  # the node that each row of x continues
     paths = list(roots)
-    edges = _EdgeList(x)
-    traced = first_prompts(forest.prompt, record_first)
-    predicted = _Predictions(x, first_prompts(forest.prompt, predict_first)) if predict else None
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
-    for i, i_next in zip(grid, grid[1:], strict=False):
+    for i, i_next in itertools.pairwise(grid):
         sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
-        v = batched_velocity(adapter, x, sigma, conditioning, rows[alive], sampler.guidance_scale, sampler.micro_batch)
-        if predicted is not None and previous is None:
-            predicted.put(alive, x - sigmas[i] * v)
-        if i not in forest.branching:
-            step = ode_step(x, v, sigma, sigma_next)
-            if sampler.solver == "ab2" and previous is not None:
-                step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
-            x, previous = step.mean.to(x.dtype), (v, sigma)
-            paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
+        v = batched_velocity(
+            adapter, x, sigma, conditioning, prompt[alive], sampler.guidance_scale, sampler.micro_batch
+        )
+        branch: Branch | None = None
+        if i in forest.branching:
+            branch, paths_next = _branch(forest, alive, paths, i, x, v, sigma, sigma_next, sampler)
+        level = Level(i, sigmas[i], sigmas[i_next], alive, prompt[alive], x, v, previous is None, branch)
+        for observer in observe:
+            observer(level)
+        if branch is not None:
+            x, alive, paths, previous = branch.next_latents, branch.children, paths_next, None
             continue
-        assert sampler.transition is not None and i_next == i + 1
-        children = torch.nonzero(forest.step == i).flatten()
-        origin = torch.searchsorted(alive, forest.parent[children])
-        noise, paths = _noise_of(forest, children, [paths[row] for row in origin.tolist()], i, x, sampler.correlation)
-        mean, std = sampler.transition(x, v, sigma, sigma_next)
-        mean, std = mean[origin], std.expand(len(x), *std.shape[1:])[origin]
-        x_next = (mean + std * noise).to(x.dtype)
-        if i in record:
-            own: Tensor | slice = slice(None)
-            ends: Tensor | slice = slice(None)
-            place = origin
-            if record_first is not None:
-                own, ends = traced[alive], traced[children]
-                place = (own.cumsum(0) - 1)[origin[ends]]
-            density = log_prob(x_next[ends], mean[ends], std[ends])
-            edges.add(
-                x[own], sigma[own], sigma_next[own], i, rows[alive[own]], place, children[ends], x_next[ends], density
-            )
-        x, alive, previous = x_next, children, None
-    latents = x[torch.searchsorted(alive, forest.leaf)]
-    if predicted is not None:
-        predicted.put(alive, x)  # without noise ahead the end is known
-    return Denoised(latents, edges.record(), predicted.latents if predicted is not None else None)
+        step = ode_step(x, v, sigma, sigma_next)
+        if sampler.solver == "ab2" and previous is not None:
+            step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
+        x, previous = step.mean.to(x.dtype), (v, sigma)
+        paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
+    end = Level(grid[-1], sigmas[-1], sigmas[-1], alive, prompt[alive], x, None, previous is None)
+    for observer in observe:
+        observer(end)
+    return x[torch.searchsorted(alive, forest.leaf)]
 
 
-def first_prompts(prompt: Tensor, below: int | None) -> Tensor:
-    """Which rows belong to prompts (N,) whose own row is below a number; None = all. (N,) bool."""
-    return torch.ones_like(prompt, dtype=torch.bool) if below is None else prompt < below
+def _branch(
+    forest: Forest,
+    alive: Tensor,
+    paths: Sequence[Address],
+    step: int,
+    x: Tensor,
+    velocity: Tensor,
+    sigma: Tensor,
+    sigma_next: Tensor,
+    sampler: Sampler,
+) -> tuple[Branch, list[Address]]:
+    """The children of a level's nodes, and their addresses."""
+    assert sampler.transition is not None
+    children = torch.nonzero(forest.step == step).flatten()
+    origin = torch.searchsorted(alive, forest.parent[children])
+    parents = [paths[row] for row in origin.tolist()]
+    noise, addresses = _noise_of(forest, children, parents, step, x, sampler.correlation)
+    mean, std = sampler.transition(x, velocity, sigma, sigma_next)
+    mean, std = mean[origin], std.expand(len(x), *std.shape[1:])[origin]
+    return Branch(origin, children, mean, std, (mean + std * noise).to(x.dtype)), addresses
 
 
 def _noise_of(
@@ -185,65 +232,3 @@ def _noise_of(
         shared = noise_at([parent.child(SHARED) for parent in families], shape)
         noise = sibling_noise(shared[[row[parent] for parent in parents]], noise, correlation)
     return noise.to(like.device), paths
-
-
-class _Predictions:
-    """Predicted latents of some of a forest's nodes, side by side."""
-
-    def __init__(self, like: Tensor, wanted: Tensor):
-        self.latents = like.new_zeros((int(wanted.sum()), *like.shape[1:]))
-        self._wanted, self._place = wanted, wanted.cumsum(0) - 1
-
-    def put(self, nodes: Tensor, latents: Tensor) -> None:
-        own = self._wanted[nodes]
-        self.latents[self._place[nodes[own]]] = latents[own]
-
-
-class _EdgeList:
-    """Edges of step after step, joined at the end into one record; no steps give an empty one."""
-
-    def __init__(self, like: Tensor):
-        none, index = like.new_zeros((0,)), torch.zeros((0,), dtype=torch.int64, device=like.device)
-        self._like = like
-        self._columns = [(like[:0], none, none, index, index, index, index, like[:0], none)]
-        self._origins = 0
-
-    def add(
-        self,
-        x: Tensor,
-        sigma: Tensor,
-        sigma_next: Tensor,
-        step: int,
-        prompt: Tensor,
-        origin: Tensor,
-        node: Tensor,
-        x_next: Tensor,
-        density: Tensor,
-    ) -> None:
-        device = self._like.device
-        steps = torch.full((len(x),), step, device=device)
-        origin = origin.to(device) + self._origins
-        self._columns.append((x, sigma, sigma_next, steps, prompt, origin, node.to(device), x_next, density))
-        self._origins += len(x)
-
-    def record(self) -> Edges:
-        return Edges(*(torch.cat(column) for column in zip(*self._columns, strict=True)))
-
-
-def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tuple[Edges, Tensor]:
-    """The origins at `index` with all their edges, and the rows of these edges.
-
-    Args:
-        edges: any.
-        index: (B,) int64 distinct origins; their order is kept.
-        keep: (E,) bool, edges that may be taken; None = all.
-    """
-    place = torch.full((len(edges.step),), -1, dtype=torch.int64, device=edges.step.device)
-    place[index] = torch.arange(len(index), device=index.device)
-    target = place[edges.origin]
-    taken = target >= 0 if keep is None else (target >= 0) & keep
-    rows = torch.nonzero(taken).flatten()
-    rows = rows[torch.argsort(target[rows], stable=True)]
-    origins = (edges.latents[index], edges.sigma[index], edges.sigma_next[index], edges.step[index])
-    ends = (edges.node[rows], edges.next_latents[rows], edges.old_log_prob[rows])
-    return Edges(*origins, edges.prompt[index], target[rows], *ends), rows

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from diffrl.functional.gaussian import log_prob
 from diffrl.records import Edges
-from diffrl.rollout.denoise import take_origins
-from diffrl.transition import Transition
+from diffrl.rollout.observers import take_origins
+from diffrl.rollout.transition import Transition
 
 
 def step_of_edges(edges: Edges, velocity: Tensor, transition: Transition) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def explore(
         each: called with the pictures as they are decoded, in the order of the samples.
     """
     with clock("explore"):
-        latents = denoise(adapter, conditioning, forest, roots, sampler).latents
+        latents = denoise(adapter, conditioning, forest, roots, sampler)
     with clock("decode"):
         prompts = [batch.prompts[int(row)].text for row in forest.sample_prompt]
         return decode(adapter, latents, decode_batch, prompts, each)

@@ -1,4 +1,4 @@
-"""Noise as a pure function of its address (`address.Address`), and the noise that siblings share.
+"""Noise as a pure function of its address (`address.Address`), the noise that siblings share, and random choices.
 
 A 128-bit hash of the address keys numpy's counter-based Philox generator, one generator an address. So a row does not
 depend on the batch, the rank, the device or the process that draws it. It does depend on numpy's ziggurat, which numpy
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffrl.rollout.address import Address
+from diffrl.rollout.address import Address, Purpose
 
 _DOMAIN = b"diffrl.noise.v1"  # at most 16 bytes; a change gives every address other noise
 
@@ -41,6 +41,18 @@ def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
         generator = np.random.Generator(np.random.Philox(key=_key(address)))
         generator.standard_normal(dtype=np.float32, out=row)
     return torch.from_numpy(rows).reshape(len(addresses), *shape)
+
+
+def generator_at(seed: int, iteration: int, group: int, purpose: Purpose) -> np.random.Generator:
+    """A generator for choices about one group: a pure function of what it is for, so the same on every rank.
+
+    Args:
+        seed: the run's seed.
+        iteration: the training iteration, from 0.
+        group: the group id: one slot of the iteration's global batch.
+        purpose: what is chosen.
+    """
+    return np.random.default_rng([seed, iteration, group, *purpose.value])
 
 
 def sibling_noise(shared: Tensor, own: Tensor, c: float) -> Tensor:

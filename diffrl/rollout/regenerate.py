@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -13,9 +11,10 @@ from torch import Tensor
 from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.records import Edges, Forest, PromptBatch, Rollout
+from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import Denoised, Sampler, denoise, first_prompts, take_origins
+from diffrl.rollout.denoise import Observer, Sampler, denoise
+from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder, of_whole
 from diffrl.rollout.tree import paths_to, prompts_apart, subset
 
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -45,8 +44,7 @@ def regenerate(
     record: Collection[int],
     decode_batch: int,
     predict: bool = False,
-    record_first: int | None = None,
-    predict_first: int | None = None,
+    observe: Iterable[Observer] = (),
     clock: Clock = no_clock,
     each: Sink = ignore,
     prompts_at_once: int | None = None,
@@ -63,67 +61,32 @@ def regenerate(
         record: stochastic steps that are kept as edges.
         decode_batch: samples a decoder call.
         predict: keep the picture predicted at every node.
-        record_first: as in `denoise`.
-        predict_first: as in `denoise`.
+        observe: others that are shown every level.
         clock: entered with "rollout" around the denoising and with "decode" around the decoding.
         each: called with the pictures as they are decoded, in the order of the samples.
         prompts_at_once: prompts that are drawn together, and decoded before the next are drawn; None = all.
     """
-    parts = []
+    edges, predicted = EdgeRecorder(record), PredictionRecorder(forest) if predict else None
+    observers = [edges, *([predicted] if predicted else []), *observe]
+    latents, images = [], []
     for samples in prompts_apart(forest, prompts_at_once):
-        part = subset(forest, samples)
-        nodes = paths_to(forest, samples)
-        own = [address for address, kept in zip(roots, nodes[forest.parent < 0].tolist(), strict=True) if kept]
+        part, drawn = subset(forest, samples), paths_to(forest, samples)
+        rows = torch.nonzero(drawn).flatten()
+        own = [address for address, kept in zip(roots, drawn[forest.parent < 0].tolist(), strict=True) if kept]
         with clock("rollout"):
-            drawn = denoise(
-                adapter,
-                conditioning,
-                part,
-                own,
-                sampler,
-                record=record,
-                predict=predict,
-                record_first=record_first,
-                predict_first=predict_first,
-            )
+            shown = [of_whole(observer, rows) for observer in observers]
+            latents.append(denoise(adapter, conditioning, part, own, sampler, observe=shown))
         with clock("decode"):
             prompts = [batch.prompts[int(row)].text for row in part.sample_prompt]
-            images = decode(adapter, drawn.latents, decode_batch, prompts, each)
-        parts.append((nodes, drawn, images))
-    whole = join([(nodes, drawn) for nodes, drawn, _ in parts], first_prompts(forest.prompt, predict_first))
+            images.append(decode(adapter, latents[-1], decode_batch, prompts, each))
     return Rollout(
         batch,
         forest,
         sampler.sigmas,
-        whole.latents,
-        torch.cat([images for _, _, images in parts]),
-        whole.edges,
-        whole.predicted,
-    )
-
-
-def join(parts: Sequence[tuple[Tensor, Denoised]], wanted: Tensor) -> Denoised:
-    """What was drawn of a forest's prompts, a few at a time, as if all had been drawn together.
-
-    Args:
-        parts: in the order of the prompts: (N,) bool, the nodes of the whole that were drawn, and what came of them.
-        wanted: (N,) bool, the nodes whose predicted pictures were asked for.
-    """
-    if len(parts) == 1:
-        return parts[0][1]
-    rows = [torch.nonzero(nodes).flatten() for nodes, _ in parts]
-    edges = [drawn.edges for _, drawn in parts]
-    origins = [0, *itertools.accumulate(len(own.step) for own in edges)]
-    moved = [
-        replace(own, origin=own.origin + first, node=row.to(own.node.device)[own.node])
-        for own, first, row in zip(edges, origins, rows, strict=False)
-    ]
-    joined = Edges(*(torch.cat([getattr(own, f.name) for own in moved]) for f in fields(Edges)))
-    predicted = [drawn.predicted for _, drawn in parts if drawn.predicted is not None]
-    return Denoised(
-        torch.cat([drawn.latents for _, drawn in parts]),
-        take_origins(joined, joined.step.argsort(stable=True))[0],  # step after step, as when drawn together
-        torch.cat(predicted)[torch.cat([row[wanted[row]] for row in rows]).argsort()] if predicted else None,
+        torch.cat(latents),
+        torch.cat(images),
+        edges.edges(),
+        predicted.latents if predicted else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,9 @@ from diffrl.functional.selection import (
     sibling_contrast,
 )
 from diffrl.records import Chosen, Exploration
+from diffrl.rollout.address import Purpose
 from diffrl.rollout.explore import prompt_samples
+from diffrl.rollout.noise import generator_at
 
 Method = Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"]
 
@@ -39,7 +40,8 @@ def choose(exploration: Exploration, method: Method, keep: int, audit: int, seed
     reasons: list[str] = []
     audited: list[bool] = []
     for group, rows in zip(batch.groups, prompt_samples(forest), strict=True):
-        order = torch.from_numpy(np.random.default_rng([seed, batch.iteration, group, 1]).permutation(len(rows)))
+        generator = generator_at(seed, batch.iteration, group, Purpose.CANDIDATES)
+        order = torch.from_numpy(generator.permutation(len(rows)))
         selection = _select(method, exploration.proxy.total[rows], keep, order, forest.parent, forest.leaf[rows])
         reason = dict(zip(selection.indices.tolist(), selection.reason, strict=True))
         others = [row for row in order.tolist() if row not in reason][:audit]

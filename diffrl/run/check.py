@@ -12,8 +12,9 @@ from diffrl.cost.process_memory import GIB, available_bytes, check_memory
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.models.architecture import describe_pipeline
-from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device, refuse_distilled
-from diffrl.models.pipeline import try_attention
+from diffrl.models.distilled import refuse_distilled
+from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
+from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
 from diffrl.run.directory import new_run_dir

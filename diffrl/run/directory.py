@@ -19,8 +19,8 @@ import torch
 from diffrl import __version__
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
+from diffrl.files import write_json, write_text
 from diffrl.rewards.score import WeightedScorer
-from diffrl.run.summary import write_json
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 
 LOCK = ".lock"
@@ -50,9 +50,7 @@ def create_run_dir(path: Path, config: Config, environment: dict[str, Any], rewa
     """Make the directory with the resolved configuration, what the run runs on, and what its rewards are."""
     write_json(path / "environment.json", environment)
     write_json(path / REWARDS, rewards)
-    temporary = path / ".config.yaml.tmp"
-    temporary.write_text(dump_config(config), encoding="utf-8")
-    os.replace(temporary, path / "config.yaml")  # from here on the run can be resumed
+    write_text(path / "config.yaml", dump_config(config))  # from here on the run can be resumed
 
 
 @contextmanager

@@ -17,14 +17,13 @@ from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import GuardStop
-from diffrl.records import Credit
+from diffrl.files import write_json
+from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
-from diffrl.run.summary import write_json
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
-from diffrl.training.sampling import Drawn
 from diffrl.training.session import Session
 from diffrl.trees.pictures import KeptTree
 from diffrl.trees.write import drop_trees, write_tree
@@ -118,15 +117,15 @@ class Journal:
             values = {name: value for name, value in row.items() if name != "iteration"}
             self._accelerator.log(values, step=int(row["iteration"]))
 
-    def train_samples(self, iteration: int, drawn: Drawn, credit: Credit) -> None:
+    def train_samples(self, iteration: int, samples: Samples, credit: Credit) -> None:
         """This rank's samples of an iteration, the first of them with their pictures."""
         if not self._writes:
             return
-        table = drawn.table
+        table = samples.table
         rewards = _columns({**table.raw, **table.parts})
         totals, used = table.total.tolist(), credit.used.tolist()
         advantages = [value if used[i] else None for i, value in enumerate(credit.outcome.tolist())]
-        rollout, forest = drawn.rollout, drawn.rollout.forest
+        rollout, forest = samples.rollout, samples.rollout.forest
         roots, paths = forest.sample_root.tolist(), sample_paths(forest)
         kept = self.config.track.pictures_per_iteration
         self._store.write(

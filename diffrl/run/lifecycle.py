@@ -19,6 +19,7 @@ from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
+from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
 from diffrl.run.directory import (
     create_run_dir,
@@ -32,6 +33,7 @@ from diffrl.run.directory import (
     versions,
 )
 from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
+from diffrl.run.execution import TrainingRun
 from diffrl.run.fit import require_fit
 from diffrl.run.journal import Journal, random_group
 from diffrl.run.progress import Progress
@@ -42,11 +44,11 @@ from diffrl.run.summary import (
     print_summary,
     write_before_after,
     write_curve,
-    write_json,
 )
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
+from diffrl.training.messages import Messages
 from diffrl.training.session import Session, open_session
 
 
@@ -144,10 +146,12 @@ def _see_through(
         journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
         stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
         stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
-        trainer = Trainer(session, journal, progress, stop)
+        messages = Messages([progress.message, journal.log], main)
+        trainer = Trainer(session, messages)
+        run = TrainingRun(trainer, journal, progress, stop)
         goes_on = (run_dir / "log.txt").exists()
         for note in session.notes:
-            trainer.report(note)
+            messages.report(note)
         seed_rng(session.config.run.seed)
         journal.rewind(-1 if checkpoint is None else checkpoint.step)
         if goes_on:
@@ -159,15 +163,15 @@ def _see_through(
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
             with no_stranger_exits():
-                trainer.run()
+                run.run()
         except Interruption as end:
-            _tell_interruption(trainer, end, stop)
-            leave_report(trainer, run_dir)
+            _report_interruption(run, end)
+            leave_report(run)
             raise Ended(128 + end.number) from end
         except Exception as error:
             told = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
             _log_failure(journal, told)
-            leave_report(trainer, run_dir)
+            leave_report(run)
             if told is not error:
                 raise told from error
             raise
@@ -179,23 +183,22 @@ def _see_through(
             _close(journal)
     with stop.finishing():
         if main:
-            finish(trainer, run_dir, console)
+            finish(run, console)
         session.accelerator.wait_for_everyone()
     if stop.received:
-        trainer.report(f"{stop.name} came when everything was trained: the run is complete.")
+        messages.report(f"{stop.name} came when everything was trained: the run is complete.")
     if trainer.guard.verdict:
         raise GuardStop(trainer.guard.verdict)
 
 
-def _tell_interruption(trainer: Trainer, end: Interruption, stop: StopSignal) -> None:
-    name = signal.Signals(end.number).name
-    if trainer.journal.saved == trainer.iteration:
-        trainer.report(
-            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: "
-            f"{again(trainer.journal.run_dir)}"
+def _report_interruption(run: TrainingRun, end: Interruption) -> None:
+    name, trainer, journal = signal.Signals(end.number).name, run.trainer, run.journal
+    if journal.saved == trainer.iteration:
+        trainer.messages.report(
+            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: {again(journal.run_dir)}"
         )
     else:
-        trainer.report(f"{name}: nothing was trained yet. {stop.kept()}")
+        trainer.messages.report(f"{name}: nothing was trained yet. {run.stop.kept()}")
 
 
 def _log_failure(journal: Journal, error: BaseException) -> None:
@@ -229,10 +232,9 @@ def describe(report: PrecisionReport) -> str:
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put weights, optimiser, average, generators and counters back, from a checkpoint that `require_fit` let pass."""
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
-    averages = {"ema": trainer.ema, "old": trainer.old}
     session.policy.restore(tensors["policy"])
     restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    for name, average in averages.items():
+    for name, average in trainer.averages.items():
         if average is not None:
             average.restore(tensors[name])
     own = random_group(session.accelerator.process_index)
@@ -241,12 +243,13 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.restore(state)
 
 
-def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
+def finish(run: TrainingRun, console: Console) -> None:
     """Write summary.json and the pictures, and tell the user how it went."""
+    trainer, run_dir, report = run.trainer, run.journal.run_dir, run.trainer.messages.report
     config, session = trainer.config, trainer.session
     rewards = [reward.key for reward in config.eval.rewards]
     rows = read_metrics(run_dir / "metrics.jsonl")
-    counts = trainer.counts_total
+    counts = run.counts
     summary: dict[str, Any] = {
         "run": config.run.name,
         "seed": config.run.seed,
@@ -276,35 +279,35 @@ def finish(trainer: Trainer, run_dir: Path, console: Console) -> None:
     try:
         write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
-        trainer.report(f"before_after.png was left out. {error}")
+        report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0].text)
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
-        trainer.report("The count of network evaluations differs from the plan's. Please report this as a bug.")
+        report("The count of network evaluations differs from the plan's. Please report this as a bug.")
     if trainer.guard.verdict:
-        trainer.journal.log(f"{STOPPED}{trainer.guard.verdict}")
-    if leave_report(trainer, run_dir):
+        run.journal.log(f"{STOPPED}{trainer.guard.verdict}")
+    if leave_report(run):
         page = run_dir / "report.html"
         console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
-def leave_report(trainer: Trainer, run_dir: Path) -> bool:
+def leave_report(run: TrainingRun) -> bool:
     """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done.
 
     Returns:
         Whether it was written.
     """
-    if not trainer.session.accelerator.is_main_process:
+    if not run.trainer.session.accelerator.is_main_process:
         return False
     try:
         from diffrl.gallery.report import write_report
 
-        write_report(run_dir)
+        write_report(run.journal.run_dir)
         return True
     except KeyboardInterrupt:
         why = "report.html was left out: interrupted while it was made."
     except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
         why = f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}"
-    trainer.report(why)
+    run.trainer.messages.report(why)
     return False
 
 

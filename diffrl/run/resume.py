@@ -17,11 +17,11 @@ from typing import Any
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, step_of
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, DiffrlError
+from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.ending import again
 from diffrl.run.journal import CHECKPOINTS, NEWEST
 from diffrl.run.kept_config import compare_configs
-from diffrl.run.summary import write_json
 from diffrl.tracking.index import INDEX, PICTURES
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -15,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diffrl.errors import DiffrlError
+from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
@@ -26,9 +25,6 @@ SHORT_NAMES = {
     "moving_shapes_strict": "strict",
     "moving_shapes": "partial",
 }
-PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
-ALWAYS = ("rollout", "decode", "reward", "update", "other")
-"""Phases that every run has."""
 GRID_SAMPLES = 16
 PICTURE_SIZE = 96
 
@@ -56,20 +52,6 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
         change[f"{name}_before"] = before[0].get(column) if before else None
         change[f"{name}_after"] = evaluations[-1].get(column) if evaluations else None
     return change
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file so that it is either the old one or the new one.
-
-    Raises:
-        DiffrlError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DiffrlError(f"Cannot write {path}: {error.strerror or error}. Free space or mend the disk.") from error
 
 
 def write_before_after(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from diffrl.errors import DiffrlError
+from diffrl.files import open_database
 from diffrl.tracking.places import place
 
 INDEX, PICTURES = "samples.sqlite", "samples"
@@ -67,19 +67,8 @@ def explained(run_dir: Path) -> Iterator[None]:
 
 
 def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
-    # A reader opens the file for writing and then swears off it: only such a connection clears away the files that WAL
-    # readers share (-wal, -shm) when it is the last to close. Where the file may not be written, SQLite only reads it.
-    mode = "rw" if readonly else "rwc"
-    if readonly and not os.access(index.parent, os.W_OK) and not index.with_name(f"{INDEX}-wal").exists():
-        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
-    database = sqlite3.connect(f"{index.resolve().as_uri()}?mode={mode}", uri=True, timeout=30, isolation_level=None)
+    database = open_database(index, readonly)
     try:
-        if readonly:
-            database.execute("PRAGMA query_only = ON")
-        else:
-            database.execute("PRAGMA journal_mode = WAL").fetchall()
-            database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
         _check_schema(database, index, readonly)
     except (sqlite3.DatabaseError, DiffrlError):
         database.close()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from diffrl.errors import DiffrlError
+from diffrl.files import flush, replacing
 
 OUTSIDE = ("evaluation", "checkpoint", "trees")
 """Phases among `seconds` that are no part of training: looking at it and keeping it."""
@@ -141,13 +142,10 @@ def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     content = b"".join(line + b"\n" for line, row in _lines(path) if keep(row))
     if content == path.read_bytes():
         return
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+            flush(temporary)
     except OSError as error:
         raise DiffrlError(f"Cannot rewrite {path}: {error}.") from error
 

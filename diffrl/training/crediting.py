@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +14,16 @@ from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
 from diffrl.distributed.ranks import agreed, gather_rows, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
+from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
-from diffrl.records import Credit, RewardTable, Rollout
+from diffrl.records import Credit, RewardTable, Rollout, Samples
 from diffrl.rewards.score import Scoring
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.regenerate import decode
-from diffrl.rollout.stochastic import stochastic_steps
 from diffrl.rollout.tree import paths_to, root_addresses
 from diffrl.training.guards import UpdateGuard, failed_samples
-from diffrl.training.sampling import Drawn, Sampling
+from diffrl.training.messages import Messages
+from diffrl.training.sampling import Sampling
 from diffrl.training.session import Session
 
 Metrics = dict[str, float | int]
@@ -37,31 +38,29 @@ class Crediting:
         clock: seconds by phase.
         sampling: how samples are drawn, for completions.
         guard: watches failures and spread.
-        report: tells the user something that all ranks know.
-        report_own: the same for what this rank alone may know.
+        messages: what the user is told.
     """
 
     session: Session
     clock: PhaseClock
     sampling: Sampling
     guard: UpdateGuard
-    report: Callable[[str], None]
-    report_own: Callable[[str], None]
+    messages: Messages
 
     @property
     def config(self) -> Config:
         """The run's."""
         return self.session.config
 
-    def assign(self, drawn: Drawn, conditioning: Conditioning) -> tuple[Credit, Metrics]:
+    def assign(self, samples: Samples, conditioning: Conditioning) -> tuple[Credit, Metrics]:
         """Credit for an iteration's samples, and what is logged of their rewards."""
         c, accelerator = self.config.credit, self.session.accelerator
-        rollout, forest, table = drawn.rollout, drawn.rollout.forest, drawn.table
+        rollout, forest, table = samples.rollout, samples.rollout.forest, samples.table
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
         action = self.config.guards.nonfinite_reward
-        ok = agreed(accelerator, lambda: failed_samples(table, groups, prompts, action, self.report_own))
-        usable = ok & drawn.trains
+        ok = agreed(accelerator, lambda: failed_samples(table, groups, prompts, action, self.messages.report_own))
+        usable = ok & samples.trains
         everyone = tuple(gather_rows(accelerator, column) for column in (table.total, usable.long()))
         batch = (everyone[0], everyone[1].bool())
         credit = assign_credit(
@@ -81,9 +80,9 @@ class Crediting:
         self.guard.check_failures(failed, len(batch[1]))
         self.guard.watch_spread(flat, self.config.prompts.per_iteration)
         if dropped:
-            self.report(f"{dropped} groups had too few scored samples and are left out of this update.")
+            self.messages.report(f"{dropped} groups had too few scored samples and are left out of this update.")
         return credit, {
-            **self._reward_metrics(table, everyone[0][batch[1]].double(), drawn.trains),
+            **self._reward_metrics(table, everyone[0][batch[1]].double(), samples.trains),
             "groups/zero_spread": flat,
             "groups/dropped": dropped,
             "samples/failed": failed,
@@ -106,21 +105,19 @@ class Crediting:
             minimum=c.minimum_samples,
         )
 
-    def kept(self, drawn: Drawn, credit: Credit) -> Tensor:
+    def kept(self, samples: Samples, credit: Credit) -> Tensor:
         """(N,) bool, False for nodes whose edges pruning takes out of the gradient.
 
         Where a reference pulls at every step, those that lead to no used sample are out too: what was drawn only to
         check the ranking, or could not be scored, trains nothing. Elsewhere they have no credit to train with.
         """
-        p, o, forest = self.config.credit.prune, self.config.objective, drawn.rollout.forest
+        p, o, forest = self.config.credit.prune, self.config.objective, samples.rollout.forest
         steps: Sequence[int] = ()
         if p.depth is not None:
-            ordered, d = sorted(forest.branching), p.depth
-            window = stochastic_steps(
-                "window", len(ordered) + 1, drawn.rollout.batch.iteration, (), d.start, d.size, d.slide_every
-            )
-            steps = [ordered[i] for i in window]
-        kept = kept_edges(forest, drawn.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps)
+            steps = p.depth.steps_at(samples.rollout.batch.iteration, sorted(forest.branching))
+        kept = kept_edges(
+            forest, samples.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps
+        )
         if o.steps_are_pulled:
             kept &= paths_to(forest, torch.nonzero(credit.used).flatten())
         return kept
@@ -148,7 +145,9 @@ class Crediting:
             table = agreed(s.accelerator, scoring.table)
         failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
         if failed:
-            self.report_own(f"{failed} pictures of nodes could not be scored; the steps beside them train nothing.")
+            self.messages.report_own(
+                f"{failed} pictures of nodes could not be scored; the steps beside them train nothing."
+            )
             self.guard.check_failures(failed, len(nodes) * s.accelerator.num_processes)
         s.meter.decodes += len(nodes)
         s.meter.reward_calls += len(nodes) * len(scorers)
@@ -159,7 +158,7 @@ class Crediting:
     def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
         """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
-        rewards = torch.stack([(table.raw[s.name] - s.shift) / s.scale for s in scorers], dim=1)
+        rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
         accelerator = self.session.accelerator
         everyone = gather_rows(accelerator, rewards)
         weights = torch.tensor([scorer.weight for scorer in scorers])

@@ -92,7 +92,7 @@ def evaluate(
         guidance_scale=settings.guidance_scale,
         micro_batch=settings.batch,
     )
-    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler).latents
+    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler)
     chosen = [prompts[int(row)] for row in rows]
     scoring = Scoring(scorers, chosen)
     images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen], scoring.add)

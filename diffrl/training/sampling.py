@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,52 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
-from diffrl.config.rollout import ExploreSettings, RolloutSettings
+from diffrl.config.explore import ExploreSettings
+from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.distributed.ranks import agreed, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
-from diffrl.records import Chosen, Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout
+from diffrl.records import Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import Scoring, WeightedScorer
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
+from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
 from diffrl.training.guards import UpdateGuard
+from diffrl.training.messages import Messages
 from diffrl.training.session import Session
-from diffrl.transition import Transition
-from diffrl.trees.tracing import FirstPictures, Trace, take_trace, traced_prompts
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What an iteration drew.
-
-    Args:
-        rollout: the samples in the training precision.
-        table: their rewards.
-        exploration: the candidates that they were chosen from; None without an exploring stage.
-        chosen: the choice.
-        trace: what is kept of the first prompts to be looked at; None in iterations that keep no trees.
-    """
-
-    rollout: Rollout
-    table: RewardTable
-    exploration: Exploration | None = None
-    chosen: Chosen | None = None
-    trace: Trace | None = None
-
-    @property
-    def trains(self) -> Tensor:
-        """(S,) bool, False for samples that were drawn only to check the ranking."""
-        if self.chosen is None:
-            return torch.ones(len(self.rollout), dtype=torch.bool)
-        return ~self.chosen.audit
+from diffrl.trees.tracing import Tracer
 
 
 @dataclass
@@ -87,19 +62,15 @@ class Sampling:
         session: everything loaded.
         clock: seconds by phase.
         guard: stops a run whose candidates cannot be scored.
-        report: tells the user something that all ranks know.
-        report_own: the same for what this rank alone may know.
+        messages: what the user is told.
         watch: the state of the fidelity check.
-        keeps_trees: False once a tree could not be written.
     """
 
     session: Session
     clock: PhaseClock
     guard: UpdateGuard
-    report: Callable[[str], None]
-    report_own: Callable[[str], None]
+    messages: Messages
     watch: FidelityWatch = field(default_factory=FidelityWatch)
-    keeps_trees: bool = True
 
     @property
     def config(self) -> Config:
@@ -110,29 +81,30 @@ class Sampling:
         """How the training precision draws."""
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
-    def draw(self, batch: PromptBatch, conditioning: Conditioning) -> Drawn:
-        """This iteration's samples, and their rewards."""
-        tree, explore_settings = self.config.rollout.tree, self.config.rollout.explore
-        branching = branching_at(self.config.rollout, batch.iteration)
-        if explore_settings is None:
+    def draw(self, batch: PromptBatch, conditioning: Conditioning, tracer: Tracer | None = None) -> Samples:
+        """This iteration's samples, and their rewards.
+
+        Args:
+            batch: the prompts.
+            conditioning: of them.
+            tracer: is shown how the first of them are samples.
+        """
+        tree, settings = self.config.rollout.tree, self.config.rollout.explore
+        branching = self.config.rollout.branching_at(batch.iteration)
+        if settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
-            rollout, table, trace = self.regenerate(batch, conditioning, forest)
-            return Drawn(rollout, table, trace=trace)
-        pool = plan_forest(len(batch.prompts), explore_settings.candidates // tree.leaves_per_root, branching)
-        own = pool.sample_prompt < self.traced(batch)
-        pictures = self.config.track.trees.pictures if self.config.track.trees else 0
-        proxies = FirstPictures(0 if pictures == 0 else int(own.sum()), self.clock)
-        exploration = self.explore(batch, conditioning, pool, explore_settings, proxies.add)
-        keep = self.watch.keep or explore_settings.keep
-        audit = min(explore_settings.audit, explore_settings.candidates - keep)
-        chosen = choose(exploration, explore_settings.select, keep, audit, self.config.run.seed)
-        rollout, table, trace = self.regenerate(batch, conditioning, subset(pool, chosen.samples))
-        words = self.explored(explore_settings, keep, audit)
-        trace = trace and replace(trace, proxies=proxies.kept(pool, chosen.samples, pictures), explored=words)
-        return Drawn(rollout, table, exploration, chosen, trace)
+            return Samples(*self.regenerate(batch, conditioning, forest, tracer))
+        pool = plan_forest(len(batch.prompts), settings.candidates // tree.leaves_per_root, branching)
+        each = ignore if tracer is None else tracer.candidates(pool)
+        exploration = self.explore(batch, conditioning, pool, settings, each)
+        keep = self.watch.keep or settings.keep
+        audit = min(settings.audit, settings.candidates - keep)
+        chosen = choose(exploration, settings.select, keep, audit, self.config.run.seed)
+        rollout, table = self.regenerate(batch, conditioning, subset(pool, chosen.samples), tracer)
+        return Samples(rollout, table, exploration, chosen, self.explored(settings, keep, audit))
 
     def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
-        """Words on how this iteration's pool was drawn, and how many of a prompt were taken from it."""
+        """How this iteration's pool was drawn, and how many of a prompt were taken from it."""
         as_configured = not self.watch.fallen_back
         copy = self.session.copy if as_configured else None
         return {
@@ -145,20 +117,14 @@ class Sampling:
             "audit": audit,
         }
 
-    def traced(self, batch: PromptBatch) -> int:
-        """How many of this rank's prompts are kept as trees: only the first rank writes."""
-        writes = self.session.accelerator.is_main_process and self.keeps_trees
-        return traced_prompts(self.config, batch.iteration, len(batch.prompts)) if writes else 0
-
     def regenerate(
-        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest
-    ) -> tuple[Rollout, RewardTable, Trace | None]:
-        """A forest in the training precision, with all steps; scored while it is drawn."""
+        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
+    ) -> tuple[Rollout, RewardTable]:
+        """A forest in the training precision, with all steps; scored while it is samples."""
         s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
         s.meter.reward_calls += len(forest) * len(scorers)
         scoring = Scoring(scorers, *samples_of(batch, forest))
-        traced, predicts = self.traced(batch), self.config.credit.value == "predicted_x0"
         with s.meter.purpose("rollout"):
             rollout = regenerate(
                 s.adapter,
@@ -167,18 +133,16 @@ class Sampling:
                 forest,
                 root_addresses(forest, batch, self.config.run.seed),
                 self.sampler(),
-                record=list(forest.branching) if self.keeps_steps or traced else (),
-                predict=predicts or traced > 0,
-                record_first=None if self.keeps_steps else traced,
-                predict_first=None if predicts else traced,
+                record=list(forest.branching) if self.keeps_steps else (),
+                predict=self.config.credit.value == "predicted_x0",
+                observe=() if tracer is None else tracer.observers(forest),
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 each=scoring.add,
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
-        rollout, trace = take_trace(rollout, traced, predicts, self.keeps_steps)
         with self.clock("reward"):
-            return rollout, agreed(s.accelerator, scoring.table), trace
+            return rollout, agreed(s.accelerator, scoring.table)
 
     @property
     def keeps_steps(self) -> bool:
@@ -224,20 +188,22 @@ class Sampling:
             )
         if failed := int((~proxy.ok).sum()):
             first = next(error for error in proxy.errors if error)
-            self.report_own(f"{failed} of {len(pool)} candidates could not be scored; they are chosen last. {first}")
+            self.messages.report_own(
+                f"{failed} of {len(pool)} candidates could not be scored; they are chosen last. {first}"
+            )
         everywhere = int(sum_ranks(s.accelerator, torch.tensor([failed]))[0])
         self.guard.check_failures(everywhere, len(pool) * s.accelerator.num_processes)
         return Exploration(batch, pool, proxy)
 
-    def fidelity(self, drawn: Drawn) -> dict[str, float | int]:
+    def fidelity(self, samples: Samples) -> dict[str, float | int]:
         """How the cheap ranking compares with the true one, on what was drawn again; and what is done about it."""
         settings = self.config.rollout.explore
-        if settings is None or drawn.exploration is None or drawn.chosen is None:
+        if settings is None or samples.exploration is None or samples.chosen is None:
             return {}
-        metrics = fidelity_metrics(self.session.accelerator, drawn)
+        metrics = fidelity_metrics(self.session.accelerator, samples)
         self._react(metrics["fidelity/tau"], settings)
-        if drawn.rollout.forest.branching:
-            trained = subset(drawn.rollout.forest, torch.nonzero(drawn.trains).flatten())
+        if samples.rollout.forest.branching:
+            trained = subset(samples.rollout.forest, torch.nonzero(samples.trains).flatten())
             lonely = torch.tensor([lonely_splits(trained)])
             metrics["explore/one_child_splits"] = int(sum_ranks(self.session.accelerator, lonely)[0])
         return metrics
@@ -262,7 +228,7 @@ class Sampling:
             what = "from now on it runs in the training precision with all steps"
         else:
             what = "look at `diffrl fidelity`, or raise rollout.explore.steps"
-        self.report(f"{seen}: {what}. (rollout.explore.fidelity)")
+        self.messages.report(f"{seen}: {what}. (rollout.explore.fidelity)")
 
 
 def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transition | None) -> Sampler:
@@ -334,16 +300,16 @@ def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[i
     return [batch.prompts[row] for row in rows], [batch.groups[row] for row in rows]
 
 
-def fidelity_metrics(accelerator: Any, drawn: Drawn) -> dict[str, float | int]:
+def fidelity_metrics(accelerator: Any, samples: Samples) -> dict[str, float | int]:
     """Agreement of proxy and true rewards, as means over prompts of all ranks.
 
     The chosen samples alone are a biased sample: they are the extremes. `audit_tau` rests on pairs with an audited
     member only; both it and the others are NaN where nothing differs.
     """
-    assert drawn.exploration is not None and drawn.chosen is not None
-    proxy, true = drawn.exploration.proxy.total[drawn.chosen.samples], drawn.table.total
+    assert samples.exploration is not None and samples.chosen is not None
+    proxy, true = samples.exploration.proxy.total[samples.chosen.samples], samples.table.total
     sums = torch.zeros(8, dtype=torch.float64)
-    for rows in prompt_samples(drawn.rollout.forest):
+    for rows in prompt_samples(samples.rollout.forest):
         found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
         tau, rho = found.tau, found.rho
         if math.isnan(tau) and _differ(true[rows]) and not _differ(proxy[rows]):
@@ -351,7 +317,7 @@ def fidelity_metrics(accelerator: Any, drawn: Drawn) -> dict[str, float | int]:
         for i, value in enumerate((tau, rho, found.top_match, found.bottom_match)):
             if math.isfinite(value):
                 sums[2 * i : 2 * i + 2] += torch.tensor([value, 1.0], dtype=torch.float64)
-    agree = pair_agreement(proxy, true, drawn.rollout.forest.sample_prompt, drawn.chosen.audit)
+    agree = pair_agreement(proxy, true, samples.rollout.forest.sample_prompt, samples.chosen.audit)
     joined = sum_ranks(accelerator, torch.cat([sums, torch.tensor(agree, dtype=torch.float64)]))
     means = (joined[0:8:2] / joined[1:8:2]).tolist()
     names = ("tau", "rho", "top_match", "bottom_match")

@@ -18,6 +18,7 @@ from torch import Tensor
 from diffrl.config.method import RewardHackingGuard
 from diffrl.distributed.ranks import sum_ranks
 from diffrl.errors import GuardStop
+from diffrl.records import Samples
 from diffrl.rewards.score import WeightedScorer
 from diffrl.training.evaluate import Evaluation
 from reward_models import RewardBatch, load_reward
@@ -89,19 +90,21 @@ class Sentinel:
         """Whether anything is measured."""
         return self.settings.action != "off"
 
-    def look(self, images: Tensor, groups: Sequence[int], rewards: Mapping[str, float]) -> Metrics:
+    def measure(self, samples: Samples, metrics: Mapping[str, float]) -> Metrics:
         """Measure an iteration's training samples.
 
         Args:
-            images: (S, 3, H, W) or (S, F, 3, H, W) uint8, this rank's.
-            groups: S group ids.
-            rewards: the raw mean of each training reward that was asked, over all ranks.
+            samples: this rank's.
+            metrics: with the raw mean of each training reward that was asked, over all ranks, as "reward/<name>".
 
         Returns:
             Means over the samples of all ranks, NaN where none can be judged.
         """
         if not self.on:
             return {}
+        images = samples.rollout.images
+        groups = [samples.rollout.batch.groups[row] for row in samples.rollout.forest.sample_prompt.tolist()]
+        rewards = {name: metrics[f"{RAW}{name}"] for name in samples.table.raw}
         stills = images if images.ndim == 4 else images[:, images.shape[1] // 2]
         spread = [self._diversity_of(images, groups, group) for group in dict.fromkeys(groups)]
         found = {

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import old_is_policy
-from diffrl.config.credit import GrpoSettings, TiltSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
@@ -23,19 +21,21 @@ from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
-from diffrl.models.loading import DTYPES, choose_device, load_adapter, refuse_distilled
-from diffrl.models.pipeline import Placement
+from diffrl.models.distilled import refuse_distilled
+from diffrl.models.loading import DTYPES, choose_device, load_adapter
+from diffrl.models.placement import Placement
+from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.update import Part
-from diffrl.transition import Transition, make_transition
+from diffrl.training.update import LossTerm
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Session:
         copy: the policy in the precision that explores; None if that is its own.
         meter: counts this rank's network evaluations, decodes and reward calls.
         transition: dynamics of the stochastic steps; None if there are none.
-        parts: the losses that an update adds up.
+        losses: what an update adds up.
         optimizer: over the policy's weights.
         scorers: training rewards.
         eval_scorers: held-out rewards.
@@ -69,7 +69,7 @@ class Session:
     copy: PolicyCopy | None
     meter: CostMeter
     transition: Transition | None
-    parts: Sequence[Part]
+    losses: Sequence[LossTerm]
     optimizer: torch.optim.Optimizer
     scorers: Sequence[WeightedScorer]
     eval_scorers: Sequence[WeightedScorer]
@@ -87,7 +87,7 @@ class Session:
     def scorers_at(self, iteration: int) -> list[WeightedScorer]:
         """The training rewards that are asked in an iteration, with their weights there."""
         pairs = zip(self.scorers, self.config.rewards, strict=True)
-        return [replace(s, weight=r.weight * r.factor(iteration)) for s, r in pairs if r.asked(iteration)]
+        return [replace(s, weight=r.weight_at(iteration)) for s, r in pairs if r.asked(iteration)]
 
 
 def open_session(config: Config, run_dir: Path) -> Session:
@@ -145,7 +145,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
         copy,
         meter,
         transition,
-        make_parts(config, transition),
+        make_losses(config, transition),
         optimizer,
         scorers,
         eval_scorers,
@@ -188,14 +188,9 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
         )
     r, pool = config.rollout, e.candidates * config.prompts.per_iteration
     batches = (1, min(r.micro_batch, pool))
-    exclude = explore_exclude(config)
-    return make_explorer(policy, e.precision, e.engine, exclude, device, r.guidance_scale, batches, e.compile)
-
-
-def explore_exclude(config: Config) -> Sequence[str]:
-    """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
-    e = config.rollout.explore
-    return config.model.facts.exclude if e is None or e.exclude is None else e.exclude
+    return make_explorer(
+        policy, e.precision, e.engine, config.explore_exclude, device, r.guidance_scale, batches, e.compile
+    )
 
 
 def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:
@@ -212,23 +207,13 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
     return make_transition(dynamics.pop("kind"), sigmas, **dynamics)
 
 
-def make_parts(config: Config, transition: Transition | None) -> list[Part]:
-    """The configured objective as the losses that it adds up."""
-    o = config.objective
-    if isinstance(o, TiltSettings):
-        return [Part(resolve("objective.kind", OBJECTIVES, "tilt")(transition=transition, kl=o.kl))]
-    if isinstance(o, GrpoSettings):
-        low, high = o.clips
-        grpo = resolve("objective.kind", OBJECTIVES, "grpo")
-        return [Part(grpo(transition=transition, clip_low=low, clip_high=high, kl=o.kl, kl_form=o.kl_form))]
-    nft = resolve("objective.kind", OBJECTIVES, "nft")
-    own = old_is_policy(o, config.train)
-    parts = [Part(nft(seed=config.run.seed, beta=o.beta, kl=o.kl, levels=o.levels, old_is_policy=own))]
-    if o.edges is not None:
-        low, high = o.edges.clips
-        grpo = resolve("objective.edges", OBJECTIVES, "grpo")
-        parts.append(Part(grpo(transition=transition, clip_low=low, clip_high=high), o.edges.weight))
-    return parts
+def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]:
+    """The configured objective as the losses that an update adds up."""
+    context = RunContext(transition, config.run.seed, config.old_is_policy)
+    return [
+        LossTerm(resolve("objective.kind", OBJECTIVES, kind).build(context, **options), weight)
+        for kind, weight, options in config.objective.losses
+    ]
 
 
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:

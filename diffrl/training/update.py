@@ -14,14 +14,16 @@ from torch import Tensor
 from diffrl.cost.meter import CostMeter
 from diffrl.distributed.ranks import average_gradients, gather_rows, lockstep_of, sum_ranks
 from diffrl.distributed.sharding import total_norm
-from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
-from diffrl.objectives.base import Examples, Objective, Velocity
+from diffrl.objectives.base import Examples, Objective
 from diffrl.records import PromptBatch
+from diffrl.rollout.address import Purpose
+from diffrl.rollout.denoise import Velocity
+from diffrl.rollout.noise import generator_at
 from diffrl.training.policy import Policy
 
 
 @dataclass(frozen=True)
-class Part:
+class LossTerm:
     """One of the losses that an update adds up.
 
     Args:
@@ -38,7 +40,7 @@ class Gradient:
     """What one accumulated gradient amounts to.
 
     Args:
-        loss: sum of the parts' weighted means over the update's terms of all ranks.
+        loss: sum of the losses' weighted means over the update's terms of all ranks.
         norm: gradient norm before clipping.
         metrics: means over the terms that were evaluated.
         largest_ratio_error: max |ratio - 1| over them.
@@ -56,7 +58,7 @@ class Gradient:
     joined: int = 0
 
 
-def deal(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Tensor]:
+def minibatches(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Tensor]:
     """Which units each update trains on: every unit once, each update an equal share of every prompt.
 
     The shuffle is keyed by the prompt's group id, so it does not depend on how prompts are spread over ranks.
@@ -73,19 +75,10 @@ def deal(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Te
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
     for row, group in enumerate(batch.groups):
         own = torch.nonzero(prompt == row).flatten()
-        order = np.random.default_rng([seed, batch.iteration, group]).permutation(len(own))
+        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(len(own))
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
             share.append(own[torch.from_numpy(part).to(own.device)])
     return [torch.cat(share) for share in shares]
-
-
-def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
-    """The policy as objectives see it, conditioned as it was in the rollout."""
-
-    def predict(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        return adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
-
-    return predict
 
 
 def reference_of(policy: Policy, predict: Velocity) -> Velocity:
@@ -120,19 +113,19 @@ def joined_errors(accelerator: Any, errors: Sequence[tuple[int, float]]) -> list
 def accumulate_gradient(
     accelerator: Any,
     policy: Policy,
-    shares: Sequence[tuple[Part, Examples, Tensor]],
+    shares: Sequence[tuple[LossTerm, Examples, Tensor]],
     predict: Velocity,
     reference: Velocity | None,
     micro_batch: int,
 ) -> Gradient:
-    """Gradient of the sum of the parts' mean losses over the terms of all ranks, whatever the micro-batch.
+    """Gradient of the sum of the mean losses over the terms of all ranks, whatever the micro-batch.
 
     Units without anything to train count in the mean and are not evaluated.
 
     Args:
         accelerator: joins the ranks.
         policy: its gradients are replaced.
-        shares: of each part its examples and the units (B,) that this update trains on.
+        shares: of each loss its examples and the units (B,) that this update trains on.
         predict: velocities of the policy.
         reference: velocities of the reference, or None.
         micro_batch: units a forward and backward pass.
@@ -154,16 +147,16 @@ def accumulate_gradient(
     joined = 0
     with lockstep.equal_calls() if lockstep else nullcontext():
         for count, (number, piece) in enumerate(passes, 1):
-            part, examples, _ = shares[number]
-            asked = reference if part.objective.needs_reference else None
+            term, examples, _ = shares[number]
+            asked = reference if term.objective.needs_reference else None
             with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
                 if piece is None:
                     joined += _join_with_nothing(examples, predict, asked)
                     continue
                 taken = examples.take(piece)
-                loss, metrics = part.objective.loss(taken, predict, asked)
+                loss, metrics = term.objective.loss(taken, predict, asked)
                 # Ranks are averaged, so the sum over all of them needs their number back.
-                (loss.sum() * (part.weight * accelerator.num_processes / float(terms[number]))).backward()
+                (loss.sum() * (term.weight * accelerator.num_processes / float(terms[number]))).backward()
             sums[number].add({"loss": loss.detach(), **metrics})
             bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
     if by_hand:
@@ -183,7 +176,7 @@ def accumulate_gradient(
 
 
 class _Sums:
-    """Sums of one part's metrics over its terms."""
+    """Sums of one loss's metrics over its terms."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -199,30 +192,30 @@ class _Sums:
 
 
 def _means(
-    accelerator: Any, shares: Sequence[tuple[Part, Examples, Tensor]], sums: Sequence[_Sums], terms: Tensor
+    accelerator: Any, shares: Sequence[tuple[LossTerm, Examples, Tensor]], sums: Sequence[_Sums], terms: Tensor
 ) -> tuple[dict[str, float], float]:
-    """Each part's metrics as means over the evaluated terms of all ranks, and the total loss."""
+    """Each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
     means: dict[str, float] = {}
     total = 0.0
-    for (part, _, _), own, planned in zip(shares, sums, terms.tolist(), strict=True):
-        names = part.objective.metrics
+    for (term, _, _), own, planned in zip(shares, sums, terms.tolist(), strict=True):
+        names = term.objective.metrics
         row = torch.tensor([own.values.get(name, 0.0) for name in ("loss", *names)] + [own.count], dtype=torch.float64)
         joined = sum_ranks(accelerator, row).tolist()
-        total += part.weight * joined[0] / planned
+        total += term.weight * joined[0] / planned
         if joined[-1]:
             means |= {name: value / joined[-1] for name, value in zip(names, joined[1:-1], strict=True)}
     return means, total
 
 
 def _idle_passes(accelerator: Any, own: Sequence[int]) -> list[int]:
-    """How many passes of each part this rank makes with nothing to train, because others need it to take part.
+    """How many passes of each loss this rank makes with nothing to train, because others need it to take part.
 
     DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
     meet in every call.
 
     Args:
         accelerator: joins the ranks.
-        own: passes of each part that this rank has something to train in.
+        own: passes of each loss that this rank has something to train in.
     """
     if accelerator.num_processes == 1:
         return [0] * len(own)

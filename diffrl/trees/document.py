@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.credit import Objective
+from diffrl.config.objective import Objective
 from diffrl.config.schema import Config
-from diffrl.records import Credit, CreditDetail, Forest, Rollout
+from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
-from diffrl.training.sampling import Drawn
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
 
 NODE = re.compile(r"\bnode (\d+)\b")
@@ -57,7 +56,7 @@ def trained_samples(objective: Objective, credit: Credit) -> Tensor:
 
 def sketch(
     config: Config,
-    drawn: Drawn,
+    samples: Samples,
     credit: Credit,
     kept: Tensor,
     ratio: Tensor,
@@ -69,7 +68,7 @@ def sketch(
 
     Args:
         config: of the run.
-        drawn: what the iteration drew.
+        samples: what the iteration drew.
         credit: what it deserved.
         kept: (N,) bool, False where pruning took the edge out of the gradient.
         ratio: (N,) log-ratio of the edge that ends in each node of the rollout, NaN where it was not measured.
@@ -77,21 +76,21 @@ def sketch(
         rule: how credit was given, as `rule_of` puts it.
         weights: of the iteration's rewards, as `weights_of` puts it.
     """
-    forest, redrawn, sample_of = _shown(drawn)
+    forest, redrawn, sample_of = _shown(samples)
     rows = torch.nonzero(forest.prompt == row).flatten()
     number = {node: i for i, node in enumerate(rows.tolist())}
-    leaves = _leaves(config.objective, drawn, credit, forest, sample_of, number)
+    leaves = _leaves(config.objective, samples, credit, forest, sample_of, number)
     values, credited, advantages, ratios = (
         _numbers(column) for column in (credit.values, credit.step_reward, credit.advantage, ratio)
     )
     detail = credit.detail
     assert detail is not None
     centres, spreads = _numbers(detail.centre), _numbers(detail.spread)
-    trains = trained_edges(config.objective, drawn.rollout, credit, kept).tolist()
-    used = paths_to(drawn.rollout.forest, torch.nonzero(credit.used).flatten())
+    trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
+    used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
     pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
     turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
-    turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in drawn.rollout.sigmas.tolist()]
+    turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
@@ -118,7 +117,7 @@ def sketch(
                 leaf=leaves[node][0] if node in leaves else None,
             )
         )
-    batch = drawn.rollout.batch
+    batch = samples.rollout.batch
     record = TreeRecord(
         iteration=batch.iteration,
         group=batch.groups[row],
@@ -127,39 +126,39 @@ def sketch(
         sigmas=sigmas,
         branching=dict(forest.branching),
         rule=rule,
-        explored=None if drawn.trace is None else drawn.trace.explored,
+        explored=samples.explored,
         nodes=nodes,
         metadata=dict(batch.prompts[row].metadata),
         weights=weights,
     )
-    samples = [leaves[node][1] if node in leaves else -1 for node in number]
-    candidates = [leaves[node][2] if node in leaves and drawn.exploration else -1 for node in number]
-    return Sketch(record, places, samples, candidates)
+    own = [leaves[node][1] if node in leaves else -1 for node in number]
+    candidates = [leaves[node][2] if node in leaves and samples.exploration else -1 for node in number]
+    return Sketch(record, places, own, candidates)
 
 
-def _shown(drawn: Drawn) -> tuple[Forest, Tensor, Tensor]:
+def _shown(samples: Samples) -> tuple[Forest, Tensor, Tensor]:
     """The forest that is shown, and the rollout's row of each of its nodes (N,) and of each of its samples (S,)."""
-    own = drawn.rollout.forest
-    if drawn.exploration is None or drawn.chosen is None:
+    own = samples.rollout.forest
+    if samples.exploration is None or samples.chosen is None:
         return own, torch.arange(len(own.parent)), torch.arange(len(own))
-    pool, samples = drawn.exploration.forest, drawn.chosen.samples
-    paths = paths_to(pool, samples)
+    pool, again = samples.exploration.forest, samples.chosen.samples
+    paths = paths_to(pool, again)
     sample = torch.full((len(pool),), -1)
-    sample[samples] = torch.arange(len(samples))
+    sample[again] = torch.arange(len(again))
     return pool, torch.where(paths, paths.cumsum(0) - 1, -1), sample
 
 
 def _leaves(
-    objective: Objective, drawn: Drawn, credit: Credit, forest: Forest, sample_of: Tensor, number: Mapping[int, int]
+    objective: Objective, samples: Samples, credit: Credit, forest: Forest, sample_of: Tensor, number: Mapping[int, int]
 ) -> dict[int, tuple[TreeLeaf, int, int]]:
     """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
-    table, chosen, paths = drawn.table, drawn.chosen, sample_paths(forest)
+    table, chosen, paths = samples.table, samples.chosen, sample_paths(forest)
     totals, outcomes, used = _numbers(table.total), _numbers(credit.outcome), credit.used.tolist()
     assert credit.detail is not None
     centres, spreads = _numbers(credit.detail.sample_centre), _numbers(credit.detail.sample_spread)
     rewards = {name: _numbers(column) for name, column in {**table.raw, **table.parts}.items()}
     trained = trained_samples(objective, credit).tolist()
-    proxy = drawn.exploration.proxy if drawn.exploration else None
+    proxy = samples.exploration.proxy if samples.exploration else None
     proxies = _numbers(proxy.total) if proxy else []
     leaves = {}
     for place, node in enumerate(forest.leaf.tolist()):

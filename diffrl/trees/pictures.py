@@ -10,11 +10,11 @@ from torch import Tensor
 
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.training.sampling import Drawn
 from diffrl.trees.document import Sketch
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.pushes import Pushes
 from diffrl.trees.record import PUSHED, TreeRecord, node_picture, proxy_picture, push_picture
+from diffrl.trees.tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class KeptTree:
 
 def with_pictures(
     sketch: Sketch,
-    drawn: Drawn,
+    trace: Trace,
+    images: Tensor,
     adapter: ModelAdapter,
     decode_batch: int,
     asked: int | None,
@@ -44,15 +45,14 @@ def with_pictures(
 
     Args:
         sketch: the tree.
-        drawn: what the iteration drew.
+        trace: what was seen of the iteration's first prompts.
+        images: (S, 3, H, W) or (S, F, 3, H, W) uint8, all samples of the iteration.
         adapter: decodes the predicted ones.
         decode_batch: pictures a decoder call.
         asked: track.trees.pictures, how many of inner nodes, in the order of `pictured`.
         pushes: of splits that train; each has three pictures beside the node's own.
     """
-    record, trace = sketch.record, drawn.trace
-    assert trace is not None
-    images = drawn.rollout.images
+    record = sketch.record
     pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
     inner, splits = _affordable(sketch, pushes, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
@@ -63,8 +63,8 @@ def with_pictures(
         shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
         named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
         pictures |= {name: image for name, image in named if image is not None}
-    proxies = trace.proxies or {}
-    pictures |= {proxy_picture(i): proxies[place] for i, place in enumerate(sketch.candidate) if place in proxies}
+    proxies = ((i, trace.proxies.get(place)) for i, place in enumerate(sketch.candidate))
+    pictures |= {proxy_picture(i): proxy for i, proxy in proxies if proxy is not None}
     nodes = []
     for node in record.nodes:
         own, proxy = node_picture(node.id), proxy_picture(node.id)

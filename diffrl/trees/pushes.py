@@ -12,9 +12,9 @@ from diffrl.functional.covariance import sibling_covariance
 from diffrl.objectives.base import Examples
 from diffrl.objectives.tilt import NodeExamples, leaves_below, origin_nodes, split_origins
 from diffrl.records import Credit, Rollout
-from diffrl.training.sampling import Drawn
 from diffrl.trees.document import Sketch
 from diffrl.trees.record import Push
+from diffrl.trees.tracing import Trace
 
 ETA = 1.0
 """How many directions lie between the pictures before and aim: 1 is where p(x0) exp(A) leads to first order."""
@@ -26,7 +26,7 @@ class Pushes:
 
     Args:
         node: U rows of the rollout's forest.
-        told: U times what is told of one, its pulls by the forest's rows and its files left out.
+        push: U records, one a node; pulls by the forest's rows, without files.
         before: (U, ...) float32 clean latents that the network predicted there.
         direction: (U, ...) float32 covariance of advantage and clean latents below.
         after: (U, ...) float32 what it predicts at the same latents after the updates.
@@ -34,7 +34,7 @@ class Pushes:
     """
 
     node: Sequence[int]
-    told: Sequence[Push]
+    push: Sequence[Push]
     before: Tensor
     direction: Tensor
     after: Tensor
@@ -43,7 +43,7 @@ class Pushes:
     def pictured(self, node: int) -> int | None:
         """Where a node of the forest stands; None if it does not split, or has no direction to show."""
         row = self.node.index(node) if node in self.node else None
-        return row if row is not None and self.told[row].size != 0 else None
+        return row if row is not None and self.push[row].size != 0 else None
 
     def predictions(self, row: int) -> Tensor:
         """(3, ...) latents before the updates, as asked for, and after them."""
@@ -52,12 +52,19 @@ class Pushes:
 
 
 def pushes_of(
-    drawn: Drawn, credit: Credit, kept: Tensor, examples: Sequence[Examples], before: Tensor, after: Tensor
+    trace: Trace,
+    rollout: Rollout,
+    credit: Credit,
+    kept: Tensor,
+    examples: Sequence[Examples],
+    before: Tensor,
+    after: Tensor,
 ) -> Pushes | None:
-    """What is told of the kept prompts' splits; None where no loss trains nodes.
+    """The kept prompts' splits; None where no loss trains nodes.
 
     Args:
-        drawn: what the iteration drew.
+        trace: what was seen of the iteration's first prompts.
+        rollout: what it drew.
         credit: what it deserved.
         kept: (N,) bool, False where pruning took the edge out of the gradient.
         examples: what each loss trained on.
@@ -65,28 +72,27 @@ def pushes_of(
         after: the same after them.
     """
     whole = next((own for own in examples if isinstance(own, NodeExamples)), None)
-    trace = drawn.trace
-    if whole is None or trace is None:
+    if whole is None:
         return None
     rows = torch.nonzero(whole.prompt < trace.prompts).flatten()
     own = whole.take(rows)
-    origin = {node: place for place, node in enumerate(origin_nodes(trace.edges, drawn.rollout.forest).tolist())}
+    origin = {node: place for place, node in enumerate(origin_nodes(trace.edges, rollout.forest).tolist())}
     places = torch.tensor([origin[node] for node in own.node.tolist()], dtype=torch.int64, device=before.device)
     first, last = (_clean(own, velocity[places]) for velocity in (before, after))
-    compared = _compared(drawn.rollout, credit, kept, split_origins(drawn.rollout)[rows])
-    told = [
+    compared = _compared(rollout, credit, kept, split_origins(rollout)[rows])
+    measured = [
         _push(own, row, (last[row] - first[row]).double(), *compared.get(row, ({}, 0))) for row in range(len(own.node))
     ]
-    return Pushes(own.node.tolist(), told, first, own.direction, last, own.latents.dtype)
+    return Pushes(own.node.tolist(), measured, first, own.direction, last, own.latents.dtype)
 
 
 def with_pushes(sketch: Sketch, pushes: Pushes | None) -> Sketch:
-    """A tree that tells of its splits."""
+    """A tree with the records of its splits."""
     if pushes is None:
         return sketch
     number = {own: i for i, own in enumerate(sketch.node) if own >= 0}
     nodes = list(sketch.record.nodes)
-    for node, push in zip(pushes.node, pushes.told, strict=True):
+    for node, push in zip(pushes.node, pushes.push, strict=True):
         if node in number:
             pulls = {number[leaf]: weight for leaf, weight in push.pulls.items()}
             nodes[number[node]] = replace(nodes[number[node]], pushed=replace(push, pulls=pulls))
@@ -100,7 +106,7 @@ def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
 
 
 def _push(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int, float], children: int) -> Push:
-    """What is told of one node; `moved` (...) float64 is how far the updates moved its prediction."""
+    """The record of one node; `moved` (...) float64 is how far the updates moved its prediction."""
     wanted = examples.direction[row].double()
     norms = float(wanted.norm() * moved.norm())
     return Push(

@@ -1,106 +1,117 @@
-"""The station that keeps an iteration's first prompts as trees to look at, and measures what the update did to them."""
+"""Records an iteration's first prompts as trees to look at, and measures what the update did to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.cost.meter import PhaseClock
-from diffrl.models.adapter import Conditioning
+from diffrl.config.schema import Config
+from diffrl.cost.meter import CostMeter, PhaseClock
+from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.objectives.base import Examples
-from diffrl.records import Credit
+from diffrl.records import Credit, PromptBatch, Samples
+from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.density import densities_under, origin_velocities
-from diffrl.training.sampling import Drawn
-from diffrl.training.session import Session
-from diffrl.training.update import velocity_of
+from diffrl.rollout.transition import Transition
 from diffrl.trees.document import sketch
 from diffrl.trees.pictures import KeptTree, with_pictures
 from diffrl.trees.pushes import pushes_of, with_pushes
-from diffrl.trees.rules import rule_of, weights_of
-
-
-@dataclass(frozen=True)
-class Given:
-    """What an iteration whose updates are done gives to its trees.
-
-    Args:
-        drawn: what it drew.
-        credit: what it deserved.
-        kept: (N,) bool, False where pruning took the edge out of the gradient.
-        examples: what each loss trained on.
-        skipped: updates that a guard left out.
-    """
-
-    drawn: Drawn
-    credit: Credit
-    kept: Tensor
-    examples: Sequence[Examples]
-    skipped: int = 0
+from diffrl.trees.rules import rule_of
+from diffrl.trees.tracing import Trace, Tracer, keeps_trees
 
 
 @dataclass
-class TreeKeeper:
-    """Makes the trees of a session. It changes nothing: no weight, no random state, no count.
+class TreeRecorder:
+    """Makes the trees of a run. It changes nothing: no weight, no random state, no count.
 
     Args:
-        session: everything loaded.
+        config: of the run.
+        adapter: the model.
+        transition: dynamics of the stochastic steps; None if there are none.
+        meter: is paused while the network is asked for nothing but a tree.
         clock: seconds by phase; all of this is "trees".
+        writes: whether this rank keeps trees; False, too, once one could not be written.
     """
 
-    session: Session
+    config: Config
+    adapter: ModelAdapter
+    transition: Transition | None
+    meter: CostMeter
     clock: PhaseClock
+    writes: bool = True
 
-    def velocities(self, drawn: Drawn, conditioning: Conditioning) -> Tensor | None:
+    def tracer(self, batch: PromptBatch) -> Tracer | None:
+        """An observer for the drawing of a batch; None in iterations that keep no trees."""
+        trees = self.config.track.trees
+        if trees is None or not self.writes or not keeps_trees(self.config, batch.iteration):
+            return None
+        return Tracer(min(trees.prompts, len(batch.prompts)), trees.pictures, self.clock)
+
+    def velocities(self, trace: Trace | None, conditioning: Conditioning) -> Tensor | None:
         """(O, ...) velocities at the origins of the traced steps, under the weights as they are now.
 
         None without a trace or stochastic steps.
 
         Before and after the updates the same batches are asked, so that what differs is the weights alone.
         """
-        s = self.session
-        if drawn.trace is None or s.transition is None:
+        if trace is None or self.transition is None:
             return None
-        predict = velocity_of(s.adapter, conditioning, s.config.rollout.guidance_scale)
-        with self.clock("trees"), s.meter.paused(), torch.no_grad():
-            return origin_velocities(drawn.trace.edges, predict, s.config.rollout.micro_batch)
+        r = self.config.rollout
+        predict = velocity_of(self.adapter, conditioning, r.guidance_scale)
+        with self.clock("trees"), self.meter.paused(), torch.no_grad():
+            return origin_velocities(trace.edges, predict, r.micro_batch)
 
-    def densities(self, drawn: Drawn, velocity: Tensor) -> Tensor:
+    def densities(self, trace: Trace, velocity: Tensor) -> Tensor:
         """(E,) density of the traced steps by the velocities (O, ...) at their origins."""
-        assert drawn.trace is not None and self.session.transition is not None
-        micro_batch = self.session.config.rollout.micro_batch
-        return densities_under(drawn.trace.edges, velocity, self.session.transition, micro_batch)
+        assert self.transition is not None
+        return densities_under(trace.edges, velocity, self.transition, self.config.rollout.micro_batch)
 
-    def grow(self, given: Given, before: Tensor | None, conditioning: Conditioning) -> Iterator[KeptTree]:
+    def record(
+        self,
+        trace: Trace | None,
+        samples: Samples,
+        credit: Credit,
+        kept: Tensor,
+        examples: Sequence[Examples],
+        conditioning: Conditioning,
+        *,
+        before: Tensor | None,
+        skipped: int,
+        learning_rate: float,
+        weights: Mapping[str, Mapping[str, Any]],
+    ) -> Iterator[KeptTree]:
         """The trees of an iteration whose updates are done, their pictures made as they are asked for, one by one.
 
-        None come in iterations that keep none.
-
         Args:
-            given: the iteration.
-            before: what `velocities` gave before the updates.
+            trace: what was seen of its first prompts; without it there are no trees.
+            samples: what it drew.
+            credit: what they deserved.
+            kept: (N,) bool, False where pruning took the edge out of the gradient.
+            examples: what each loss trained on.
             conditioning: the batch's encoded prompts.
+            before: what `velocities` gave before the updates.
+            skipped: updates that a guard left out.
+            learning_rate: of the last update.
+            weights: of the iteration's rewards, as `rules.weights_of` puts it.
         """
-        drawn, credit = given.drawn, given.credit
-        trace, settings = drawn.trace, self.session.config.track.trees
+        settings = self.config.track.trees
         if trace is None or settings is None:
             return iter(())
-        after = self.velocities(drawn, conditioning)
-        ratio, pushes = torch.full(credit.values.shape, torch.nan), None
+        after = self.velocities(trace, conditioning)
         with self.clock("trees"):
+            ratio, pushes = torch.full(credit.values.shape, torch.nan), None
             if after is not None and before is not None:
-                ratio[trace.edges.node.cpu()] = (self.densities(drawn, after) - self.densities(drawn, before)).cpu()
-                pushes = pushes_of(drawn, credit, given.kept, given.examples, before, after)
-        adapter, batch = self.session.adapter, self.session.config.rollout.decode_batch
-        with self.clock("trees"):
-            config, weights = self.session.config, weights_of(self.session.scorers_at(drawn.rollout.batch.iteration))
-            rate = float(self.session.optimizer.param_groups[0]["lr"])  # that of the last update still stands there
-            rule = rule_of(config, drawn, given.skipped, rate)
-            rows = range(trace.prompts)
+                ratio[trace.edges.node.cpu()] = (self.densities(trace, after) - self.densities(trace, before)).cpu()
+                pushes = pushes_of(trace, samples.rollout, credit, kept, examples, before, after)
+            rule = rule_of(self.config, trace.edges, skipped, learning_rate)
             sketches = [
-                with_pushes(sketch(config, drawn, credit, given.kept, ratio, row, rule, weights), pushes)
-                for row in rows
+                with_pushes(sketch(self.config, samples, credit, kept, ratio, row, rule, weights), pushes)
+                for row in range(trace.prompts)
             ]
-        return (with_pictures(one, drawn, adapter, batch, settings.pictures, pushes) for one in sketches)
+        decode_batch, pictures = self.config.rollout.decode_batch, settings.pictures
+        images = samples.rollout.images
+        return (with_pictures(one, trace, images, self.adapter, decode_batch, pictures, pushes) for one in sketches)

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffrl.config.schema import Config
+from diffrl.records import Edges
 from diffrl.rewards.score import WeightedScorer
-from diffrl.training.sampling import Drawn
 
 
-def rule_of(config: Config, drawn: Drawn, skipped: int = 0, learning_rate: float | None = None) -> dict[str, Any]:
+def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float | None = None) -> dict[str, Any]:
     """`TreeRecord.rule` of an iteration.
 
     Args:
         config: of the run.
-        drawn: what the iteration drew.
+        edges: stochastic steps that were traced, whether or not they train.
         skipped: updates that a guard left out.
         learning_rate: of the last update.
     """
     r, o = config.credit, config.objective
-    edges = drawn.rollout.edges if drawn.trace is None else drawn.trace.edges  # of steps that do not train too
     turns = {"constraint": r.turning_points.constraint, "balance": r.turning_points.balance}
     clips = {} if o.clips is None else dict(zip(("clip", "clip_high"), o.clips, strict=True))
     return {

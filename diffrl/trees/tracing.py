@@ -1,18 +1,17 @@
-"""What an iteration keeps of its first prompts, beside what trains, for the trees that people look at later."""
+"""What is kept of an iteration's first prompts while they are drawn, for the trees that people look at later."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from diffrl.config.schema import Config
-from diffrl.records import Edges, Forest, Rollout
-from diffrl.rollout.denoise import first_prompts, take_origins
-from diffrl.rollout.regenerate import Clock, no_clock
+from diffrl.records import Edges, Forest, Samples
+from diffrl.rollout.denoise import Observer
+from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder
+from diffrl.rollout.regenerate import Clock, Sink, no_clock
 from diffrl.trees.illustrations import illustration, most
 
 
@@ -25,16 +24,67 @@ class Trace:
         nodes: (M,) int64 nodes of the rollout's forest that belong to them.
         predicted: (M, ...) the picture that the network predicted at each of these nodes, as latents.
         edges: their stochastic steps; empty where no step is stochastic.
-        proxies: illustrations of those of their candidates that are kept, by the pool's sample; None without a pool.
-        explored: words on how the pool was drawn, as `TreeRecord` has them; None without a pool.
+        proxies: illustrations of those of their candidates that are kept, by the pool's sample.
     """
 
     prompts: int
     nodes: Tensor
     predicted: Tensor
     edges: Edges
-    proxies: Mapping[int, Tensor] | None = None
-    explored: Mapping[str, Any] | None = None
+    proxies: Mapping[int, Tensor]
+
+
+class Tracer:
+    """Observes the drawing of an iteration's first prompts; it changes nothing of it.
+
+    Which candidates are kept is known only when all are drawn and chosen from; until then small copies of the first
+    prompts' pictures are held.
+
+    Args:
+        prompts: how many.
+        pictures: track.trees.pictures, candidates' pictures that a tree keeps.
+        clock: entered with "trees" while it makes illustrations, within whatever phase the pictures come from.
+    """
+
+    def __init__(self, prompts: int, pictures: int | None, clock: Clock = no_clock):
+        self.prompts, self._asked, self._clock = prompts, pictures, clock
+        self._edges = EdgeRecorder(prompts=prompts)
+        self._predicted: PredictionRecorder | None = None
+        self._held = list[Tensor]()
+
+    def observers(self, forest: Forest) -> list[Observer]:
+        """What is to be shown every level while the forest is drawn."""
+        self._predicted = PredictionRecorder(forest, self.prompts)
+        return [self._edges, self._predicted]
+
+    def candidates(self, pool: Forest) -> Sink:
+        """What is to be given the pictures of a pool, in the order of its samples."""
+        count = 0 if self._asked == 0 else int((pool.sample_prompt < self.prompts).sum())
+
+        def take(images: Tensor) -> None:
+            if len(self._held) < count:
+                with self._clock("trees"):  # a view would hold the whole batch
+                    self._held += [illustration(image).clone() for image in images[: count - len(self._held)]]
+
+        return take
+
+    def trace(self, samples: Samples) -> Trace:
+        """What was seen, once all is drawn."""
+        assert self._predicted is not None
+        proxies = self._proxies(samples)
+        return Trace(self.prompts, self._predicted.nodes, self._predicted.latents, self._edges.edges(), proxies)
+
+    def _proxies(self, samples: Samples) -> dict[int, Tensor]:
+        """Candidates' pictures by the pool's sample: of each prompt so many, those that were drawn again first."""
+        if samples.exploration is None or samples.chosen is None:
+            return {}
+        again, kept = set(samples.chosen.samples.tolist()), dict[int, Tensor]()
+        prompts = samples.exploration.forest.sample_prompt[: len(self._held)].tolist()
+        for prompt in dict.fromkeys(prompts):
+            own = [place for place, other in enumerate(prompts) if other == prompt]
+            first = sorted(own, key=lambda place: place not in again)
+            kept |= {place: self._held[place] for place in first[: most(self._asked, self._held[0])]}
+        return kept
 
 
 def keeps_trees(config: Config, iteration: int) -> bool:
@@ -44,75 +94,3 @@ def keeps_trees(config: Config, iteration: int) -> bool:
         return False
     every = run.eval_every if trees.every is None else trees.every
     return iteration in (0, run.iterations - 1) or (every is not None and iteration % every == 0)
-
-
-def traced_prompts(config: Config, iteration: int, prompts: int) -> int:
-    """How many of a rank's prompts are kept as trees in an iteration."""
-    return min(config.track.trees.prompts, prompts) if config.track.trees and keeps_trees(config, iteration) else 0
-
-
-def take_trace(rollout: Rollout, prompts: int, predicts: bool, keeps_steps: bool) -> tuple[Rollout, Trace | None]:
-    """A rollout as it would be if nothing were kept of it, and what is kept.
-
-    Args:
-        rollout: drawn with `predict` and all steps recorded, of the first prompts at least.
-        prompts: to keep; 0 leaves the rollout as it is.
-        predicts: the rollout needs the predictions itself, so they are those of all prompts.
-        keeps_steps: the same of the steps.
-    """
-    if not prompts:
-        return rollout, None
-    assert rollout.predicted is not None
-    own = first_prompts(rollout.forest.prompt, prompts)
-    nodes, edges = torch.nonzero(own).flatten(), rollout.edges
-    trace = Trace(
-        prompts,
-        nodes,
-        rollout.predicted[nodes.to(rollout.predicted.device)] if predicts else rollout.predicted,
-        take_origins(edges, torch.nonzero(first_prompts(edges.prompt, prompts)).flatten())[0],
-    )
-    none = torch.zeros(0, dtype=torch.int64, device=edges.step.device)
-    return replace(
-        rollout,
-        predicted=rollout.predicted if predicts else None,
-        edges=edges if keeps_steps else take_origins(edges, none)[0],
-    ), trace
-
-
-class FirstPictures:
-    """A sink that holds illustrations of the first pictures that come and lets everything else go.
-
-    Which candidates are kept is known only when all are drawn and chosen from; until then these small copies are held.
-
-    Args:
-        count: how many it holds.
-        clock: entered with "trees" while it makes them, within whatever phase the pictures come from.
-    """
-
-    def __init__(self, count: int, clock: Clock = no_clock):
-        self._count, self._clock, self._held = count, clock, list[Tensor]()
-
-    def add(self, images: Tensor) -> None:
-        """Take the next pictures, uint8."""
-        if len(self._held) == self._count:
-            return
-        with self._clock("trees"):
-            for image in images[: self._count - len(self._held)]:
-                # A view would hold the whole batch.
-                self._held.append(illustration(image).clone())
-
-    def kept(self, forest: Forest, chosen: Tensor, asked: int | None) -> dict[int, Tensor]:
-        """Those that trees show, by the pool's sample: of each prompt so many, the ones drawn again first.
-
-        Args:
-            forest: of the pool.
-            chosen: (K,) int64 samples of the pool that are drawn again.
-            asked: track.trees.pictures.
-        """
-        again, kept = set(chosen.tolist()), dict[int, Tensor]()
-        prompts = forest.sample_prompt[: len(self._held)].tolist()
-        for prompt in dict.fromkeys(prompts):
-            own = [place for place, other in enumerate(prompts) if other == prompt]
-            first = sorted(own, key=lambda place: place not in again)
-            kept |= {place: self._held[place] for place in first[: most(asked, self._held[0])]}
-        return kept

@@ -22,9 +22,9 @@ from typing import Any
 
 from reward_models.errors import RewardError
 from reward_models.messages import show
-from reward_models.quotes import quoted
-from reward_models.reading import Unreadable, parse_json, read_text
 from reward_models.scoring.items import Item
+from reward_models.text.quotes import quoted
+from reward_models.text.reading import Unreadable, parse_json, read_text
 
 METADATA_INDEX, SAMPLES_INDEX = "metadata.jsonl", "samples.jsonl"
 MOST_BYTES = 256_000_000

@@ -181,7 +181,7 @@ def examine(rewards: RewardRequest, contract: bool) -> int:
 def serve_rewards(rewards: RewardRequest, server_options: Sequence[str], **address: Any) -> int:
     """Serve rewards to `remote` scorers elsewhere until the process is stopped."""
     from reward_models.scoring.values import read_yaml
-    from reward_models.server import serve
+    from reward_models.serving.server import serve
 
     limits: dict[str, Any] = {}
     for text in server_options:

@@ -6,8 +6,8 @@ from typing import Any
 
 from reward_models.errors import RewardError
 from reward_models.messages import cut
-from reward_models.reading import Unreadable
-from reward_models.yaml12 import load_yaml
+from reward_models.text.reading import Unreadable
+from reward_models.text.yaml12 import load_yaml
 
 
 def read_yaml(text: str, where: str) -> Any:

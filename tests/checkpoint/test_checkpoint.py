@@ -244,7 +244,7 @@ def test_a_replacement_cut_off_between_its_renames_loses_nothing(tmp_path, monke
 
 def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 3, 1.0)
-    monkeypatch.setattr("diffrl.checkpoint.files._flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space")))
+    monkeypatch.setattr("diffrl.checkpoint.files.flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space")))
     with pytest.raises(CheckpointError, match=r"step-000003.*No space"):
         save(tmp_path, 3, 2.0)
     assert latest_checkpoint(tmp_path, pytest.fail).state == {"value": 1.0}
@@ -282,6 +282,7 @@ def test_a_kill_while_pruning_leaves_no_torn_checkpoint(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 
+@pytest.mark.long
 def test_kill_at_any_moment_leaves_checkpoints_that_verify(tmp_path):
     chance = random.Random(0)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}

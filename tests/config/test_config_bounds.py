@@ -10,10 +10,10 @@ from diffrl.errors import ConfigError
 from reward_models import load_reward
 from reward_models.errors import RewardError
 from reward_models.messages import show
-from reward_models.reading import Unreadable
 from reward_models.scoring.values import read_yaml
-from reward_models.yaml12 import load_yaml
-from tests.config.test_config_errors import FULL
+from reward_models.text.reading import Unreadable
+from reward_models.text.yaml12 import load_yaml
+from tests.config.conftest import FULL
 
 BOMB = (
     "a: &a ["
@@ -25,14 +25,6 @@ BOMB = (
     )
 )
 LONG = "n" * 100_000
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Loads FULL with overrides."""
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(FULL))
-    return lambda *overrides: load_config(path, overrides)
 
 
 def refused(load, *overrides):

@@ -1,6 +1,8 @@
 """Values come through as given, files as shipped load, and what is written reads back equal."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,7 +134,7 @@ def test_a_leading_zero_means_nothing(example):
     assert load_config(example, ["run.seed=010"]).run.seed == 10
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True), project=st.text(min_size=1, max_size=20))
 def test_every_text_is_read_back_as_text(tmp_path_factory, name, project):
     path = tmp_path_factory.mktemp("text") / "config.yaml"
@@ -208,7 +210,7 @@ def configurations(draw):
     }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=configurations())
 def test_nothing_that_is_given_is_changed_and_what_is_written_reads_back(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("given")
@@ -228,3 +230,11 @@ def test_the_resolved_configuration_holds_every_key(example):
     config = load_config(example)
     assert Config.model_validate(config.model_dump()) == config
     assert "keep_checkpoints: 3" in dump_config(config)
+
+
+def test_a_configuration_is_read_without_loading_anything_heavy():
+    code = (
+        "import sys; from diffrl.config import load_config; load_config('configs/quickstart.yaml');"
+        "sys.exit(', '.join({'torch', 'numpy', 'diffusers', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

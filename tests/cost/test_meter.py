@@ -59,7 +59,10 @@ BOUNDED = {
         "credit": STEPWISE | {"value": "ode"},
     },
 }
-ALIKE = {"forest", "ode values of chains", "explore chains", "explore a forest"}
+ALIKE = {
+    *("chains", "forest", "forest, all, uneven branches", "ode values of chains", "explore chains"),
+    *("explore a forest", "explore a forest, tilt"),
+}
 """Cases of which another one asks for more."""
 
 

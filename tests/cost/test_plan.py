@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from diffrl.config import load_config
-from diffrl.config.checks import steps_at
 from diffrl.config.load import make_config
-from diffrl.cost.plan import count_evaluations, even_parts, is_evaluated, make_plan, render_plan
+from diffrl.cost.plan import even_parts, make_plan, plan_text
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
 
@@ -90,13 +89,13 @@ def test_two_processes_share_the_prompts():
 )
 def test_evaluations_never_come_twice_at_the_same_point(iterations, every, expected):
     config = config_of(run={"iterations": iterations, "eval_every": every})
-    assert tuple(i for i in range(iterations + 1) if is_evaluated(config, i)) == expected
-    assert count_evaluations(config) == len(expected)
+    assert tuple(i for i in range(iterations + 1) if config.run.evaluates_after(i)) == expected
+    assert config.run.evaluations == len(expected)
 
 
 def test_a_sliding_window_moves_in_the_plan_too():
     config = config_of()
-    assert [steps_at(config.rollout, i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
+    assert [config.rollout.steps_at(i)[0] for i in range(9)] == [1, 1, 2, 2, 3, 3, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("total", "parts"), [(15, 2), (7, 7), (23, 5), (4, 1)])
@@ -177,7 +176,7 @@ def test_choices_show_in_the_memory(tmp_path):
 def test_trees_are_left_out_and_said_to_be(tmp_path):
     kept, none = (make_plan(config_of(tmp_path, track={"trees": trees})) for trees in ({}, None))
     (note,) = set(kept.notes) - set(none.notes)
-    assert "Left out" in note and "track.trees" in note and note in render_plan(kept) and note not in render_plan(none)
+    assert "Left out" in note and "track.trees" in note and note in plan_text(kept) and note not in plan_text(none)
     assert kept.network_evaluations == none.network_evaluations and kept.decodes == none.decodes
 
 
@@ -247,7 +246,7 @@ def test_offloaded_parts_come_one_after_another():
     assert here.resting == 0 and away.resting == encoders + vae == here.kept["frozen components"]
     assert away.kept["frozen components"] == 0
     assert away.passing["prompts"] == encoders and away.passing["decode"] == here.passing["decode"] + vae
-    assert "Resting on the CPU" in render_plan(make_plan(config_of(model=FLUX | {"offload": ["vae"]})))
+    assert "Resting on the CPU" in plan_text(make_plan(config_of(model=FLUX | {"offload": ["vae"]})))
 
 
 def test_slices_tiles_and_the_decoders_precision():
@@ -296,7 +295,7 @@ def test_the_exploring_copy_has_its_precisions_bytes(precision, size):
 
 def test_no_memory_estimate_is_said_so():
     plan = make_plan(config_of("some/hub-name"))
-    assert plan.memory is None and "No memory estimate: some/hub-name is neither" in render_plan(plan)
+    assert plan.memory is None and "No memory estimate: some/hub-name is neither" in plan_text(plan)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05", (2**40).to_bytes(8, "little") + b"{}", b"\x03" + bytes(7) + b"{x}"])
@@ -309,7 +308,7 @@ def test_a_torn_file_is_one_clear_error(tmp_path, content):
 
 def test_the_rendering_holds_the_numbers(tmp_path):
     write_pipeline(tmp_path)
-    text = render_plan(make_plan(config_of(tmp_path)))
+    text = plan_text(make_plan(config_of(tmp_path)))
     for expected in ("6,212", "2,940", "1,260", "572", "edges", "Memory, per process (rough)", "optimiser"):
         assert expected in text
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffrl.models.tiny import save_pipeline
-from diffrl.models.tiny_wan import build_wan_pipeline
+from diffrl.models.tiny import build_pipeline, save_pipeline
 from diffrl.trees.read import list_trees
 from tests.conftest import WORDS
 from tests.training.harness import (
@@ -130,7 +129,7 @@ def test_forests_of_two_processes_are_those_of_one(random_sd3, tmp_path, make):
 @pytest.mark.slow
 def test_two_networks_of_two_processes_are_those_of_one(tmp_path):
     """Wan 2.2: a rank may need another network than the other, or one of them only."""
-    save_pipeline(build_wan_pipeline(WORDS.split(), 0, boundary_ratio=0.6), tmp_path / "wan22")
+    save_pipeline(build_pipeline("wan", WORDS.split(), seed=0, boundary_ratio=0.6), tmp_path / "wan22")
     for name in ("one", "two"):
         lora = {"rank": 3, "alpha": 6}
         size = {"height": 32, "width": 32, "frames": 5}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.words import sums
-from reward_models.shapes import PARTS
+from reward_models.images.shapes import PARTS
 from tests.gallery import made_trees
 from tests.gallery.made_trees import leaf
 from tests.gallery.test_tree_story import alone, split, told

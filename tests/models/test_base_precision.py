@@ -5,8 +5,8 @@ import torch
 
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from diffrl.models.pipeline import Placement
-from tests.training.harness import make_trainer, settings
+from diffrl.models.placement import Placement
+from tests.training.harness import make_run, settings
 
 pytest.importorskip("bitsandbytes")
 PROMPTS = ["a red circle", "two blue squares"]
@@ -41,6 +41,7 @@ def test_a_quantised_base_is_near_the_whole_one_and_smaller(random_pipelines, fa
         assert stored.numel() * stored.element_size() * 8 == bits * whole.numel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["nf4", "int8"])
 def test_a_lora_on_it_trains_on_policy(random_sd3, tmp_path, precision):
     data = settings(
@@ -50,10 +51,9 @@ def test_a_lora_on_it_trains_on_policy(random_sd3, tmp_path, precision):
         rollout={"micro_batch": 3},
         train={"micro_batch": 2, "learning_rate": 1.0e-2},
     )
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     trainer.iterate()
-    trainer.iteration += 1
-    metrics = trainer.iterate()
-    trainer.journal.close()
+    metrics = trainer.iterate().metrics
+    run.journal.close()
     assert trainer.on_policy_error < 1e-5 and metrics["update/grad_norm"] > 0
     assert all(p.dtype == torch.float32 for p in trainer.session.policy.parameters.values())

@@ -1,6 +1,8 @@
 """Every family's adapter against its stock pipeline, on tiny random weights."""
 
+import copy
 import inspect
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +27,12 @@ MULTISTEP = ("sana", "wan")
 
 def load(random_pipelines, family, **options):
     return load_adapter(family, str(random_pipelines(family)), dtype="float32", device=torch.device("cpu"), **options)
+
+
+@pytest.fixture(scope="module")
+def loaded(random_pipelines):
+    """A family's adapter, loaded once for all tests that only read it."""
+    return cache(lambda family: load(random_pipelines, family))
 
 
 def normal(adapter, count, seed=5):
@@ -66,23 +74,24 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_guidance_costs_what_the_family_says(random_pipelines, family):
-    adapter = load(random_pipelines, family)
+def test_guidance_costs_what_the_family_says(loaded, family):
+    adapter = loaded(family)
     conditioning = adapter.encode_prompts(PROMPTS[:2])
     rows = []
-    adapter.transformer.register_forward_pre_hook(
+    hook = adapter.transformer.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs.get("hidden_states", args[0] if args else None))),
         with_kwargs=True,
     )
     latents, facts = normal(adapter, 2), find_family(family)
     plain, guided = (adapter.velocity(latents, torch.full((2,), 0.7), conditioning, g) for g in (1.0, 4.0))
+    hook.remove()
     assert rows == [2 * facts.calls_per_step(1.0), 2 * facts.calls_per_step(4.0)]
     assert not torch.allclose(plain, guided)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_do_not_depend_on_their_batch(random_pipelines, family):
-    adapter = load(random_pipelines, family)
+def test_rows_do_not_depend_on_their_batch(loaded, family):
+    adapter = loaded(family)
     conditioning = adapter.encode_prompts(PROMPTS)
     latents, sigma = normal(adapter, 3, seed=7), torch.tensor([0.9, 0.5, 0.1])
     with torch.no_grad():
@@ -94,8 +103,8 @@ def test_rows_do_not_depend_on_their_batch(random_pipelines, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_grids_begin_with_pure_noise_and_end_without(random_pipelines, family):
-    adapter = load(random_pipelines, family)
+def test_grids_begin_with_pure_noise_and_end_without(loaded, family):
+    adapter = loaded(family)
     for steps in (2, 7):
         sigmas = adapter.sigmas(steps)
         assert sigmas.shape == (steps + 1,) and sigmas.dtype == torch.float32
@@ -103,9 +112,9 @@ def test_grids_begin_with_pure_noise_and_end_without(random_pipelines, family):
 
 
 @pytest.mark.parametrize("family", MULTISTEP)
-def test_a_multi_step_schedulers_levels_are_its_own_but_for_the_first(random_pipelines, family):
-    adapter = load(random_pipelines, family)
-    scheduler = adapter.pipeline.scheduler
+def test_a_multi_step_schedulers_levels_are_its_own_but_for_the_first(loaded, family):
+    adapter = loaded(family)
+    scheduler = copy.deepcopy(adapter.pipeline.scheduler)
     scheduler.set_timesteps(7)
     ours = adapter.sigmas(7)
     assert 0.99 < scheduler.sigmas[0] < 1 and torch.equal(ours[1:], scheduler.sigmas[1:])
@@ -123,8 +132,8 @@ def test_flux_shifts_by_the_number_of_picture_tokens(random_pipelines):
     assert (large.sigmas(4)[1:-1] > small.sigmas(4)[1:-1]).all()
 
 
-def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_one(random_pipelines):
-    adapter = load(random_pipelines, "sana")
+def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_one(loaded):
+    adapter = loaded("sana")
     default = inspect.signature(type(adapter.pipeline).__call__).parameters["complex_human_instruction"].default
     stock = adapter.pipeline.encode_prompt(
         PROMPTS, max_sequence_length=adapter.max_sequence_length, complex_human_instruction=default
@@ -138,12 +147,12 @@ def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_on
 @pytest.fixture(scope="module")
 def wan22(tmp_path_factory):
     """Wan 2.2: two transformers, the second for timesteps below 875."""
-    from diffrl.models.tiny import save_pipeline
-    from diffrl.models.tiny_wan import build_wan_pipeline
+    from diffrl.models.tiny import build_pipeline, save_pipeline
 
     folder = tmp_path_factory.mktemp("pipelines") / "wan22"
     save_pipeline(
-        build_wan_pipeline(["a", "red", "green", "blue", "circle", "square", "above"], 0, boundary_ratio=0.875), folder
+        build_pipeline("wan", ["a", "red", "green", "blue", "circle", "square", "above"], seed=0, boundary_ratio=0.875),
+        folder,
     )
     return folder
 
@@ -180,10 +189,10 @@ def test_wan22_ti2v_gets_a_noise_level_for_every_token(random_pipelines):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, family):
-    from diffrl.models.pipeline import Placement
+def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, loaded, family):
+    from diffrl.models.placement import Placement
 
-    plain = load(random_pipelines, family)
+    plain = loaded(family)
     placement = Placement(offload=("text_encoders", "vae"), vae_slicing=True)
     other = load_adapter(family, str(random_pipelines(family)), dtype="float32", placement=placement)
     for name, tensor in plain.encode_prompts(PROMPTS).items():

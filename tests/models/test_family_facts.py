@@ -1,5 +1,8 @@
 """What is written down of each family fits the networks of its pipelines."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -42,3 +45,11 @@ def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
     velocity = adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 3.0)
     velocity.square().sum().backward()
     assert not [name for name, p in adapter.transformer.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def test_facts_are_read_without_torch():
+    """Configurations, schemas and the gallery ask for them; torch takes seconds to import."""
+    heavy = "{'torch', 'diffusers', 'transformers', 'numpy'}"
+    code = f"import sys, diffrl.config, diffrl.models.families; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from diffrl.errors import ConfigError
+from diffrl.models.distilled import distilled_sign, refuse_distilled
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import (
     check_pipeline_directory,
     choose_device,
-    distilled_sign,
     infer_family,
     load_adapter,
-    refuse_distilled,
     shipped_settings,
 )
 from tests.training.harness import make_trainer, settings

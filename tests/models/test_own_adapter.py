@@ -12,7 +12,7 @@ from diffrl.cli import main
 from diffrl.errors import ConfigError
 from diffrl.functional.dynamics import ode_step
 from diffrl.models.loading import load_adapter
-from diffrl.models.tiny_text import build_t5, build_word_tokenizer
+from diffrl.models.tiny import build_t5, build_word_tokenizer
 from tests.conftest import WORDS
 
 GUIDE = Path(__file__).parents[2] / "docs/add-a-model.md"
@@ -88,6 +88,7 @@ def run(*arguments):
     return int(stop.value.code or 0)
 
 
+@pytest.mark.long
 def test_it_trains_explores_draws_and_is_exported(module, aura, tmp_path):
     settings = {
         "run": {"name": "run", "dir": str(tmp_path), "iterations": 1, "eval_every": None},

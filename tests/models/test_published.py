@@ -42,12 +42,18 @@ OTHERS = {
 POSITION_TABLE = 384 * 384 * 1536
 
 
+EVERYDAY = {name for name, _ in OTHERS}
+"""At least one pipeline of each family; the others are counted with the long tests."""
+
+
 def count(name, component):
     shapes = describe_pipeline(name).shapes[component]
     return sum(math.prod(shape) for key, shape in shapes.items() if key != "pos_embed.pos_embed")
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.long) for name in SIZES]
+)
 def test_transformers_have_the_published_size(name):
     found = describe_pipeline(name)
     assert sum(count(name, network) for network in found.networks) == SIZES[name][0]
@@ -77,6 +83,7 @@ def test_an_unknown_name_is_not_guessed(tmp_path):
     assert describe_pipeline("someone/model") is None and describe_pipeline(str(tmp_path)) is None
 
 
+@pytest.mark.long
 def test_what_published_pipelines_say_is_within_the_bounds():
     """Of transformers' parts with all their defaults, as their files hold them."""
     for name, known in PUBLISHED.items():

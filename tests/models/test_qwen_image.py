@@ -5,9 +5,9 @@ import torch
 
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
+from diffrl.models.families.qwen_image import build_qwen_tokenizer
 from diffrl.models.loading import load_adapter
-from diffrl.models.pipeline import Placement
-from diffrl.models.tiny_qwen_image import build_qwen_tokenizer
+from diffrl.models.placement import Placement
 from tests.conftest import WORDS
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle"]

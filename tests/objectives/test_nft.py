@@ -7,7 +7,8 @@ import torch
 
 from diffrl.objectives.nft import NFT
 from diffrl.records import Credit, Prompt, PromptBatch, Rollout
-from diffrl.rollout.denoise import _EdgeList
+from diffrl.rollout.denoise import Level
+from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
 
 SHAPE = (2, 3, 5)
@@ -17,7 +18,9 @@ OUTCOME = torch.tensor([1.3, -0.7, 0.0, 7.0, -9.0, 0.4])
 def rollout_of(groups, latents, iteration=4):
     forest = plan_forest(len(groups), 3, {})
     batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, iteration)
-    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), _EdgeList(latents).record())
+    none, zero = EdgeRecorder(), torch.zeros(())
+    none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
+    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from diffrl.errors import ConfigError
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
 from diffrl.precision import backends
 from diffrl.precision.backends import find_backend
-from diffrl.precision.backends.base import PRECISION_BACKENDS
-from diffrl.precision.backends.emulated import fake_quantize_fp8
 from diffrl.precision.backends.int8 import Int8Linear
+from diffrl.precision.backends.table import PRECISION_BACKENDS, Engine
 from diffrl.precision.copies import make_copy
 from diffrl.precision.facts import PrecisionError
 from diffrl.precision.verify import observe_products
@@ -131,7 +131,7 @@ class TestChoice:
             find_backend("int8", "torch", torch.device("meta"))
 
     def test_a_new_backend_is_one_line(self, monkeypatch):
-        table = {**PRECISION_BACKENDS, "nvfp4": {"mine": "diffrl.precision.backends.int8:Int8"}}
+        table = {**PRECISION_BACKENDS, "nvfp4": {"mine": Engine("diffrl.precision.backends.int8:Int8")}}
         monkeypatch.setattr(backends, "PRECISION_BACKENDS", table)
         assert find_backend("nvfp4", "auto", CPU).compute_dtype == torch.int8
 

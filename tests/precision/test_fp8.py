@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from diffrl.precision.backends.fp8 import Fp8Linear, fake_quantize_fp8
-from diffrl.precision.mxfp8 import fake_quantize_mxfp8, quantize_mxfp8
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8, quantize_mxfp8
+from diffrl.precision.backends.fp8 import Fp8Linear
 
 E4M3 = sorted({float(v) for v in torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float() if v == v})
 

@@ -5,11 +5,11 @@ import pytest
 from diffrl.precision.backends.machine import (
     Machine,
     fp8_scaling,
-    missing,
     parse_version,
     uncompilable,
     use_triton_for_nvfp4,
 )
+from diffrl.precision.backends.table import missing
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
 RUNS = {

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from diffrl.models.families import FAMILIES
+from diffrl.models.families.sana import build_tiny_transformer
 from diffrl.precision.copies import make_copy
 from diffrl.precision.pointwise import Pointwise, as_linear
 
@@ -12,26 +13,8 @@ EXCLUDE = FAMILIES["sana"].exclude
 
 
 def sana():
-    from diffusers import SanaTransformer2DModel
-
     torch.manual_seed(0)
-    return (
-        SanaTransformer2DModel(
-            patch_size=1,
-            in_channels=4,
-            out_channels=4,
-            num_layers=2,
-            num_attention_heads=2,
-            attention_head_dim=16,
-            num_cross_attention_heads=2,
-            cross_attention_head_dim=16,
-            cross_attention_dim=32,
-            caption_channels=32,
-            sample_size=16,
-        )
-        .requires_grad_(False)
-        .eval()
-    )
+    return build_tiny_transformer().requires_grad_(False).eval()
 
 
 def call(network, batch=3):

@@ -164,7 +164,7 @@ class TestFailures:
         made, source = self.made(), block()
         assert len(made.report.quantised) == 4
         source.point.weight.mul_(1.01)
-        for layer in made._quantised.values():  # a fresh layer is still filled
+        for layer in made._layers.values():  # a fresh layer is still filled
             monkeypatch.setattr(layer, "refresh", lambda weight, bias: None)
         with pytest.raises(PrecisionError, match="point: its weight is .* from a fresh conversion of the pushed one"):
             for _ in range(2):

@@ -14,7 +14,7 @@ from reward_models.neural import find_file
 MODULE = """
 import functools
 from reward_models.base import ScorerSpec
-from reward_models.picture_statistics import SharpnessScorer
+from reward_models.images.picture_statistics import SharpnessScorer
 
 NUMBER = 7
 

@@ -14,7 +14,7 @@ _SERVERS = contextlib.ExitStack()
 @cache
 def server() -> str:
     """The address of a server that runs until the process ends."""
-    from reward_models.server import background
+    from reward_models.serving.server import background
 
     return _SERVERS.enter_context(background({"shapes": load_reward("shapes")}))
 

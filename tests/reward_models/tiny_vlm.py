@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from reward_models import load_reward
-from reward_models.hpsv3 import INSTRUCTION as IMAGE_INSTRUCTION
-from reward_models.video_align import INSTRUCTION as VIDEO_INSTRUCTION
-from tests.reward_models.judge_server import Judge
+from reward_models.images.hpsv3 import INSTRUCTION as IMAGE_INSTRUCTION
+from reward_models.videos.video_align import INSTRUCTION as VIDEO_INSTRUCTION
+from tests.reward_models.judges.judge_server import Judge
 
 HIDDEN, LORA_RANK, LORA_ALPHA = 32, 4, 8
 MARKS = [f"<|{name}|>" for name in ("endoftext", "im_start", "im_end")]

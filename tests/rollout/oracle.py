@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from diffrl.records import Forest, Prompt, PromptBatch
+from diffrl.records import Edges, Forest, Prompt, PromptBatch
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.noise import noise_at
+from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder
+from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.transition import make_transition
 
 SEED, ITERATION, GROUPS = 9, 4, (8, 3, 21)
 OPTIONS = {"flow_sde": {"noise_level": 0.7}, "dance_sde": {"eta": 0.3}, "cps": {"noise_level": 0.6}}
@@ -59,6 +61,14 @@ class FakeAdapter:
         return latents.contiguous().view(torch.uint8)
 
 
+class Drawn(NamedTuple):
+    """What the library's own denoising gives, with everything observed."""
+
+    latents: Tensor
+    edges: Edges
+    predicted: Tensor | None
+
+
 @dataclass(frozen=True)
 class Case:
     """What is drawn, and how."""
@@ -89,11 +99,13 @@ class Case:
     def draw(self, adapter, forest=None, record=None, predict=False, micro_batch=128):
         """The library's own denoising."""
         forest = self.forest if forest is None else forest
-        return denoise(
+        edges, predicted = EdgeRecorder(record), PredictionRecorder(forest)
+        latents = denoise(
             adapter, adapter.encode_prompts([prompt.text for prompt in BATCH.prompts]), forest,
             root_addresses(forest, BATCH, SEED), self.sampler(adapter, micro_batch),
-            record=list(self.branching) if record is None else record, predict=predict,
+            observe=[edges, *([predicted] if predict else [])],
         )  # fmt: skip
+        return Drawn(latents, edges.edges(), predicted.latents if predict else None)
 
     def sample_keys(self) -> list[Key]:
         """All samples, in the order in which they should lie."""

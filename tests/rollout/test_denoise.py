@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from diffrl.functional.dynamics import Step
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.loading import load_adapter
 from diffrl.records import Edges
 from diffrl.rollout.address import Address
-from diffrl.rollout.counts import coarse_levels
-from diffrl.rollout.denoise import Sampler, denoise, take_origins
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.noise import noise_at
+from diffrl.rollout.observers import EdgeRecorder, take_origins
 from diffrl.rollout.tree import chains, plan_forest, root_addresses, subset
 from tests.rollout.oracle import BATCH, GROUPS, ITERATION, SEED, Case, FakeAdapter, net_of, node_keys, walk
 
@@ -116,15 +117,17 @@ def test_chains_without_noise_are_the_ode():
     roots = [Address("eval", 0, 0, 0, i) for i in range(4)]
     conditioning = adapter.encode_prompts([prompt.text for prompt in BATCH.prompts])
     sampler = Sampler(adapter.sigmas(5), micro_batch=3)
-    drawn = denoise(adapter, conditioning, chains(prompt), roots, sampler)
+    recorder = EdgeRecorder()
+    latents = denoise(adapter, conditioning, chains(prompt), roots, sampler, observe=[recorder])
     net, sigmas = net_of(adapter), sampler.sigmas.double().tolist()
     for row in range(4):
         x = noise_at([roots[row]], adapter.shape)[0].double()
         for s, n in zip(sigmas, sigmas[1:], strict=False):
             x = x - (s - n) * net(x, s, int(prompt[row]))
-        close(drawn.latents[row], x)
-    assert len(drawn.edges) == 0 and drawn.edges.latents.shape == (0, *adapter.shape) and drawn.predicted is None
-    assert drawn.edges.origin.dtype == drawn.edges.node.dtype == drawn.edges.step.dtype == torch.int64
+        close(latents[row], x)
+    edges = recorder.edges()
+    assert len(edges) == 0 and edges.latents.shape == (0, *adapter.shape)
+    assert edges.origin.dtype == edges.node.dtype == edges.step.dtype == torch.int64
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -188,9 +191,9 @@ def bare_noise(forest, correlation, seed=SEED, levels=None, steps=7):
         adapter.sigmas(steps), levels, lambda x, v, s, n: Step(torch.zeros_like(x), torch.ones(1, 1)), correlation
     )
     roots = root_addresses(forest, BATCH, seed)
-    edges = denoise(
-        adapter, {"gain": torch.zeros(3)}, forest, roots, sampler, record=list(forest.branching)
-    ).edges  # fmt: skip
+    recorder = EdgeRecorder()
+    denoise(adapter, {"gain": torch.zeros(3)}, forest, roots, sampler, observe=[recorder])
+    edges = recorder.edges()
     noise = torch.zeros(len(forest.parent), 60)
     noise[edges.node] = edges.next_latents
     return noise

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from diffrl.rollout.address import Address
-from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.address import Address, Purpose
+from diffrl.rollout.noise import generator_at, noise_at, sibling_noise
 
 BASE = Address(stream="train", seed=5, iteration=3, group=11, root=2, path=(1, 0))
 SHAPE = (2, 5, 7)
@@ -172,3 +172,19 @@ def test_infinite_c_gives_the_own_noise_and_zero_the_shared():
 def test_refuses_a_negative_weight(c):
     with pytest.raises(ValueError, match="c must be at least 0"):
         sibling_noise(torch.zeros(3), torch.zeros(3), c)
+
+
+# --- random choices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("purpose", "order"),
+    [
+        (Purpose.UPDATE_SHARES, [4, 5, 0, 1, 2, 6, 3]),
+        (Purpose.CANDIDATES, [6, 5, 3, 4, 1, 2, 0]),
+        (Purpose.NOISE_LEVELS, [4, 6, 2, 5, 1, 0, 3]),
+    ],
+)
+def test_the_choices_of_runs_are_pinned(purpose, order):
+    for _ in range(2):
+        assert generator_at(2**40 + 5, 3, 11, purpose).permutation(7).tolist() == order

@@ -194,9 +194,9 @@ def test_an_error_stays_the_same_where_nothing_can_be_written(ends, monkeypatch)
         raise OSError(28, "No space left")
 
     def fails(trainer):
-        (trainer.journal.run_dir / "log.txt").mkdir()  # where nobody can write
+        (run.journal.run_dir / "log.txt").mkdir()  # where nobody can write
         monkeypatch.setattr("diffrl.gallery.report.write_report", full)
-        trainer.report("a message that is shown all the same")
+        trainer.messages.report("a message that is shown all the same")
         raise RewardError("gone")
 
     run, code, said = ends(fails, RewardError)

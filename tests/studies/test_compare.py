@@ -15,7 +15,7 @@ import yaml
 
 from diffrl.cli import main
 from diffrl.config import load_config
-from diffrl.cost.plan import count_evaluations, is_evaluated, make_plan
+from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.studies.compare import execute
 from diffrl.studies.compare.arguments import parse_budget, parse_candidate, parse_candidates
@@ -78,7 +78,7 @@ def trained(monkeypatch):
         for i in range(config.run.iterations + 1):
             wall = sum([0, 9, 0.6 * seconds, seconds, 1.4 * seconds, *[seconds] * i][: i + 1])  # 9 s to warm up
             row = {"iteration": i, "cost/evaluations": i * 10, "cost/seconds": wall}
-            rows.append(row | ({"held_out/shapes_strict": i / 100} if is_evaluated(config, i) else {}))
+            rows.append(row | ({"held_out/shapes_strict": i / 100} if config.run.evaluates_after(i) else {}))
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         summary = {"iterations": config.run.iterations, "updates": config.run.iterations, "peak_memory_bytes": 2**30}
         (path / "summary.json").write_text(json.dumps(summary))
@@ -152,7 +152,7 @@ def test_equal_evaluations(config, cost, trained, tmp_path):
         for number in range(2):
             made = load_config(out / folder / f"seed-{number}" / "config.yaml")
             assert (made.run.iterations, made.run.seed) == (iterations, seed + number)
-            assert 5 <= count_evaluations(made) - 1 <= 8
+            assert 5 <= made.run.evaluations - 1 <= 8
             assert made.rollout.stochastic.size == (1 if folder == "window" else 3)
     state = json.loads((out / "state.json").read_text())
     assert state["budget"] == {"kind": "evaluations", "amount": budget} and state["seeds"] == 2

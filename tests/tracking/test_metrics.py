@@ -117,7 +117,7 @@ def test_an_interrupted_rewrite_changes_nothing(tmp_path, monkeypatch):
     def refuse(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("diffrl.tracking.metrics.os.replace", refuse)
+    monkeypatch.setattr("diffrl.files.os.replace", refuse)
     with pytest.raises(DiffrlError, match="No space left"):
         log.truncate_after(1)
     assert read_metrics(path) == rows(5)

@@ -182,7 +182,7 @@ def test_readonly_refuses_to_write_and_to_create(tmp_path):
 def test_a_store_on_a_read_only_disk(tmp_path, monkeypatch):
     with SampleStore(tmp_path) as store:
         store.write([sample()])
-    monkeypatch.setattr("diffrl.tracking.index.os.access", lambda path, mode: False)
+    monkeypatch.setattr("diffrl.files.os.access", lambda path, mode: False)
     with SampleStore.open_readonly(tmp_path) as reader:
         assert len(reader.read()) == 1
         assert [path.name for path in tmp_path.iterdir()] == [INDEX]  # nothing had to be made beside it

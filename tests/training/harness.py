@@ -12,12 +12,14 @@ from rich.console import Console
 
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
+from diffrl.run.execution import TrainingRun
 from diffrl.run.journal import Journal
 from diffrl.run.lifecycle import resume, train
 from diffrl.run.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer
+from diffrl.training.messages import Messages
 from diffrl.training.session import open_session
 from diffrl.trees.read import list_trees, read_tree
 
@@ -73,18 +75,23 @@ def go_on(run_dir, from_start=False):
     return shown.getvalue()
 
 
-def make_trainer(data):
-    """A trainer before its first iteration, its journal in the run's directory. Messages gather in `said`."""
+def make_run(data):
+    """A trainer before its first iteration, and its run, which writes what it does. Messages gather in `run.shown`."""
     config = make_config(data)
     run_dir = Path(config.run.dir) / config.run.name
     session = open_session(config, run_dir)
     run_dir.mkdir(parents=True)
     shown = io.StringIO()
-    trainer = Trainer(
-        session, Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1)
-    )
-    trainer.said = shown
-    return trainer
+    journal, progress = Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1)
+    messages = Messages([progress.message, journal.log], session.accelerator.is_main_process)
+    run = TrainingRun(Trainer(session, messages), journal, progress)
+    run.shown = shown
+    return run.trainer, run
+
+
+def make_trainer(data):
+    """A trainer before its first iteration."""
+    return make_run(data)[0]
 
 
 def weights_of(trainer):

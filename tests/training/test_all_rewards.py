@@ -49,8 +49,9 @@ def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     data["prompts"] |= {"train": str(prompts), "eval": str(prompts)}
     data["guards"] = {"failed_samples": {"limit": 1.0}}
     trainer = make_trainer(data)
-    metrics = trainer.iterate()
-    table = trainer._drawn.table
+    done = trainer.iterate()
+    metrics = done.metrics
+    table = done.samples.table
     unscored = {name for name in names if table.raw[name].isnan().all()}
     assert not unscored, {name: table.errors for name in unscored}
     expected = sum(values / 10.0 for values in table.raw.values())
@@ -63,6 +64,6 @@ def test_every_preset_trains_on_a_sum(preset, random_pipelines, tmp_path):
     data = recipe(preset, "sd3", random_pipelines("sd3"), tmp_path)
     data["rewards"] = [{"name": name, "scale": 100.0, "batch_size": 5} for name in BUILT_IN]
     trainer = make_trainer(data)
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert {f"reward/{name}" for name in BUILT_IN} <= metrics.keys() and metrics["samples/failed"] == 0
     assert metrics["update/grad_norm"] > 0 and metrics["groups/zero_spread"] == 0

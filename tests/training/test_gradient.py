@@ -71,10 +71,9 @@ def test_the_whole_updates_gradient_equals_a_naive_one(
 
     monkeypatch.setattr(loop, "accumulate_gradient", recorded)
     for _ in range(2):
-        trainer.iterate()
-        trainer.iteration += 1
-    rollout, old = trainer._drawn.rollout, seen[2][0]  # nothing was updated between the rollout and its first update
-    advantages = naive_advantages(trainer._drawn.table.total, 3)
+        done = trainer.iterate()
+    rollout, old = done.samples.rollout, seen[2][0]  # nothing was updated between the rollout and its first update
+    advantages = naive_advantages(done.samples.table.total, 3)
     base = load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"))
     top = float(session.sigmas[1])
     clipped = 0
@@ -115,7 +114,7 @@ def test_gradients_are_cut_to_the_norm_and_keep_their_direction(random_sd3, tmp_
         data = settings(random_sd3, tmp_path / str(limit), train={"updates_per_iteration": 1, "max_grad_norm": limit})
         trainer, gradients = make_trainer(data), []
         record_gradients(trainer, gradients)
-        found[limit] = (gradients, trainer.iterate()["update/grad_norm"])
+        found[limit] = (gradients, trainer.iterate().metrics["update/grad_norm"])
     (free,), norm = found[None]
     (cut,), before_cutting = found[0.02]
     assert float(free.norm()) == pytest.approx(norm, rel=1e-5) == before_cutting and norm > 0.04

@@ -12,6 +12,7 @@ from diffrl.training.guards import Learning
 from tests.training.harness import (
     flat,
     go_on,
+    make_run,
     make_trainer,
     rows_of,
     settings,
@@ -27,9 +28,9 @@ def flaky(**options):
     return [{"name": FLAKY, "options": options}]
 
 
-def prompt_of(trainer, sample):
-    rollout = trainer._drawn.rollout
-    return rollout.batch.prompts[int(rollout.forest.sample_prompt[sample])].text
+def prompt_of(batch, sample):
+    """Of three samples a prompt."""
+    return batch.prompts[sample // 3].text
 
 
 def state_of(trainer):
@@ -48,17 +49,22 @@ def state_of(trainer):
 
 @pytest.mark.parametrize("how", ["nan", "inf", "report"])
 def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
-    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=flaky(how=how)))
-    metrics = trainer.iterate()
-    outcome, said = trainer._credit.outcome, trainer.said.getvalue()
+    trainer, run = make_run(settings(random_sd3, tmp_path, rewards=flaky(how=how)))
+    done = trainer.iterate()
+    metrics = done.metrics
+    outcome, said = done.credit.outcome, run.shown.getvalue()
     assert outcome[0] == 0 and (outcome[1:] != 0).all() and outcome[1:3].sum().abs() < 1e-5
-    forest = trainer._drawn.rollout.forest
+    forest = done.samples.rollout.forest
     failed = (forest.prompt == 0) & (forest.root == 0)
-    assert (trainer._credit.advantage[failed] == 0).all() and (trainer._credit.advantage != 0).any()
+    assert (done.credit.advantage[failed] == 0).all() and (done.credit.advantage != 0).any()
     reason = "no such picture" if how == "report" else f"returned {how}"
-    assert "1 of 6 samples have no usable reward" in said and repr(prompt_of(trainer, 0)) in said and reason in said
+    assert (
+        "1 of 6 samples have no usable reward" in said
+        and repr(prompt_of(done.samples.rollout.batch, 0)) in said
+        and reason in said
+    )
     assert metrics["samples/failed"] == 1 and metrics["groups/dropped"] == 0
-    rewards = trainer._drawn.table.total[1:]
+    rewards = done.samples.table.total[1:]
     assert metrics["reward/mean"] == pytest.approx(float(rewards.mean()), rel=1e-5)
     assert metrics[f"reward/{FLAKY}"] == pytest.approx(float(rewards.mean()), rel=1e-5)
     log = (tmp_path / "run/log.txt").read_text().strip()
@@ -67,17 +73,17 @@ def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
 
 def test_skip_leaves_the_group_out(random_sd3, tmp_path):
     trainer = make_trainer(settings(random_sd3, tmp_path, rewards=flaky(), guards={"nonfinite_reward": "skip"}))
-    metrics = trainer.iterate()
-    outcome = trainer._credit.outcome
+    done = trainer.iterate()
+    metrics = done.metrics
+    outcome = done.credit.outcome
     assert (outcome[:3] == 0).all() and (outcome[3:] != 0).all()
     assert metrics["groups/dropped"] == 1 and metrics["samples/failed"] == 1  # the two others were scored
-    assert metrics["reward/mean"] == pytest.approx(float(trainer._drawn.table.total[3:].mean()), rel=1e-5)
+    assert metrics["reward/mean"] == pytest.approx(float(done.samples.table.total[3:].mean()), rel=1e-5)
 
 
 def test_stop_names_the_prompt(random_sd3, tmp_path):
     trainer = make_trainer(settings(random_sd3, tmp_path, guards={"nonfinite_reward": "stop"}))
-    trainer.iterate()
-    second = prompt_of(trainer, 3)
+    second = prompt_of(trainer.next_batch(), 3)
     other = make_trainer(
         settings(random_sd3, tmp_path / "b", rewards=flaky(word=second), guards={"nonfinite_reward": "stop"})
     )
@@ -92,22 +98,22 @@ def test_too_many_failures_stop(random_sd3, tmp_path, failures, stops):
         with pytest.raises(GuardStop, match=r"4 of 6 samples could not be scored, above 50%"):
             trainer.iterate()
     else:
-        assert trainer.iterate()["samples/failed"] == 3
+        assert trainer.iterate().metrics["samples/failed"] == 3
 
 
 def test_skipped_groups_are_no_failures(random_sd3, tmp_path):
     """One failure in each group leaves both out; still only 2 of 6 samples failed."""
     guards = {"nonfinite_reward": "skip", "failed_samples": {"limit": 0.4}}
     trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[{"name": FLAKY, "batch_size": 3}], guards=guards))
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert metrics["samples/failed"] == 2 and metrics["groups/dropped"] == 2
 
 
 def test_an_iteration_without_any_reward_goes_by(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rewards=flaky(failures=6), guards={"failed_samples": {"limit": 1.0}})
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     before = flat(weights_of(trainer))
-    trainer.run()
+    run.run()
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["iteration"] == 2 and rows[-1]["reward/mean"] is None and rows[-1]["samples/failed"] == 6
     assert torch.equal(flat(weights_of(trainer)), before)
@@ -119,7 +125,7 @@ def test_an_iteration_without_any_reward_goes_by(random_sd3, tmp_path):
 def test_zero_spread_is_counted_and_trains_nothing(random_sd3, tmp_path):
     trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}]))
     before = flat(weights_of(trainer))
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert metrics["groups/zero_spread"] == 2 and metrics["reward/std"] == 0
     assert torch.equal(flat(weights_of(trainer)), before)
 
@@ -129,23 +135,23 @@ def test_collapsed_spread_acts_after_its_patience(random_sd3, tmp_path, action):
     guards = {"collapsed_spread": {"action": action, "patience": 2}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
     data["run"]["iterations"] = 4
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     message = "In 2 iterations in a row at least 90% of the groups had equal rewards"
     if action == "stop":
         with pytest.raises(GuardStop, match=message):
-            trainer.run()
+            run.run()
         assert trainer.iteration == 1
     else:
-        trainer.run()
-        assert trainer.iteration == 4 and trainer.said.getvalue().count("had equal rewards") == 1
-        assert message in trainer.said.getvalue()
+        run.run()
+        assert trainer.iteration == 4 and run.shown.getvalue().count("had equal rewards") == 1
+        assert message in run.shown.getvalue()
 
 
 def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
-    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"collapsed_spread": {"patience": 3}}))
+    trainer, run = make_run(settings(random_sd3, tmp_path, guards={"collapsed_spread": {"patience": 3}}))
     for flat_groups in (2, 2, 1, 2, 2):
         trainer.guard.watch_spread(flat_groups, 2)
-    assert trainer.guard.flat_iterations == 2 and "equal rewards" not in trainer.said.getvalue()
+    assert trainer.guard.flat_iterations == 2 and "equal rewards" not in run.shown.getvalue()
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
@@ -153,23 +159,23 @@ def test_iterations_that_train_nothing_are_told_at_once_and_stop_after_a_while(r
     guards = {"nothing_trained": {"action": action, "patience": 2}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
     data["run"]["iterations"] = 3
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     if action == "stop":
         with pytest.raises(GuardStop, match=r"2 iterations in a row trained nothing. \(guards.nothing_trained\)"):
-            trainer.run()
+            run.run()
         assert rows_of(tmp_path / "run")[-1]["iteration"] == trainer.iteration == 2  # the row says what was seen
     else:
-        trainer.run()
+        run.run()
         assert trainer.iteration == 3 and trainer.guard.learning.idle == 3
-    assert trainer.said.getvalue().count("This iteration trained nothing: its gradient is exactly 0.") == 1
+    assert run.shown.getvalue().count("This iteration trained nothing: its gradient is exactly 0.") == 1
 
 
 def test_skipped_updates_train_nothing_and_the_next_one_does(random_sd3, tmp_path):
-    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"nonfinite_gradient": "skip"}))
+    trainer, run = make_run(settings(random_sd3, tmp_path, guards={"nonfinite_gradient": "skip"}))
     hook = trainer.session.policy.inner.proj_out.weight.register_hook(lambda gradient: gradient * math.nan)
     trainer.iterate()
     assert trainer.guard.learning == Learning(updates=0, idle=1) and trainer.guard.verdict
-    assert "trained nothing: a guard left out 2 of its updates" in trainer.said.getvalue()
+    assert "trained nothing: a guard left out 2 of its updates" in run.shown.getvalue()
     hook.remove()
     trainer.iteration = 1
     trainer.iterate()
@@ -195,8 +201,8 @@ def test_two_equal_prompts_stay_two_groups(random_sd3, tmp_path):
     (tmp_path / "one.txt").write_text("a red circle\n")
     data = settings(random_sd3, tmp_path, prompts={"train": str(tmp_path / "one.txt")})
     trainer = make_trainer(data)
-    trainer.iterate()
-    rollout, total, outcome = trainer._drawn.rollout, trainer._drawn.table.total.double(), trainer._credit.outcome
+    done = trainer.iterate()
+    rollout, total, outcome = done.samples.rollout, done.samples.table.total.double(), done.credit.outcome
     assert [p.text for p in rollout.batch.prompts] == ["a red circle"] * 2 and rollout.batch.groups == (0, 1)
     assert len({tuple(x.flatten().tolist()) for x in rollout.edges.latents}) == len(rollout.edges)  # no noise twice
     for group in (slice(0, 3), slice(3, 6)):
@@ -220,17 +226,18 @@ def test_broken_latents_name_their_prompt(random_sd3, tmp_path, monkeypatch):
         return latents
 
     monkeypatch.setattr(adapter, "init_latents", broken)
-    other = prompt_of(trainer, 4)
-    assert other != prompt_of(trainer, 0)
+    batch = trainer.next_batch()
+    other = prompt_of(batch, 4)
+    assert other != prompt_of(batch, 0)
     with pytest.raises(GuardStop, match=f"1 of 6 samples hold NaN or inf after denoising; the first is '{other}'"):
         trainer.iterate()
 
 
 def test_broken_weights_stop_at_the_first_evaluation(random_sd3, tmp_path):
-    trainer = make_trainer(settings(random_sd3, tmp_path))
+    trainer, run = make_run(settings(random_sd3, tmp_path))
     trainer.session.policy.inner.proj_out.bias.data[0] = float("inf")
     with pytest.raises(GuardStop, match="5 of 5 samples hold NaN or inf") as stopped:
-        trainer.run()
+        run.run()
     assert stopped.value.exit_code == 3 and repr(trainer.session.eval_prompts[0].text) in str(stopped.value)
 
 
@@ -250,7 +257,7 @@ def test_a_decoder_that_overflows_names_the_prompt(random_sd3, tmp_path, monkeyp
         return (pictures,)
 
     monkeypatch.setattr(vae, "decode", overflowing)
-    with pytest.raises(GuardStop, match=f"The decoder gave NaN or inf for '{prompt_of(trainer, 5)}'"):
+    with pytest.raises(GuardStop, match=f"The decoder gave NaN or inf for '{prompt_of(trainer.next_batch(), 5)}'"):
         trainer.iterate()
     assert calls == [4, 2]
 
@@ -278,11 +285,11 @@ class BrokenLoss:
 def test_a_broken_loss(random_sd3, tmp_path, action):
     data = settings(random_sd3, tmp_path, guards={"nonfinite_loss": action})
     data["train"] |= {"ema": {"decay": 0.5}, "updates_per_iteration": 1}
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     trainer.iterate()
     trainer.iteration = 1
-    before, average = state_of(trainer), flat(trainer.ema.average)
-    trainer.session.parts = [replace(part, objective=BrokenLoss(part.objective, 1)) for part in trainer.session.parts]
+    before, average, batch = state_of(trainer), flat(trainer.ema.average), trainer.next_batch()
+    trainer.session.losses = [replace(part, objective=BrokenLoss(part.objective, 1)) for part in trainer.session.losses]
     if action == "stop":
         with pytest.raises(
             GuardStop, match=r"The loss is (-?inf|nan)\. Prompts: '.*'\. \(guards.nonfinite_loss\)"
@@ -290,10 +297,10 @@ def test_a_broken_loss(random_sd3, tmp_path, action):
             trainer.iterate()
         text = str(stop.value)
     else:
-        assert trainer.iterate()["update/skipped"] == 1
-        text = trainer.said.getvalue()
+        assert trainer.iterate().metrics["update/skipped"] == 1
+        text = run.shown.getvalue()
         assert "This update is skipped." in text
-        assert repr(prompt_of(trainer, 3)) in text and repr(prompt_of(trainer, 0)) not in text
+        assert repr(prompt_of(batch, 3)) in text and repr(prompt_of(batch, 0)) not in text
     assert torch.equal(state_of(trainer), before) and torch.equal(flat(trainer.ema.average), average)
     assert text.count("Prompts:") >= 1
 
@@ -310,11 +317,11 @@ def test_a_broken_gradient(random_sd3, tmp_path, action):
             trainer.iterate()
         assert torch.equal(state_of(trainer), before)
         return
-    assert trainer.iterate()["update/skipped"] == 2
+    assert trainer.iterate().metrics["update/skipped"] == 2
     assert torch.equal(state_of(trainer), before)
     hook.remove()
     trainer.iteration = 2
-    assert trainer.iterate()["update/skipped"] == 0 and not torch.equal(state_of(trainer), before)
+    assert trainer.iterate().metrics["update/skipped"] == 0 and not torch.equal(state_of(trainer), before)
 
 
 @pytest.mark.parametrize("guard", ["ratio", "kl"])
@@ -323,15 +330,15 @@ def test_a_policy_that_runs_away(random_sd3, tmp_path, guard, action):
     """The first update of an iteration is on-policy; the second is not any more."""
     limits = {"ratio": 1e-5, "kl": 1e-10}
     guards = {guard: {"action": action, "limit": limits[guard]}}
-    trainer = make_trainer(settings(random_sd3, tmp_path, guards=guards, train={"learning_rate": 1e-3}))
+    trainer, run = make_run(settings(random_sd3, tmp_path, guards=guards, train={"learning_rate": 1e-3}))
     message = {"ratio": r"max \|ratio - 1\| is ", "kl": "The approximate KL is "}[guard]
     if action == "stop":
         with pytest.raises(GuardStop, match=rf"{message}.*\(guards.{guard}\).*last checkpoint is intact"):
             trainer.iterate()
         return
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert metrics["update/skipped"] == (action == "skip")
-    assert f"(guards.{guard})" in trainer.said.getvalue()
+    assert f"(guards.{guard})" in run.shown.getvalue()
     assert metrics["update/ratio_error_max"] > 1e-5 and metrics["update/approx_kl"] > 1e-10
     steps = {int(state["step"]) for state in trainer.session.optimizer.state.values()}
     assert steps == {1 if action == "skip" else 2}

@@ -8,10 +8,10 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.cost.meter import network_evaluations
-from diffrl.cost.plan import is_evaluated
+from diffrl.models.families.sd3 import SD3Adapter
 from diffrl.models.loading import load_adapter
-from diffrl.models.sd3 import SD3Adapter
-from diffrl.training.update import reference_of, velocity_of
+from diffrl.rollout.denoise import velocity_of
+from diffrl.training.update import reference_of
 from tests.training.harness import (
     BRIGHTNESS,
     GREEN,
@@ -19,6 +19,7 @@ from tests.training.harness import (
     distance,
     flat,
     last_checkpoint,
+    make_run,
     make_trainer,
     record_gradients,
     rows_of,
@@ -113,9 +114,9 @@ def smooth():
 
 def trained(data):
     """Weights after the run, and the first update's gradient."""
-    trainer, gradients = make_trainer(data), []
+    (trainer, run), gradients = make_run(data), []
     record_gradients(trainer, gradients)
-    trainer.run()
+    run.run()
     return flat(weights_of(trainer)), gradients[:1]
 
 
@@ -148,7 +149,7 @@ CASES = {
 def test_what_is_planned_is_what_happens(random_sd3, tmp_path, monkeypatch, case):
     data = changed(settings(random_sd3, tmp_path), tmp_path, **merged(CASES[case], random_sd3))
     data["track"]["trees"] = None  # whose pictures are decoded to be looked at, which is no cost of the method
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     plan, counts = trainer.session.plan, dict.fromkeys(("decodes", "reward_calls", "updates", "micro_batches"), 0)
 
     def count(owner, method, name, amount):
@@ -164,8 +165,8 @@ def test_what_is_planned_is_what_happens(random_sd3, tmp_path, monkeypatch, case
     count(Brightness, "__call__", "reward_calls", lambda batch: len(batch.prompts))
     count(torch.optim.AdamW, "step", "updates", lambda *args: 1)
     count(torch.Tensor, "backward", "micro_batches", lambda *args: 1)
-    trainer.run()
-    found = trainer.counts_total
+    run.run()
+    found = run.counts
     assert network_evaluations(found) + found["evaluations_skipped"] == plan.total_network_evaluations > 0
     assert (found["decodes"], found["reward_calls"]) == (plan.decodes, plan.reward_calls)
     assert counts == {
@@ -187,7 +188,7 @@ def merged(sections, pipeline):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_only_the_trained_weights_move(random_sd3, tmp_path, lora):
-    trainer = make_trainer(
+    trainer, run = make_run(
         settings(random_sd3, tmp_path, model={"family": "sd3", "path": str(random_sd3), "lora": lora})
     )
     pipeline = trainer.session.adapter.pipeline
@@ -195,7 +196,7 @@ def test_only_the_trained_weights_move(random_sd3, tmp_path, lora):
     everything = {f"{m}.{n}": p for m, module in modules.items() for n, p in module.named_parameters()}
     before = {name: p.detach().clone() for name, p in everything.items()}
     trained_names = {f"transformer.{name}" for name in trainer.session.policy.parameters}
-    trainer.run()
+    run.run()
     moved = {name for name, p in everything.items() if not torch.equal(p, before[name])}
     still = trained_names - moved
     assert moved <= trained_names
@@ -213,8 +214,8 @@ def test_the_lora_reference_is_the_untouched_base_model(random_sd3, tmp_path):
     trainer = make_trainer(
         settings(random_sd3, tmp_path, model=model, objective={"kl": 0.1}, train={"learning_rate": 1e-2})
     )
-    trainer.run()
-    rollout, edges = trainer._drawn.rollout, trainer._drawn.rollout.edges
+    done = list(trainer.iterations())[-1]
+    rollout, edges = done.samples.rollout, done.samples.rollout.edges
     start = edges.latents, edges.sigma, edges.prompt
     prompts = [prompt.text for prompt in rollout.batch.prompts]
     predict = velocity_of(trainer.session.adapter, trainer.encode(prompts), 1.0)
@@ -230,7 +231,7 @@ def test_the_lora_reference_is_the_untouched_base_model(random_sd3, tmp_path):
 
 def test_the_average_is_evaluated_and_the_weights_come_back(random_sd3, tmp_path, monkeypatch):
     train = {"learning_rate": 1e-3, "updates_per_iteration": 2, "ema": {"decay": 0.6}}
-    trainer = make_trainer(settings(random_sd3, tmp_path, train=train))
+    trainer, run = make_run(settings(random_sd3, tmp_path, train=train))
     average, live, evaluated = flat(weights_of(trainer)), [], []
     step, evaluate = trainer.session.optimizer.step, loop.evaluate
 
@@ -246,7 +247,7 @@ def test_the_average_is_evaluated_and_the_weights_come_back(random_sd3, tmp_path
 
     trainer.session.optimizer.step = stepped
     monkeypatch.setattr(loop, "evaluate", evaluated_with)
-    trainer.run()
+    run.run()
     assert len(live) == 4 and len(evaluated) == 2
     torch.testing.assert_close(evaluated[-1], average, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(flat(trainer.ema.average), average, rtol=1e-5, atol=1e-7)
@@ -257,7 +258,7 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
     train = {"learning_rate": 0.01, "updates_per_iteration": 2, "schedule": "cosine", "warmup_updates": 2}
     data = settings(random_sd3, tmp_path, train=train | {"final_learning_rate": 0.2})
     data["run"]["iterations"] = 3
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     rates, step = [], trainer.session.optimizer.step
 
     def stepped():
@@ -265,7 +266,7 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
         step()
 
     trainer.session.optimizer.step = stepped
-    trainer.run()
+    run.run()
     falling = [0.2 + 0.8 * (1 + math.cos(math.pi * done / 4)) / 2 for done in range(4)]
     assert rates == pytest.approx([0.01 * f for f in [0.5, 1.0, *falling]])
     rows = rows_of(tmp_path / "run")
@@ -279,10 +280,10 @@ def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro
     """Rollout and update may see other batch sizes, whose bfloat16 products round differently."""
     data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-3}, train={"micro_batch": micro_batch})
     data["model"] |= {"dtype": "bfloat16"}
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     before = weights_of(trainer)
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}
-    trainer.run()
+    run.run()
     assert 0 <= trainer.on_policy_error < 1e-3
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
     assert trainer.session.adapter.pipeline.vae.dtype == torch.bfloat16
@@ -299,8 +300,8 @@ def test_training_raises_a_reward_that_can_be_learnt(random_sd3, tmp_path, lora)
     )
     data["run"] |= {"iterations": 10, "checkpoint_every": 10, "eval_every": None}
     data["rollout"] |= {"tree": {"roots": 8}, "steps": 4, "stochastic": {"kind": "window", "size": 2}}
-    trainer = make_trainer(data)
-    trainer.run()
+    trainer, run = make_run(data)
+    run.run()
     rows = rows_of(tmp_path / "run")
     held_out = [row[f"held_out/{BRIGHTNESS}"] for row in rows if f"held_out/{BRIGHTNESS}" in row]
     assert len(held_out) == 2 and held_out[1] - held_out[0] > 10 * rows[1]["reward/std"]
@@ -310,14 +311,14 @@ def test_training_raises_a_reward_that_can_be_learnt(random_sd3, tmp_path, lora)
 def test_only_prompts_that_are_used_are_encoded(random_sd3, tmp_path, monkeypatch):
     encoded, encode = [], SD3Adapter.encode_prompts
     monkeypatch.setattr(SD3Adapter, "encode_prompts", lambda self, texts: encoded.extend(texts) or encode(self, texts))
-    make_trainer(settings(random_sd3, tmp_path)).run()
+    make_run(settings(random_sd3, tmp_path))[1].run()
     assert 5 < len(encoded) == len(set(encoded)) <= 5 + 2 * 2  # five held-out ones, two in each of two iterations
 
 
 def test_evaluations_fall_where_the_configuration_says(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path)
     data["run"] |= {"iterations": 5, "eval_every": 2}
-    trainer = make_trainer(data)
-    trainer.run()
+    trainer, run = make_run(data)
+    run.run()
     evaluated = [row["iteration"] for row in rows_of(tmp_path / "run") if f"held_out/{BRIGHTNESS}" in row]
-    assert evaluated == [0, 2, 4, 5] == [i for i in range(6) if is_evaluated(trainer.config, i)]
+    assert evaluated == [0, 2, 4, 5] == [i for i in range(6) if trainer.config.run.evaluates_after(i)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import diffrl.training.loop as loop
-from diffrl.training.update import Part, accumulate_gradient
+from diffrl.training.update import LossTerm, accumulate_gradient
 from tests.training.harness import FOREST, distance, flat, make_trainer, settings, weights_of
 
 NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
@@ -19,15 +19,16 @@ def nft_trainer(pipeline, directory, rollout=NO_NOISE, credit=None, train=None, 
 
 def test_the_first_update_has_no_gap(random_sd3, tmp_path):
     trainer = nft_trainer(random_sd3, tmp_path, train={"updates_per_iteration": 1}, kl=0.0)
-    assert trainer.iterate()["update/velocity_gap"] == 0 and trainer.on_policy_error is None
-    trainer.iteration += 1
-    assert trainer.iterate()["update/velocity_gap"] > 0  # old_slope 0.001: hardly anything is forgotten, all is kept
+    assert trainer.iterate().metrics["update/velocity_gap"] == 0 and trainer.on_policy_error is None
+    assert (
+        trainer.iterate().metrics["update/velocity_gap"] > 0
+    )  # old_slope 0.001: hardly anything is forgotten, all is kept
 
 
 def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp_path, monkeypatch):
     slope, limit = 0.08, 0.25
     trainer = nft_trainer(random_sd3, tmp_path, old_slope=slope, old_limit=limit)
-    objective, regenerate, drew, asked = trainer.session.parts[0].objective, trainer.sampling.regenerate, [], []
+    objective, regenerate, drew, asked = trainer.session.losses[0].objective, trainer.sampling.regenerate, [], []
     monkeypatch.setattr(
         trainer.sampling, "regenerate", lambda *a: drew.append(flat(weights_of(trainer))) or regenerate(*a)
     )
@@ -43,7 +44,7 @@ def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp
 
             return objective.examples(rollout, credit, kept, watched, micro_batch)
 
-    trainer.session.parts = [Part(Watched())]
+    trainer.session.losses = [LossTerm(Watched())]
     expected = flat(weights_of(trainer))
     for iteration in range(4):
         trainer.iteration = iteration
@@ -72,13 +73,13 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
             found = accumulate_gradient(accelerator, policy, parts, *rest)
             return found, flat({n: p.grad.clone() for n, p in policy.parameters.items() if p.grad is not None})
 
-        alone = [gradient([(Part(part.objective), *share)]) for part, *share in shares]
+        alone = [gradient([(LossTerm(part.objective), *share)]) for part, *share in shares]
         found, both = gradient(shares)
         seen.append((found, both, alone))
         return found
 
     monkeypatch.setattr(loop, "accumulate_gradient", recorded)
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert trainer.on_policy_error < 1e-5 and len(seen) == 2
     for found, both, ((nft, one), (grpo, other)) in seen:
         assert distance(both, one + weight * other) < 1e-4 and float(other.norm()) > 0

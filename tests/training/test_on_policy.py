@@ -11,10 +11,10 @@ from diffrl.config.load import make_config
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import GuardStop
 from diffrl.functional.dynamics import Step
-from diffrl.training.session import make_parts
-from diffrl.training.update import velocity_of
-from diffrl.transition import make_transition
-from tests.training.harness import flat, make_trainer, settings, weights_of
+from diffrl.rollout.denoise import velocity_of
+from diffrl.rollout.transition import make_transition
+from diffrl.training.session import make_losses
+from tests.training.harness import flat, make_run, make_trainer, settings, weights_of
 
 DYNAMICS = {
     "flow_sde": {"kind": "flow_sde", "noise_level": 0.7},
@@ -62,7 +62,7 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
     monkeypatch.setattr(trainer, "config", config)
     monkeypatch.setattr(session, "config", config)
     monkeypatch.setattr(session, "transition", transition)
-    monkeypatch.setattr(session, "parts", make_parts(config, transition))
+    monkeypatch.setattr(session, "losses", make_losses(config, transition))
     batch = prompt_batch(session.prompts, 2, 3, 0)
     conditioning = trainer.encode([prompt.text for prompt in batch.prompts])
     drawn = trainer.sampling.draw(batch, conditioning).rollout
@@ -139,25 +139,25 @@ def guidance_in_the_update_only(trainer, monkeypatch):
 def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkeypatch, breakage, step, tree):
     data = settings(random_sd3, tmp_path)
     data["rollout"] |= {"tree": tree}
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     breakage(trainer, monkeypatch)
     before = flat(weights_of(trainer))
     sigma = float(trainer.session.sigmas[step])
     with pytest.raises(GuardStop, match=rf"It breaks at step {step} \(sigma {sigma:.3f}\)\. .*Usual causes"):
-        trainer.run()
+        run.run()
     assert torch.equal(flat(weights_of(trainer)), before) and not trainer.session.optimizer.state
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 def test_a_higher_tolerance_lets_it_pass(random_sd3, tmp_path, monkeypatch):
-    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 0.01}))
+    trainer, run = make_run(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 0.01}))
     shifted_density(trainer, monkeypatch)
-    trainer.run()
+    run.run()
     assert trainer.on_policy_error == pytest.approx(1e-3, rel=0.01)
 
 
 def test_a_nan_ratio_never_passes(random_sd3, tmp_path, monkeypatch):
-    trainer = make_trainer(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e9}))
+    trainer, run = make_run(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e9}))
     with_edges(monkeypatch, lambda e: replace(e, old_log_prob=e.old_log_prob.masked_fill(e.edge_step == 2, torch.nan)))
     with pytest.raises(GuardStop, match="breaks at step 2 .*step 2: nan"):
-        trainer.run()
+        run.run()

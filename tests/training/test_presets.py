@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from diffrl.models.families import FAMILIES
-from tests.training.harness import BRIGHTNESS, make_trainer, weights_of
+from tests.training.harness import BRIGHTNESS, make_run, weights_of
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted(path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml") if path.stem != "lora")
@@ -31,10 +31,11 @@ def recipe(preset, family, pipeline, directory):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_one_iteration(preset, family, random_pipelines, tmp_path):
-    trainer = make_trainer(recipe(preset, family, random_pipelines(family), tmp_path))
+    trainer, run = make_run(recipe(preset, family, random_pipelines(family), tmp_path))
     before = weights_of(trainer)
-    metrics = trainer.iterate()
-    trainer.journal.close()
+    done = trainer.iterate()
+    metrics = done.metrics
+    run.journal.close()
     if trainer.config.objective.trains_steps or trainer.config.objective.trains_nodes:
         assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
     assert metrics["update/skipped"] == 0 and metrics["update/loss"] == metrics["update/loss"]
@@ -42,5 +43,5 @@ def test_one_iteration(preset, family, random_pipelines, tmp_path):
     after = weights_of(trainer)
     assert all("lora_" in name for name in after)
     assert sum(not (before[name] == after[name]).all() for name in after) >= 0.4 * len(after)  # LoRA A moves once B has
-    media = trainer._drawn.rollout.images
+    media = done.samples.rollout.images
     assert media.shape[-3:] == (3, 32, 32) and media.ndim == (5 if FAMILIES[family].media == "video" else 4)

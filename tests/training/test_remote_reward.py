@@ -18,7 +18,7 @@ from tests.training.harness import go_on, make_trainer, rows_of, samples_of, set
 SERVER = """
 import sys
 from reward_models import load_reward
-from reward_models.server import serve
+from reward_models.serving.server import serve
 serve({"shapes": load_reward("shapes")}, host="127.0.0.1", port=int(sys.argv[1]))
 """
 
@@ -121,10 +121,9 @@ def test_a_second_server_takes_over(server, random_sd3, tmp_path):
         other = Server(port)
         try:
             trainer = make_trainer(settings(random_sd3, tmp_path / "remote", rewards=[reward(server, other)]))
-            first = trainer.iterate()
-            trainer.iteration += 1
+            first = trainer.iterate().metrics
             other.die()
-            second = trainer.iterate()
+            second = trainer.iterate().metrics
         finally:
             other.die()
     rows = rows_of(local)

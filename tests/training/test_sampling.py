@@ -7,7 +7,7 @@ import torch
 
 import diffrl.training.sampling as sampling
 from diffrl.training.sampling import FidelityWatch, fidelity_metrics, lonely_splits
-from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_trainer, rows_of, settings, weights_of
+from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, rows_of, settings, weights_of
 
 CHAINS = {"tree": {"roots": 4}}
 CHAIN_EXPLORE = EXPLORE | {"candidates": 11, "keep": 4, "audit": 3}
@@ -17,16 +17,17 @@ LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
 def explorer(pipeline, directory, explore=None, tree=CHAINS, credit=None, **changes):
     data = settings(pipeline, directory, credit=credit or {}, **changes)
     data["rollout"] |= tree | {"explore": CHAIN_EXPLORE | (explore or {})}
-    return make_trainer(data)
+    return make_run(data)
 
 
 # --- audited samples -------------------------------------------------------------------------------------------------
 
 
 def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path)
-    metrics = trainer.iterate()
-    drawn, credit = trainer._drawn, trainer._credit
+    trainer, _ = explorer(random_sd3, tmp_path)
+    done = trainer.iterate()
+    metrics = done.metrics
+    drawn, credit = done.samples, done.credit
     table = drawn.table
     forest, audit = drawn.rollout.forest, drawn.chosen.audit
     assert len(drawn.rollout) == 2 * (4 + 3) and int(audit.sum()) == 2 * 3
@@ -47,9 +48,9 @@ def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_pa
 
 
 def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE | {"audit": 3}, credit=FUSED)
-    trainer.iterate()
-    drawn, credit = trainer._drawn, trainer._credit
+    trainer, _ = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE | {"audit": 3}, credit=FUSED)
+    done = trainer.iterate()
+    drawn, credit = done.samples, done.credit
     table = drawn.table
     conditioning = trainer.encode([prompt.text for prompt in drawn.rollout.batch.prompts])
     moved = replace(table, total=torch.where(drawn.chosen.audit, table.total + 7, table.total))
@@ -58,13 +59,13 @@ def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
 
 
 def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path, objective={"kind": "nft", "kl": 0.1})
-    trainer.iterate()
-    audit = trainer._drawn.chosen.audit
+    trainer, _ = explorer(random_sd3, tmp_path, objective={"kind": "nft", "kl": 0.1})
+    done = trainer.iterate()
+    audit = done.samples.chosen.audit
     with torch.no_grad():
-        kept = torch.ones(len(trainer._credit.advantage), dtype=torch.bool)
-        objective = trainer.session.parts[0].objective
-        examples = objective.examples(trainer._drawn.rollout, trainer._credit, kept, lambda x, s, p: x, 8)
+        kept = torch.ones(len(done.credit.advantage), dtype=torch.bool)
+        objective = trainer.session.losses[0].objective
+        examples = objective.examples(done.samples.rollout, done.credit, kept, lambda x, s, p: x, 8)
     assert torch.equal(examples.active, ~audit)
 
 
@@ -72,11 +73,12 @@ def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
 
 
 def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path, explore={"precision": "training", "engine": "auto", "steps": None})
-    metrics = trainer.iterate()
-    drawn = trainer._drawn
+    trainer, _ = explorer(random_sd3, tmp_path, explore={"precision": "training", "engine": "auto", "steps": None})
+    done = trainer.iterate()
+    metrics = done.metrics
+    drawn = done.samples
     proxy = drawn.exploration.proxy.total[drawn.chosen.samples]
-    torch.testing.assert_close(proxy, trainer._drawn.table.total, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(proxy, drawn.table.total, rtol=1e-5, atol=1e-6)
     assert trainer.session.copy is None
     for name in ("tau", "rho", "top_match", "bottom_match", "audit_tau"):
         assert metrics[f"fidelity/{name}"] == 1.0, name
@@ -90,9 +92,9 @@ def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_pa
 
 
 def test_fidelity_by_hand(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path)
-    trainer.iterate()
-    drawn, table = trainer._drawn, trainer._drawn.table
+    trainer, _ = explorer(random_sd3, tmp_path)
+    done = trainer.iterate()
+    drawn, table = done.samples, done.samples.table
     true, proxy = torch.arange(14.0), torch.zeros(22)
     proxy[drawn.chosen.samples] = torch.cat([-torch.arange(7.0), torch.arange(7.0)])  # one prompt reversed
     exploration = replace(drawn.exploration, proxy=replace(drawn.exploration.proxy, total=proxy))
@@ -109,9 +111,10 @@ def test_fidelity_by_hand(random_sd3, tmp_path):
 
 
 def test_splits_with_one_child_left_are_counted(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE, credit=FUSED)
-    metrics = trainer.iterate()
-    forest, lonely = trainer._drawn.rollout.forest, 0
+    trainer, _ = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE, credit=FUSED)
+    done = trainer.iterate()
+    metrics = done.metrics
+    forest, lonely = done.samples.rollout.forest, 0
     for node in range(len(forest.parent)):
         children = forest.parent.tolist().count(node)
         lonely += children == 1
@@ -130,16 +133,15 @@ def feed(trainer, monkeypatch, taus):
     )
     for _ in taus:
         trainer.iterate()
-        trainer.iteration += 1
 
 
 @pytest.mark.parametrize(
     ("taus", "told"), [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
 )
 def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
-    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"below": 0.3, "action": "warn", "patience": 3}})
+    trainer, run = explorer(random_sd3, tmp_path, explore={"fidelity": {"below": 0.3, "action": "warn", "patience": 3}})
     feed(trainer, monkeypatch, taus)
-    said = trainer.said.getvalue()
+    said = run.shown.getvalue()
     assert said.count("(rollout.explore.fidelity)") == told
     assert trainer.sampling.watch.keep == 0 and not trainer.sampling.watch.fallen_back
     if told:
@@ -147,38 +149,37 @@ def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told)
 
 
 def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tmp_path, monkeypatch):
-    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "widen", "patience": 1}})
+    trainer, run = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "widen", "patience": 1}})
     sizes = []
     for tau in (0.1, 0.9, 0.1, 0.1):
         monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args, tau=tau: {"fidelity/tau": tau})
-        trainer.iterate()
-        trainer.iteration += 1
-        sizes.append((int((~trainer._drawn.chosen.audit).sum()) // 2, int(trainer._drawn.chosen.audit.sum()) // 2))
+        done = trainer.iterate()
+        sizes.append((int((~done.samples.chosen.audit).sum()) // 2, int(done.samples.chosen.audit.sum()) // 2))
     assert sizes == [(4, 3), (6, 3), (6, 3), (8, 3)] and trainer.sampling.watch.keep == 8  # 9 would leave 2 to audit
-    assert "6 samples of a prompt are drawn again instead of 4" in trainer.said.getvalue()
+    assert "6 samples of a prompt are drawn again instead of 4" in run.shown.getvalue()
 
 
 def test_falling_back_explores_in_the_training_precision_with_all_steps(random_sd3, tmp_path, monkeypatch):
-    trainer = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "fall_back", "patience": 1}})
+    trainer, _ = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "fall_back", "patience": 1}})
     meter = trainer.session.meter
     feed(trainer, monkeypatch, [0.1])
     assert meter.by_precision["nvfp4"] == meter.evaluations["explore"] == 2 * 11 * 4  # 4 of 5 steps
     assert trainer.sampling.watch == FidelityWatch(0, 0, True)
-    trainer.iterate()
+    done = trainer.iterate()
     assert meter.by_precision["nvfp4"] == 2 * 11 * 4 and meter.evaluations["explore"] == 2 * 11 * (4 + 5)
-    drawn = trainer._drawn
+    drawn = done.samples
     torch.testing.assert_close(
-        drawn.exploration.proxy.total[drawn.chosen.samples], trainer._drawn.table.total, rtol=1e-5, atol=1e-6
+        drawn.exploration.proxy.total[drawn.chosen.samples], drawn.table.total, rtol=1e-5, atol=1e-6
     )
 
 
 def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path)
+    trainer, run = explorer(random_sd3, tmp_path)
     trainer.sampling.watch = FidelityWatch(2, 6, False)
     kept = {}
-    trainer.journal.checkpoint = lambda iteration, session, averages, state: kept.update(state)
-    trainer.save()
-    other = explorer(random_sd3, tmp_path / "other")
+    run.journal.checkpoint = lambda iteration, session, averages, state: kept.update(state)
+    run.save()
+    other, _ = explorer(random_sd3, tmp_path / "other")
     other.restore(kept)
     assert other.sampling.watch == FidelityWatch(2, 6, False) and kept["fidelity"] == asdict(other.sampling.watch)
 
@@ -188,7 +189,7 @@ def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
-    trainer = explorer(
+    trainer, _ = explorer(
         random_sd3,
         tmp_path,
         model={"family": "sd3", "path": str(random_sd3), "lora": lora},
@@ -200,7 +201,6 @@ def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
     before = {key: tensor.data_ptr() for key, tensor in copy.module.state_dict().items() if torch.is_tensor(tensor)}
     inputs = []
     handle = network.register_forward_pre_hook(lambda m, args, kwargs: inputs.append(kwargs), with_kwargs=True)
-    trainer.iteration += 1
 
     def recorded(source):
         outputs.append(copy.module(**inputs[0])[0] if inputs else None)
@@ -210,7 +210,6 @@ def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
     monkeypatch.setattr(copy, "push", recorded)
     for _ in range(2):
         trainer.iterate()
-        trainer.iteration += 1
     handle.remove()
     assert len(pushed) == 2 and not torch.equal(pushed[0], pushed[1])
     push(network)
@@ -224,7 +223,7 @@ def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
 
 
 def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, monkeypatch):
-    trainer = explorer(random_sd3, tmp_path)
+    trainer, _ = explorer(random_sd3, tmp_path)
     live = trainer.session.adapter.transformer
     seen = []
 
@@ -240,8 +239,8 @@ def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, mo
 
 
 def test_what_is_measured_is_written_down(random_sd3, tmp_path):
-    trainer = explorer(random_sd3, tmp_path)
-    trainer.run()
+    _, run = explorer(random_sd3, tmp_path)
+    run.run()
     names = {"tau", "rho", "top_match", "bottom_match", "audit_tau", "audit_pairs"}
     for row in rows_of(tmp_path / "run")[1:]:
         assert {f"fidelity/{name}" for name in names} <= row.keys()

@@ -13,7 +13,16 @@ from diffrl.training.evaluate import shared_out
 from diffrl.training.scorers import make_scorers, require_metadata
 from reward_models import RewardError
 from tests.distributed.test_distributed import launch
-from tests.training.harness import BRIGHTNESS, make_trainer, rows_of, settings, start, summary_of, write_config
+from tests.training.harness import (
+    BRIGHTNESS,
+    make_run,
+    make_trainer,
+    rows_of,
+    settings,
+    start,
+    summary_of,
+    write_config,
+)
 
 RED = {"name": BRIGHTNESS, "label": "red", "options": {"channel": 0}}
 BLUE = {"name": BRIGHTNESS, "label": "blue", "options": {"channel": 2}}
@@ -26,8 +35,9 @@ def config_of(pipeline, directory, rewards, **changes):
 def test_one_scorer_twice_under_two_labels(random_sd3, tmp_path):
     rewards = [{**RED, "weight": 2.0, "shift": 0.25, "scale": 0.5}, {**BLUE, "weight": -1.0}]
     trainer = make_trainer(settings(random_sd3, tmp_path, rewards=rewards))
-    metrics = trainer.iterate()
-    table, images = trainer._drawn.table, trainer._drawn.rollout.images.double() / 255
+    done = trainer.iterate()
+    metrics = done.metrics
+    table, images = done.samples.table, done.samples.rollout.images.double() / 255
     red, blue = images[:, 0].flatten(1).mean(1), images[:, 2].flatten(1).mean(1)
     assert (table.total - (2 * (red - 0.25) / 0.5 - blue)).abs().max() < 1e-5
     assert metrics["reward/red"] == pytest.approx(float(red.mean()), rel=1e-5) and "reward/blue/top" in metrics
@@ -156,13 +166,13 @@ class Unwell:
 
 def test_a_reward_that_fails_altogether_stops_the_run(random_sd3, tmp_path):
     rewards = [{"name": "tests.training.test_several_rewards:Unwell", "options": {"calls": 1}}]
-    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=rewards))
+    trainer, run = make_run(settings(random_sd3, tmp_path, rewards=rewards))
     trainer.iterate()
     before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
     with pytest.raises(GuardStop, match="6 of 6 samples could not be scored"):
         trainer.iterate()
     assert all((before[name] == tensor).all() for name, tensor in trainer.session.policy.state().items())
-    assert "the server did not answer" in trainer.said.getvalue()
+    assert "the server did not answer" in run.shown.getvalue()
 
 
 def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_path):

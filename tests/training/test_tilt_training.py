@@ -5,10 +5,10 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.errors import GuardStop
+from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
-from diffrl.training.update import velocity_of
 from tests.run.test_resume import Crash, assert_same_run, crash_at
-from tests.training.harness import FOREST, flat, go_on, make_trainer, settings, start, weights_of
+from tests.training.harness import FOREST, flat, go_on, make_run, make_trainer, settings, start, weights_of
 from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
 
 UNEVEN = FOREST | {"tree": {"roots": 2, "splits": [0, 2], "branches": [3, 2], "correlation": None}}
@@ -80,18 +80,18 @@ def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path
 def test_only_splits_are_asked_where_every_step_is_stochastic(random_sd3, tmp_path):
     every = {"stochastic": {"kind": "all"}, "tree": {"roots": 2, "splits": [0, 2]}}
     trainer = make_trainer(tilt_data(random_sd3, tmp_path, every))
-    metrics = trainer.iterate()
+    metrics = trainer.iterate().metrics
     assert metrics["update/evaluated"] <= 2 * 2 * (1 + 2) and metrics["update/direction"] > 0
     assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
 
 
 @pytest.mark.parametrize(("breakage", "step"), [(shifted_density, 2), (guidance_in_the_update_only, 0)])
 def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkeypatch, breakage, step):
-    trainer = make_trainer(tilt_data(random_sd3, tmp_path))
+    trainer, run = make_run(tilt_data(random_sd3, tmp_path))
     breakage(trainer, monkeypatch)
     before = flat(weights_of(trainer))
     with pytest.raises(GuardStop, match=rf"It breaks at step {step} .*Usual causes"):
-        trainer.run()
+        run.run()
     assert torch.equal(flat(weights_of(trainer)), before)
 
 

@@ -6,15 +6,15 @@ import torch
 from diffrl.export.diffusers import export_run
 from diffrl.models.tiny import save_pipeline
 from tests.conftest import WORDS
-from tests.training.harness import make_trainer, settings, start, weights_of
+from tests.training.harness import make_run, settings, start, weights_of
 
 
 @pytest.fixture(scope="module")
 def wan22(tmp_path_factory):
-    from diffrl.models.tiny_wan import build_wan_pipeline
+    from diffrl.models.tiny import build_pipeline
 
     folder = tmp_path_factory.mktemp("pipelines") / "wan22"
-    save_pipeline(build_wan_pipeline(WORDS.split(), 0, boundary_ratio=0.875), folder)
+    save_pipeline(build_pipeline("wan", WORDS.split(), seed=0, boundary_ratio=0.875), folder)
     return folder
 
 
@@ -40,13 +40,13 @@ def moved(trainer, before, network):
     ("start_step", "size", "high", "low"), [(0, 2, True, False), (3, 2, False, True), (1, 3, True, True)]
 )
 def test_each_network_learns_from_its_own_steps(wan22, tmp_path, start_step, size, high, low):
-    trainer = make_trainer(wan_settings(wan22, tmp_path, start=start_step, size=size))
+    trainer, run = make_run(wan_settings(wan22, tmp_path, start=start_step, size=size))
     boundary = trainer.session.sigmas[:-1] >= 0.875
     assert bool(boundary[start_step : start_step + size].any()) is high
     assert bool((~boundary[start_step : start_step + size]).any()) is low
     before = weights_of(trainer)
     trainer.iterate()
-    trainer.journal.close()
+    run.journal.close()
     assert trainer.on_policy_error < 1e-5
     assert any(moved(trainer, before, "high")) is high and any(moved(trainer, before, "low")) is low
 

@@ -20,13 +20,16 @@ import diffrl.trees.write as trees_write
 from diffrl.gallery.progress import said
 from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
+from diffrl.records import Chosen, Exploration, PromptBatch, Samples
+from diffrl.rollout.denoise import Level
+from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.pictures import decode_whole
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import PUSHED
-from diffrl.trees.tracing import FirstPictures
+from diffrl.trees.tracing import Tracer
 from reward_models.media import read_media
 from tests.run.test_resume import Crash, crash_at
 from tests.training.harness import (
@@ -36,6 +39,7 @@ from tests.training.harness import (
     FUSED,
     assert_same_run,
     go_on,
+    make_run,
     make_trainer,
     settings,
     start,
@@ -50,11 +54,21 @@ LAGGING = {"kind": "nft", "old_slope": 0.3, "old_limit": 0.6}
 BOTH = {"kind": "nft", "kl": 0.0, "old_limit": 0.0, "edges": {"weight": 0.5}}
 
 
-def kept(trainer):
+def kept(run):
     """One iteration; its trees as they are read back."""
-    trainer.iterate()
-    trainer.journal.trees(trainer._trees)
-    return [read_tree(trainer.journal.run_dir, *name) for name in list_trees(trainer.journal.run_dir)]
+    return observed(run)[0]
+
+
+def observed(run):
+    """One iteration; its trees as they are read back, what it did, and what was traced of its first prompts."""
+    seen, trees = [], run.trainer.trees
+    record = trees.record
+    trees.record = lambda trace, *args, **kwargs: (seen.append(trace), record(trace, *args, **kwargs))[1]
+    done = run.trainer.iterate()
+    trees.record = record
+    run.journal.trees(done.trees)
+    run_dir = run.journal.run_dir
+    return [read_tree(run_dir, *name) for name in list_trees(run_dir)], done, seen[0]
 
 
 def files_of(run):
@@ -194,9 +208,9 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
     """Every node is found in the credit by its address, and every node of the credit in the tree."""
     credit = {"prune": {"width": width, "best": 1 if width else None}}
     credit |= {"reward": "turning_point", "normalise": "depth", "value": "ode" if rollout is CHAINS else "leaves"}
-    trainer = make_trainer(forest_run(random_sd3, tmp_path, rollout, credit))
-    trees = kept(trainer)
-    drawn, given = trainer._drawn, trainer._credit
+    trainer, run = make_run(forest_run(random_sd3, tmp_path, rollout, credit))
+    trees, done, _ = observed(run)
+    drawn, given = done.samples, done.credit
     forest = drawn.rollout.forest
     rows = {key: row for row, key in enumerate(forest_ways(forest))}
     seen, turned = set(), 0
@@ -240,7 +254,7 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
 def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
     """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
     credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, CHAINS, credit))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, CHAINS, credit))[1]):
         edges = [node for node in tree.nodes if node.parent is not None]
         credited = [node.credited for node in edges]
         if reward == "outcome":
@@ -254,7 +268,7 @@ def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
 
 @pytest.mark.parametrize("rollout", [FOREST, WIDE], ids=["forest", "explored"])
 def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout):
-    (tree, _) = kept(make_trainer(forest_run(random_sd3, tmp_path, rollout)))
+    (tree, _) = kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1])
     checked = 0
     for node in tree.nodes:
         ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.drawn and not end.leaf.audit]
@@ -268,7 +282,7 @@ def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout)
 
 
 def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random_sd3, tmp_path):
-    trees = kept(make_trainer(forest_run(random_sd3, tmp_path, WIDE)))
+    trees = kept(make_run(forest_run(random_sd3, tmp_path, WIDE))[1])
     for tree in trees:
         assert tree.explored == {
             "precision": "nvfp4", "engine": "emulated", "steps": 5, "select": "best_worst", "candidates": 24,
@@ -293,7 +307,7 @@ def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random
 def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
     """Of both prompts: below the node that is named, two children hold leaves whose proxies differ by the gap."""
     rollout = FOREST | {"explore": WIDE["explore"] | {"select": "sibling_contrast", "audit": 0}}
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, rollout))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1]):
         named = [node for node in leaves(tree) if "split at node" in (node.leaf.chosen or "")]
         assert len(named) == 8
         for node in named:
@@ -332,7 +346,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     steps = objective in STEPS
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
     credit = FUSED | {"prune": {"width": width}} if steps else {}
-    trainer = make_trainer(
+    trainer, run = make_run(
         forest_run(random_sd3, tmp_path, WIDE, credit, objective=OBJECTIVES[objective], rewards=reward)
     )
     edges, accumulate = {}, loop.accumulate_gradient
@@ -350,8 +364,8 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
         return accumulate(accelerator, policy, shares, *rest)
 
     monkeypatch.setattr(loop, "accumulate_gradient", spied)
-    trees = kept(trainer)
-    rollout = trainer._drawn.rollout
+    trees, done, _ = observed(run)
+    rollout = done.samples.rollout
     ways = forest_ways(rollout.forest)
     expected = {ways[node] for node, trains in edges.items() if trains}
     assert expected == {(p, way(tree.nodes, n)) for p, tree in enumerate(trees) for n in tree.nodes if n.trained}
@@ -366,9 +380,9 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
 @pytest.mark.parametrize("rollout", [WIDE, CHAINS | {"explore": EXPLORE | {"keep": 4}}], ids=["forest", "chains"])
 def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
     """What leads to an audit alone is in no loss, though the reference pulls at every other step."""
-    trainer = make_trainer(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
+    trainer, run = make_run(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
     left_out = 0
-    for tree in kept(trainer):
+    for tree in kept(run):
         used = [node for node in leaves(tree) if node.drawn and not node.leaf.audit]
         on_the_way = set().union(*(above(tree, node) for node in used))
         for node in tree.nodes:
@@ -383,10 +397,10 @@ def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path, train={"learning_rate": 1e-4, "updates_per_iteration": 3})
     data["model"] |= {"dtype": "bfloat16"}
     data["guards"] = {"on_policy_tolerance": 1.0}
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     answers = iter([True, False, False])
     monkeypatch.setattr(trainer.guard, "allows", lambda *args: next(answers))
-    for tree in kept(trainer):
+    for tree in kept(run):
         told = {name: tree.rule[name] for name in ("updates", "skipped", "dtype", "prune", "kl")}
         assert told == {"updates": 3, "skipped": 2, "dtype": "bfloat16", "prune": False, "kl": 0.0}
 
@@ -414,9 +428,7 @@ def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypat
 
 
 def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path):
-    for tree in kept(
-        make_trainer(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))
-    ):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))[1]):
         families = [children for children in tree.children().values() if children[0].step == 2]
         assert len(families) == 4
         for children in families:
@@ -428,18 +440,18 @@ def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path)
 def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
     """The reward is the picture's brightness: of finished pictures, of predicted ones, of the proxies."""
     credit = {"reward": "incremental", "value": "predicted_x0"}
-    trainer = make_trainer(forest_run(random_sd3, tmp_path, WIDE, credit))
-    run = trainer.journal.run_dir
-    for tree in kept(trainer):
+    trainer, run = make_run(forest_run(random_sd3, tmp_path, WIDE, credit))
+    run_dir = run.journal.run_dir
+    for tree in kept(run):
         inner = {node.parent for node in tree.nodes if node.drawn}
         assert {node.id for node in tree.nodes if node.picture} == {node.id for node in tree.nodes if node.drawn}
         for node in tree.nodes:
             if node.id in inner:
-                assert brightness(picture(run, tree, node.picture)) == pytest.approx(node.value, abs=1e-5)
+                assert brightness(picture(run_dir, tree, node.picture)) == pytest.approx(node.value, abs=1e-5)
             elif node.drawn:
-                assert brightness(picture(run, tree, node.picture)) == pytest.approx(node.leaf.total, abs=1e-6)
+                assert brightness(picture(run_dir, tree, node.picture)) == pytest.approx(node.leaf.total, abs=1e-6)
             if node.leaf:
-                assert brightness(picture(run, tree, node.leaf.proxy_picture)) == pytest.approx(
+                assert brightness(picture(run_dir, tree, node.leaf.proxy_picture)) == pytest.approx(
                     node.leaf.proxy, abs=1e-6
                 )
         assert tree.nodes[0].picture == "node-0.webp" or not tree.nodes[0].drawn
@@ -449,7 +461,7 @@ def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
 def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_path, limit):
     data = forest_run(random_sd3, tmp_path, WIDE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
-    (tree,) = kept(make_trainer(data))
+    (tree,) = kept(make_run(data)[1])
     ends = sorted((node for node in leaves(tree) if node.drawn), key=lambda node: -node.leaf.total)
     assert all(node.picture for node in ends)
     inner = {node.id for node in tree.nodes if node.picture and not node.leaf}
@@ -465,30 +477,33 @@ def test_only_what_is_kept_is_held(random_sd3, tmp_path):
     for limit in (0, 3):
         data = forest_run(random_sd3, tmp_path / str(limit), WIDE)
         data["track"]["trees"] = {"pictures": limit}
-        trainer = make_trainer(data)
-        trees = kept(trainer)
+        trainer, run = make_run(data)
+        trees, done, trace = observed(run)
         shown = [node.leaf.proxy_picture for tree in trees for node in leaves(tree) if node.leaf.proxy_picture]
-        assert len(trainer._drawn.trace.proxies) == len(shown) == 2 * limit
+        assert len(trace.proxies) == len(shown) == 2 * limit
     data = forest_run(random_sd3, tmp_path / "run", WIDE)
     data["run"] |= {"iterations": 1, "checkpoint_every": 1}
-    trainer = make_trainer(data)
-    trainer.run()
-    assert trainer._drawn.trace is None and list(trainer._trees) == [] and len(list_trees(tmp_path / "run/run")) == 2
+    trainer, run = make_run(data)
+    run.run()
+    assert len(list_trees(tmp_path / "run/run")) == 2
 
 
 def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
     pool = plan_forest(2, 3, {})
     pictures = torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1).expand(9, 3, 2, 2)
-    sink = FirstPictures(6)
-    for piece in pictures.split(4):
-        sink.add(piece)
+    again = torch.tensor([4, 5])
+    chosen, batch = Chosen(again, ["", ""], torch.zeros(2, dtype=torch.bool)), PromptBatch([], [], 0)
     for asked, places in ((1, {0, 4}), (2, {0, 1, 4, 5}), (None, set(range(6))), (0, set())):
-        found = sink.kept(pool, torch.tensor([4, 5]), asked)
+        tracer = Tracer(2, asked)
+        take = tracer.candidates(pool)
+        for piece in pictures.split(4):
+            take(piece)
+        level = Level(0, torch.ones(()), torch.ones(()), pool.leaf, pool.sample_prompt, torch.zeros(6, 2), None, True)
+        for observer in tracer.observers(pool):
+            observer(level)
+        found = tracer.trace(Samples(None, None, Exploration(batch, pool, None), chosen)).proxies
         assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
-    assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
-    none = FirstPictures(0)
-    none.add(pictures)
-    assert none.kept(pool, torch.tensor([4]), None) == {}
+        assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
 
 
 def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
@@ -496,7 +511,7 @@ def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
     order, decoded, written = [], keeping.with_pictures, journal.write_tree
     monkeypatch.setattr(keeping, "with_pictures", lambda *args: order.append("pictures") or decoded(*args))
     monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
-    kept(make_trainer(forest_run(random_sd3, tmp_path)))
+    kept(make_run(forest_run(random_sd3, tmp_path))[1])
     assert order == ["pictures", "written"] * 2
 
 
@@ -547,15 +562,15 @@ def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypa
     clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
     for module in (loop, clocks):
         monkeypatch.setattr(module, "time", clock)
-    trainer = make_trainer(forest_run(random_sd3, tmp_path))
-    samples, written = trainer.journal.train_samples, trainer.journal.trees
+    trainer, run = make_run(forest_run(random_sd3, tmp_path))
+    samples, written = run.journal.train_samples, run.journal.trees
 
     def slow(seconds, does):
         return lambda *args: (now.__setitem__(0, now[0] + seconds), does(*args))
 
-    monkeypatch.setattr(trainer.journal, "train_samples", slow(7, samples))
-    monkeypatch.setattr(trainer.journal, "trees", slow(100, written))
-    trainer.run()
+    monkeypatch.setattr(run.journal, "train_samples", slow(7, samples))
+    monkeypatch.setattr(run.journal, "trees", slow(100, written))
+    run.run()
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["cost/seconds"] for row in rows] == [0, 7, 14]
     assert [row["seconds/other"] for row in rows[1:]] == [7, 7]
@@ -598,7 +613,7 @@ def test_a_failed_scorer_is_named(random_sd3, tmp_path):
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report", "failures": 2}}]
     data = forest_run(random_sd3, tmp_path, rewards=reward)
     data["rollout"] |= {"explore": EXPLORE | {"steps": None, "candidates": 12, "keep": 8}}
-    trees = kept(make_trainer(data))
+    trees = kept(make_run(data)[1])
     failed = [node for node in leaves(trees[0]) if node.leaf.error]
     assert len(failed) >= 2 and all("no such picture" in node.leaf.error for node in failed)
     assert all(None in (node.leaf.proxy, node.leaf.total) for node in failed)
@@ -607,10 +622,9 @@ def test_a_failed_scorer_is_named(random_sd3, tmp_path):
 # --- what the update did ---------------------------------------------------------------------------------------------
 
 
-def naive_log_ratios(trainer, before, after, level=0.7):
+def naive_log_ratios(trainer, rollout, edges, before, after, level=0.7):
     """Mean over latent dimensions of log N(x') under two networks, one edge and one network call at a time."""
-    rollout, top = trainer._drawn.rollout, float(trainer.session.sigmas[1])
-    edges, found = trainer._drawn.trace.edges, {}
+    top, found = float(trainer.session.sigmas[1]), {}
     for e in range(len(edges)):
         o = int(edges.origin[e])
         s, n, prompt = float(edges.sigma[o]), float(edges.sigma_next[o]), int(edges.prompt[o])
@@ -632,13 +646,13 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
     data["train"] |= {"learning_rate": 1e-3}
     data["rollout"] |= {"micro_batch": 5}
     data["track"]["trees"] = {"every": 1}
-    trainer = make_trainer(data)
-    trainer.iterate()
-    trainer.iteration += 1
+    trainer, run = make_run(data)
+    done = trainer.iterate()
     before = copy.deepcopy(trainer.session.policy.inner)
-    trees = [tree for tree in kept(trainer) if tree.iteration == 1]
-    naive = naive_log_ratios(trainer, before, trainer.session.policy.inner)
-    ways = forest_ways(trainer._drawn.rollout.forest)
+    trees, done, trace = observed(run)
+    trees = [tree for tree in trees if tree.iteration == 1]
+    naive = naive_log_ratios(trainer, done.samples.rollout, trace.edges, before, trainer.session.policy.inner)
+    ways = forest_ways(done.samples.rollout.forest)
     expected = {ways[node]: ratio for node, ratio in naive.items()}
     found = {(p, way(t.nodes, n)): n.log_ratio for p, t in enumerate(trees) for n in t.nodes if n.parent is not None}
     assert found.keys() == expected.keys() and len(found) == 24
@@ -646,34 +660,34 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
     for key, ratio in expected.items():
         assert found[key] == pytest.approx(ratio, rel=2e-2, abs=2e-6), key
     if "nft" in objective:
-        asked = trainer.trees.velocities(trainer._drawn, trainer.encode([tree.prompt for tree in trees]))
-        now = trainer.trees.densities(trainer._drawn, asked)
-        wrong = (now - trainer._drawn.trace.edges.old_log_prob).tolist()
-        assert wrong != pytest.approx([naive[node] for node in trainer._drawn.trace.edges.node.tolist()], rel=2e-2)
-        assert len(trainer._drawn.rollout.edges) == 0
+        asked = trainer.trees.velocities(trace, trainer.encode([tree.prompt for tree in trees]))
+        now = trainer.trees.densities(trace, asked)
+        wrong = (now - trace.edges.old_log_prob).tolist()
+        assert wrong != pytest.approx([naive[node] for node in trace.edges.node.tolist()], rel=2e-2)
+        assert len(done.samples.rollout.edges) == 0
 
 
 def test_a_large_step_makes_good_edges_likelier_and_bad_ones_less(random_sd3, tmp_path):
     data = forest_run(random_sd3, tmp_path, objective={"kind": "grpo", "clip": 0.9})
     data["train"] |= {"learning_rate": 2e-4, "updates_per_iteration": 1, "max_grad_norm": None}
-    gains = [n.log_ratio * n.advantage for t in kept(make_trainer(data)) for n in t.nodes if n.trained]
+    gains = [n.log_ratio * n.advantage for t in kept(make_run(data)[1]) for n in t.nodes if n.trained]
     assert len(gains) == 24 and sum(gains) > 0 and sum(gain > 0 for gain in gains) >= 18
 
 
 def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path)
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     monkeypatch.setattr(trainer, "learning_rate", lambda: 1e-30)
-    draw = trainer.sampling.draw
+    edges_of = EdgeRecorder.edges
 
-    def drawn_in_other_batches(*args):
+    def drawn_in_other_batches(recorder):
         """The densities of the rollout are a little off, as those of other batches are on a GPU."""
-        drawn = draw(*args)
-        edges = replace(drawn.trace.edges, old_log_prob=drawn.trace.edges.old_log_prob + 1e-3)
-        return replace(drawn, trace=replace(drawn.trace, edges=edges))
+        edges = edges_of(recorder)
+        return replace(edges, old_log_prob=edges.old_log_prob + 1e-3)
 
-    monkeypatch.setattr(trainer.sampling, "draw", drawn_in_other_batches)
-    ratios = [n.log_ratio for t in kept(trainer) for n in t.nodes if n.parent is not None]
+    trainer.updates = 1  # past the gate, which would see it
+    monkeypatch.setattr(EdgeRecorder, "edges", drawn_in_other_batches)
+    ratios = [n.log_ratio for t in kept(run) for n in t.nodes if n.parent is not None]
     assert len(ratios) == 24 and set(ratios) == {0.0}
 
 
@@ -682,18 +696,18 @@ def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypa
 
 @pytest.mark.parametrize(("preset", "family"), [*((p, "sd3") for p in PRESETS), ("diffrl", "wan"), ("sol_rl", "wan")])
 def test_every_preset_leaves_readable_trees(preset, family, random_pipelines, tmp_path):
-    trainer = make_trainer(recipe(preset, family, random_pipelines(family), tmp_path))
-    (tree,) = kept(trainer)
-    run = trainer.journal.run_dir
-    files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
+    trainer, run = make_run(recipe(preset, family, random_pipelines(family), tmp_path))
+    (tree,), done, _ = observed(run)
+    run_dir = run.journal.run_dir
+    files = {path.name for path in (run_dir / "trees" / tree.name).iterdir()} - {"tree.json"}
     splits = [node.pushed for node in tree.nodes if node.pushed]
     named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in leaves(tree)]
     named += [getattr(own, which) for own in splits for which in PUSHED]
     assert files == {name for name in named if name}
     drawn = [node for node in leaves(tree) if node.drawn]
-    images = trainer._drawn.rollout.images
+    images = done.samples.rollout.images
     assert len(drawn) == len(images) and all(
-        picture(run, tree, node.picture).shape == images.shape[1:] for node in drawn
+        picture(run_dir, tree, node.picture).shape == images.shape[1:] for node in drawn
     )
     assert (tree.explored is None) == (trainer.config.rollout.explore is None)
     assert all(node.leaf.proxy is not None for node in leaves(tree)) == (tree.explored is not None)

@@ -8,10 +8,10 @@ import torch
 import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
 from diffrl.rollout.complete import inner_nodes
+from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import root_addresses
 from diffrl.training.loop import Trainer
-from diffrl.training.update import velocity_of
 from tests.run.test_resume import Crash, crash_at
 from tests.training.harness import (
     EXPLORE,
@@ -22,6 +22,7 @@ from tests.training.harness import (
     flat,
     go_on,
     last_checkpoint,
+    make_run,
     make_trainer,
     settings,
     start,
@@ -92,12 +93,11 @@ def test_a_forests_gradient_is_that_of_one_forward_an_edge(random_sd3, tmp_path,
         return found
 
     monkeypatch.setattr(loop, "accumulate_gradient", recorded)
-    trainer.iterate()
-    trainer.iteration += 1
-    trainer.iterate()
-    rollout, old = trainer._drawn.rollout, seen[-2][0]
+    done = trainer.iterate()
+    done = trainer.iterate()
+    rollout, old = done.samples.rollout, seen[-2][0]
     forest, prompt = rollout.forest, rollout.batch.prompts[0].text
-    advantage = naive_fused_advantages(forest, trainer._drawn.table.total)
+    advantage = naive_fused_advantages(forest, done.samples.table.total)
     top, total, count = float(trainer.session.sigmas[1]), [], 0
     now, edges, gradient, found = seen[-1]
     now.zero_grad()
@@ -141,9 +141,9 @@ def test_micro_batches_of_a_forest_change_nothing(random_sd3, tmp_path, micro_ba
     found = {}
     for size in (micro_batch, 128):
         train = {"updates_per_iteration": 2, "micro_batch": size, **SMOOTH}
-        trainer = make_trainer(forest_run(random_sd3, tmp_path / str(size), train=train))
+        trainer, run = make_run(forest_run(random_sd3, tmp_path / str(size), train=train))
         before = flat(weights_of(trainer))
-        trainer.run()
+        run.run()
         found[size] = flat(weights_of(trainer)) - before
     assert distance(found[micro_batch], found[128]) < 1e-3
 
@@ -158,8 +158,8 @@ def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, 
     trainer = make_trainer(data)
     session = trainer.session
     before = copy.deepcopy(session.policy.inner)
-    trainer.iterate()
-    drawn, values = trainer._drawn.rollout, trainer._credit.values
+    done = trainer.iterate()
+    drawn, values = done.samples.rollout, done.credit.values
     forest, edges, sigmas = drawn.forest, drawn.edges, session.sigmas.tolist()
     session.adapter.transformer = before
     prompts = [prompt.text for prompt in drawn.batch.prompts]
@@ -185,7 +185,7 @@ def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, 
         picture = session.adapter.decode(onwards(x, int(forest.step[node]) + 1)[None])[0]
         expected = float(picture[0].float().mean() / 255)
         assert float(values[node]) == pytest.approx(expected, abs=2e-3), node
-    torch.testing.assert_close(values[forest.leaf], trainer._drawn.table.total)
+    torch.testing.assert_close(values[forest.leaf], done.samples.table.total)
 
 
 def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(random_sd3, tmp_path):
@@ -193,9 +193,10 @@ def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(rando
     for width in (None, "parent_top1"):
         credit = FUSED | {"prune": {"width": width}}
         trainer = make_trainer(forest_run(random_sd3, tmp_path / str(width), credit=credit))
-        metrics = trainer.iterate()
-        found[width] = (trainer._drawn.table.total, trainer._credit.advantage, metrics["update/grad_norm"])
-        kept = trainer.crediting.kept(trainer._drawn, trainer._credit)
+        done = trainer.iterate()
+        metrics = done.metrics
+        found[width] = (done.samples.table.total, done.credit.advantage, metrics["update/grad_norm"])
+        kept = trainer.crediting.kept(done.samples, done.credit)
         assert int(kept.sum()) == (2 * 12 if width is None else 2 * 8)
     assert torch.equal(found[None][0], found["parent_top1"][0]) and torch.equal(found[None][1], found["parent_top1"][1])
     assert found[None][2] != found["parent_top1"][2]

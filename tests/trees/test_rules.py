@@ -6,7 +6,7 @@ import pytest
 
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.words import push, pushed, sums
-from tests.training.harness import BRIGHTNESS, FOREST, make_trainer
+from tests.training.harness import BRIGHTNESS, FOREST, make_run
 from tests.trees.test_document import BOTH, CHAINS, WIDE, kept
 from tests.trees.test_recorder import forest_run
 
@@ -35,7 +35,7 @@ def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path,
     """The sum that the page writes comes to the advantage that training used, for every step that was pushed."""
     rollout, credit = RULES[name]
     seen, cuts = 0, 0
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, rollout, credit))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, rollout, credit))[1]):
         given, bound = sums(tree), credit.get("clamp", 5.0)
         for edge in (edge for edge in given.edges if pushed(edge)):
             text = step_sum(given, edge)
@@ -51,7 +51,7 @@ def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path,
 
 
 def test_steps_share_the_credit_of_their_pictures(random_sd3, tmp_path):
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))[1]):
         given = sums(tree)
         told = {step_sum(given, edge) for edge in given.edges if pushed(edge)}
         assert told == {"that of its picture", "the mean of its 2 pictures' advantages"}
@@ -71,9 +71,9 @@ def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3,
         {"name": BRIGHTNESS, "label": "dark", "weight": -0.5},
         {"name": BRIGHTNESS, "label": "watched", "weight": 0.0},
     ]
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     trainer.iteration = 1
-    for tree in kept(trainer):
+    for tree in kept(run):
         assert tree.weights == {
             "bright": {"weight": 0.5, "shift": 0.25, "scale": 4.0},  # a quarter of the way
             "dark": {"weight": -0.5, "shift": 0.0, "scale": 1.0},
@@ -101,12 +101,13 @@ def test_the_rule_tells_what_the_page_needs_of_the_update(random_sd3, tmp_path, 
     data["objective"] = objective
     data["train"] |= {"schedule": "cosine", "warmup_updates": 3, "updates_per_iteration": 1}
     data["run"]["iterations"] = 9
-    trainer = make_trainer(data)
+    trainer, run = make_run(data)
     config = trainer.session.adapter.transformer.config
-    metrics = trainer.iterate()
-    trainer.journal.trees(trainer._trees)
+    done = trainer.iterate()
+    metrics = done.metrics
+    run.journal.trees(done.trees)
     trainer.iteration = 1
-    for tree in kept(trainer):
+    for tree in kept(run):
         rule = tree.rule
         assert (rule.get("clip"), rule.get("clip_high")) == clip
         assert (rule["prompts"], rule["baseline"], rule["std"], rule["combine"]) == (2, "mean", "group", "sum")

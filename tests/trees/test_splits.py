@@ -11,9 +11,9 @@ import diffrl.training.loop as loop
 import diffrl.trees.pictures as tree_pictures
 from diffrl.models.images import BrokenPictureError
 from diffrl.trees.record import PUSHED
-from tests.training.harness import EXPLORE, FOREST, make_trainer
+from tests.training.harness import EXPLORE, FOREST, make_run
 from tests.training.test_gradient import naive_velocity
-from tests.trees.test_document import WIDE, above, forest_ways, kept, leaves, picture, way
+from tests.trees.test_document import WIDE, above, forest_ways, kept, leaves, observed, picture, way
 from tests.trees.test_recorder import forest_run
 
 TILT = {"kind": "tilt"}
@@ -38,9 +38,9 @@ def tilted(pipeline, directory, rollout=FOREST, credit=None, objective=TILT, **c
     return data
 
 
-def naive_direction(trainer, row, kept_edges):
+def naive_direction(done, row, kept_edges):
     """C of a node of the rollout, pair by pair; samples that are in a pair; the number of children they are below."""
-    rollout, credit = trainer._drawn.rollout, trainer._credit
+    rollout, credit = done.samples.rollout, done.credit
     forest, sides = rollout.forest, {}
     for sample, leaf in enumerate(forest.leaf.tolist()):
         node = leaf
@@ -57,9 +57,9 @@ def naive_direction(trainer, row, kept_edges):
     return total / max(count, 1), {int(forest.leaf[s]) for side in sides.values() for s in side}, len(sides)
 
 
-def origins_of(trainer):
+def origins_of(done, trace):
     """Latents, noise level and prompt at which each node of the rollout splits."""
-    edges, forest = trainer._drawn.trace.edges, trainer._drawn.rollout.forest
+    edges, forest = trace.edges, done.samples.rollout.forest
     found = {}
     for edge in range(len(edges)):
         o, parent = int(edges.origin[edge]), int(forest.parent[edges.node[edge]])
@@ -77,15 +77,14 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     rollout, credit = ROLLOUTS[name]
     data = tilted(random_sd3, tmp_path, rollout, credit)
     data["track"]["trees"] = {"every": 1, "prompts": 1 if "prompt" in name else 2}
-    trainer = make_trainer(data)
-    trainer.iterate()
-    trainer.iteration += 1
+    trainer, run = make_run(data)
+    done = trainer.iterate()
     before = copy.deepcopy(trainer.session.policy.inner)
-    trees = kept(trainer)
+    trees, done, trace = observed(run)
     adapter, after = trainer.session.adapter, trainer.session.policy.inner
-    drawn = trainer._drawn.rollout
+    drawn = done.samples.rollout
     rows = {key: row for row, key in enumerate(forest_ways(drawn.forest))}
-    kept_edges, origins = trainer.crediting.kept(trainer._drawn, trainer._credit), origins_of(trainer)
+    kept_edges, origins = trainer.crediting.kept(done.samples, done.credit), origins_of(done, trace)
     seen, moved_well = 0, 0
     for prompt, tree in enumerate(trees):
         below = tree.children()
@@ -94,7 +93,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
         assert {node.id for node in tree.nodes if node.pushed} == splits and tree.rule["nodes"] is True
         for node in (tree.nodes[i] for i in splits):
             row = rows[prompt, way(tree.nodes, node)]
-            direction, compared, children = naive_direction(trainer, row, kept_edges)
+            direction, compared, children = naive_direction(done, row, kept_edges)
             x, sigma, where = origins[row]
             text = drawn.batch.prompts[where].text
             with torch.no_grad():
@@ -111,7 +110,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
                 moved_well += cosine > 0
                 wanted = [clean[0], clean[0] + own.eta * direction.float(), clean[1]]
                 for which, latents in zip(PUSHED, wanted, strict=True):
-                    shown = picture(trainer.journal.run_dir, tree, getattr(own, which)).float()
+                    shown = picture(run.journal.run_dir, tree, getattr(own, which)).float()
                     assert float((shown - adapter.decode(latents[None])[0].float()).abs().max()) <= 1, which
             else:
                 assert (own.cosine, own.before, own.aim, own.after) == (None,) * 4
@@ -134,7 +133,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
 def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypatch, kl):
     """The nodes of every gradient are spied on; some of their samples cannot be scored."""
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
-    trainer = make_trainer(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
+    trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
     given, accumulate = {}, loop.accumulate_gradient
 
     def spied(accelerator, policy, shares, *rest):
@@ -144,8 +143,8 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
         return accumulate(accelerator, policy, shares, *rest)
 
     monkeypatch.setattr(loop, "accumulate_gradient", spied)
-    trees = kept(trainer)
-    ways = forest_ways(trainer._drawn.rollout.forest)
+    trees, done, _ = observed(run)
+    ways = forest_ways(done.samples.rollout.forest)
     found = {(p, way(t.nodes, n)): n.pushed.size for p, t in enumerate(trees) for n in t.nodes
              if n.pushed and n.pushed.trained}  # fmt: skip
     assert found == pytest.approx({ways[node]: size for node, size in given.items()}, rel=1e-6) and found
@@ -157,7 +156,7 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
 def test_pictures_of_splits_count_as_pictures(random_sd3, tmp_path, limit):
     data = tilted(random_sd3, tmp_path, THREE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
-    (tree,) = kept(make_trainer(data))
+    (tree,) = kept(make_run(data)[1])
     inner = [node for node in tree.nodes if node.picture and not node.leaf]
     shown = [node for node in tree.nodes if node.pushed and node.pushed.aim]
     assert len(inner) + 3 * len(shown) == limit and len(shown) == limit // 4
@@ -167,13 +166,13 @@ def test_pictures_of_splits_count_as_pictures(random_sd3, tmp_path, limit):
 
 
 def test_objectives_without_splits_say_nothing_of_them(random_sd3, tmp_path):
-    for tree in kept(make_trainer(forest_run(random_sd3, tmp_path))):
+    for tree in kept(make_run(forest_run(random_sd3, tmp_path))[1]):
         assert all(node.pushed is None for node in tree.nodes) and tree.rule["nodes"] is False
 
 
 def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeypatch):
     """A direction leads where no picture was: the decoder may break there, and the run goes on."""
-    decode_whole, trainer = tree_pictures.decode_whole, make_trainer(tilted(random_sd3, tmp_path, THREE))
+    decode_whole, (trainer, run) = tree_pictures.decode_whole, make_run(tilted(random_sd3, tmp_path, THREE))
 
     class Broken:
         def decode(self, latents):
@@ -182,15 +181,15 @@ def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeyp
             return trainer.session.adapter.decode(latents)
 
     monkeypatch.setattr(tree_pictures, "decode_whole", lambda adapter, *rest: decode_whole(Broken(), *rest))
-    trees = kept(trainer)
+    trees = kept(run)
     pushed = [node.pushed for tree in trees for node in tree.nodes if node.pushed and node.pushed.trained]
     assert pushed and all(own.before and own.after and own.aim is None for own in pushed)
 
 
 def test_the_examples_are_made_once(random_sd3, tmp_path, monkeypatch):
-    trainer = make_trainer(tilted(random_sd3, tmp_path))
-    (part,), made = trainer.session.parts, []
+    trainer, run = make_run(tilted(random_sd3, tmp_path))
+    (part,), made = trainer.session.losses, []
     examples = type(part.objective).examples
     monkeypatch.setattr(type(part.objective), "examples", lambda *args: made.append(args) or examples(*args))
-    kept(trainer)
+    kept(run)
     assert len(made) == 1

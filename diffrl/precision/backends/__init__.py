@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from diffrl.errors import ConfigError
-from diffrl.precision.backends.base import PRECISION_BACKENDS
+from diffrl.precision.backends.machine import machine_of
+from diffrl.precision.backends.table import PRECISION_BACKENDS, missing
 from diffrl.registry import resolve
 
 AUTO = "auto"
-CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
-"""NVIDIA compute capability that a precision's matrix product needs."""
 
 
 def find_backend(precision: str, engine: str, device: torch.device) -> Any:
@@ -43,8 +42,8 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
             f"rollout.explore.engine must be one that runs {precision}: {AUTO}, {', '.join(engines)}. Got {engine!r}. "
             "Choose one of these."
         )
-    backend = resolve("rollout.explore.engine", PRECISION_BACKENDS[precision], engine)()
-    if reason := backend.available(device):
+    backend = _made(precision, engine)
+    if reason := _refusal(precision, engine, backend, device):
         raise ConfigError(
             f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, device)}"
         )
@@ -53,31 +52,39 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
 
 def _real_backend(precision: str, device: torch.device) -> Any:
     candidates = _real(precision)
-    reasons = [backend.available(device) for backend in candidates]
-    for backend, reason in zip(candidates, reasons, strict=True):
+    reasons = {name: _refusal(precision, name, backend, device) for name, backend in candidates.items()}
+    for name, reason in reasons.items():
         if reason is None:
-            return backend
-    needed = CAPABILITY.get(precision)
-    found = _capability(device)
-    if needed is not None and (found is None or found < needed):
-        got = str(device) if found is None else f"{torch.cuda.get_device_name(device)} of {found[0]}.{found[1]}"
+            return candidates[name]
+    needs = [PRECISION_BACKENDS[precision][name].need for name in candidates]
+    lowest = min((need.lowest for need in needs if need is not None), default=(0, 0))
+    found = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if found < lowest:
+        got = f"{torch.cuda.get_device_name(device)} of {found[0]}.{found[1]}" if device.type == "cuda" else device
         raise ConfigError(
             f"rollout.explore.precision {precision} needs an NVIDIA GPU of compute capability "
-            f"{needed[0]}.{needed[1]} or more. Got {got}. {_ways_out(precision, device)}"
+            f"{lowest[0]}.{lowest[1]} or more. Got {got}. {_ways_out(precision, device)}"
         )
-    found_reasons = [f"{b.name}: {reason}" for b, reason in zip(candidates, reasons, strict=True) if reason]
-    why = "; ".join(found_reasons) or "no engine of this version runs it for real"
+    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    why = why or "no engine of this version runs it for real"
     raise ConfigError(f"rollout.explore.precision {precision} cannot run here: {why}. {_ways_out(precision, device)}")
 
 
-def _real(precision: str) -> list[Any]:
-    engines = PRECISION_BACKENDS[precision]
-    backends = [resolve("rollout.explore.engine", engines, name)() for name in engines]
-    return [backend for backend in backends if backend.real]
+def _real(precision: str) -> dict[str, Any]:
+    """The backends that run a precision for real, by engine."""
+    backends = {engine: _made(precision, engine) for engine in PRECISION_BACKENDS[precision]}
+    return {engine: backend for engine, backend in backends.items() if backend.real}
 
 
-def _capability(device: torch.device) -> tuple[int, int] | None:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+def _made(precision: str, engine: str) -> Any:
+    table = {name: known.backend for name, known in PRECISION_BACKENDS[precision].items()}
+    return resolve("rollout.explore.engine", table, engine)()
+
+
+def _refusal(precision: str, engine: str, backend: Any, device: torch.device) -> str | None:
+    """Why this device cannot run a backend, by the table or by its own word."""
+    reason: str | None = missing(precision, engine, machine_of(device)) or backend.available(device)
+    return reason
 
 
 def _ways_out(precision: str, device: torch.device) -> str:
@@ -88,7 +95,11 @@ def _ways_out(precision: str, device: torch.device) -> str:
 
 def _runnable(device: torch.device) -> str:
     """The precisions that `auto` runs on this device, as a list in words."""
-    names = [p for p in PRECISION_BACKENDS if any(b.available(device) is None for b in _real(p))]
+    names = [
+        precision
+        for precision in PRECISION_BACKENDS
+        if any(_refusal(precision, name, backend, device) is None for name, backend in _real(precision).items())
+    ]
     return _either(names[::-1])
 
 

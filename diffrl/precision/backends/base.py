@@ -1,9 +1,8 @@
-"""What runs a precision: the interface that a backend fills, and the names of those there are."""
+"""What runs a precision: the interface that a backend fills, and what most of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +85,7 @@ class Backend(Protocol):
         ...
 
     def available(self, device: torch.device) -> str | None:
-        """Why this device cannot run it, or None."""
+        """Why this device cannot run it, or None; those of `backends.table` need not ask what stands there."""
         ...
 
     def unfit(self, linear: nn.Linear) -> str | None:
@@ -116,38 +115,49 @@ class Defaults:
     scale_dtype: torch.dtype | None = None
     scaling = "a scale per token and per output channel"
 
+    def on(self, device: torch.device) -> Self:
+        """The same everywhere."""
+        return self
+
+    def available(self, device: torch.device) -> str | None:
+        """None: what it needs stands in `backends.table`."""
+        return None
+
     def unfit(self, linear: nn.Linear) -> str | None:
         """None: any size will do."""
         return None
 
 
+class FrozenLinear(nn.Module):
+    """What low-precision linear layers share: sizes and the bias.
+
+    Args:
+        linear: the layer that it stands for.
+        dtype: of the bias.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype, copy=True), False)
+        self.register_parameter("bias", bias)
+
+    def copy_bias(self, bias: Tensor | None) -> None:
+        """Take over a bias (N,) in place."""
+        if bias is not None and self.bias is not None:
+            self.bias.copy_(bias)
+
+
+def odd_sizes(linear: nn.Linear, *multiples: int) -> str | None:
+    """That a layer's K and N are no multiples of these (one for both, or one for each), in words, or None."""
+    sizes, each = (linear.in_features, linear.out_features), multiples * (2 // len(multiples))
+    if all(size % multiple == 0 for size, multiple in zip(sizes, each, strict=True)):
+        return None
+    return f"{sizes[0]} x {sizes[1]} is no multiple of {' x '.join(map(str, multiples))}"
+
+
 def wrong_dtype(tensor: Tensor, expected: torch.dtype) -> str | None:
     """That a weight is held in another dtype than expected, in words, or None."""
     return None if tensor.dtype == expected else f"its weight is {tensor.dtype}, not {expected}"
-
-
-PRECISION_BACKENDS: Mapping[str, Mapping[str, str]] = {
-    "bfloat16": {"torch": "diffrl.precision.backends.cast:BFloat16"},
-    "int8": {
-        "torch": "diffrl.precision.backends.int8:Int8",
-        "torchao": "diffrl.precision.backends.torchao_backends:int8",
-        "modelopt": "diffrl.precision.backends.modelopt:int8",
-        "emulated": "diffrl.precision.backends.emulated:int8",
-    },
-    "fp8": {
-        "torchao": "diffrl.precision.backends.torchao_backends:fp8",
-        "torch": "diffrl.precision.backends.fp8:Fp8",
-        "modelopt": "diffrl.precision.backends.modelopt:fp8",
-        "emulated": "diffrl.precision.backends.emulated:fp8",
-    },
-    "mxfp8": {
-        "torchao": "diffrl.precision.backends.torchao_backends:mxfp8",
-        "emulated": "diffrl.precision.backends.emulated:mxfp8",
-    },
-    "nvfp4": {
-        "torchao": "diffrl.precision.backends.torchao_backends:nvfp4",
-        "te": "diffrl.precision.backends.te:Nvfp4",
-        "emulated": "diffrl.precision.backends.emulated:nvfp4",
-    },
-}
-"""Precision, then engine, the one that `auto` prefers first. A new backend is one file and one line here."""

@@ -35,14 +35,6 @@ class BFloat16(Defaults):
     largest_error = 0.02
     scaling = "no scales"
 
-    def on(self, device: torch.device) -> BFloat16:
-        """The same everywhere."""
-        return self
-
-    def available(self, device: torch.device) -> str | None:
-        """None: PyTorch multiplies bfloat16 everywhere."""
-        return None
-
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in bfloat16."""
         layer = CastLinear(

@@ -15,36 +15,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.fp8 import fake_quantize_fp8
-from diffrl.precision.backends.int8 import fake_quantize_int8
-from diffrl.precision.mxfp8 import fake_quantize_mxfp8
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.int8 import fake_quantize_int8
+from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
+from diffrl.precision.backends.base import Defaults, FrozenLinear, wrong_dtype
 
 FakeQuantize = Callable[[Tensor], Tensor]
 
 
-class EmulatedLinear(nn.Module):
+class EmulatedLinear(FrozenLinear):
     """A linear layer whose operands are rounded: the weight when it arrives, the input at each call."""
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, round_weight: FakeQuantize, round_input: FakeQuantize):
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear, torch.float32)
         self.round_weight, self.round_input = round_weight, round_input
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.float32), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(torch.float32, copy=True), False)
-        self.register_parameter("bias", bias)
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
     def refresh(self, weight: Tensor, bias: Tensor | None) -> None:
         """Round weight (N, K) and take over bias (N,), in place."""
         self.weight.copy_(self.round_weight(weight.to(self.weight.device, torch.float32)))
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""
@@ -74,14 +69,6 @@ class Emulated(Defaults):
     real: bool = False
     compute_dtype: torch.dtype = torch.float32
     outside_dtype: torch.dtype = torch.float32
-
-    def on(self, device: torch.device) -> Emulated:
-        """The same everywhere."""
-        return self
-
-    def available(self, device: torch.device) -> str | None:
-        """None: it runs anywhere."""
-        return None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer with rounded operands."""

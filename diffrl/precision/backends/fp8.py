@@ -12,52 +12,26 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import E4M3_MAX
-from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.machine import Scaling, fp8_scaling, machine_of, missing
+from diffrl.functional.formats.fp8 import Scaling, fake_quantize_fp8, quantize_fp8
+from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
+from diffrl.precision.backends.machine import fp8_scaling, machine_of
 from diffrl.precision.layout import row_major
 
 CUDA_MULTIPLE = 16
 
 
-def quantize_fp8(x: Tensor, scaling: Scaling = "row") -> tuple[Tensor, Tensor]:
-    """E4M3 with float32 scales amax / 448.
-
-    Args:
-        x: (..., K) float32.
-        scaling: one scale for each row along the last axis, or one for all.
-
-    Returns:
-        Codes (..., K) float8_e4m3fn and scales (..., 1) or () float32. An amax of 0 takes scale 1.
-    """
-    amax = x.abs().amax(dim=-1, keepdim=True) if scaling == "row" else x.abs().amax()
-    scale = amax / E4M3_MAX
-    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
-    return (x / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
-
-
-def fake_quantize_fp8(x: Tensor, scaling: Scaling = "row") -> Tensor:
-    """`quantize_fp8` and back: (..., K) float32."""
-    codes, scale = quantize_fp8(x, scaling)
-    return codes.float().mul_(scale)
-
-
-class Fp8Linear(nn.Module):
+class Fp8Linear(FrozenLinear):
     """A linear layer whose product is `aten._scaled_mm` of two E4M3 operands."""
 
     weight: nn.Parameter
     scale: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, scaling: Scaling, dtype: torch.dtype):
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear, dtype)
         self.scaling, self.dtype = scaling, dtype
         device, rows = linear.weight.device, (1, linear.out_features) if scaling == "row" else ()
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.float8_e4m3fn), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(rows, device=device), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype, copy=True), False)
-        self.register_parameter("bias", bias)
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
@@ -66,8 +40,7 @@ class Fp8Linear(nn.Module):
         codes, scale = quantize_fp8(weight.to(self.weight.device, torch.float32), self.scaling)
         self.weight.copy_(codes)
         self.scale.copy_(scale.T if self.scaling == "row" else scale)
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""
@@ -112,16 +85,9 @@ class Fp8(Defaults):
         per = fp8_scaling(machine_of(device), lambda: rows_work(device))
         return replace(self, per=per, outside_dtype=torch.bfloat16, device="cuda")
 
-    def available(self, device: torch.device) -> str | None:
-        """CPUs, and CUDA from 8.9."""
-        return missing("fp8", self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 16."""
-        sizes = (linear.in_features, linear.out_features)
-        if self.device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
-            return f"{sizes[0]} x {sizes[1]} is no multiple of {CUDA_MULTIPLE}"
-        return None
+        return odd_sizes(linear, CUDA_MULTIPLE) if self.device == "cuda" else None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in E4M3."""

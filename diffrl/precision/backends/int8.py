@@ -13,45 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.precision.backends.base import Defaults, wrong_dtype
-from diffrl.precision.backends.machine import machine_of, missing
+from diffrl.functional.formats.int8 import fake_quantize_int8, quantize_int8
+from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
 
-INT8_MAX = 127.0
 CUDA_MULTIPLE = 8
 CUDA_MIN_ROWS = 17
 
 
-def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 along the last axis, to nearest, ties to even.
-
-    Args:
-        x: (..., K) float32.
-
-    Returns:
-        Codes (..., K) int8 in [-127, 127], and scales (..., 1) float32 such that x is about codes * scales. A row of
-        zeros has scale 1.
-    """
-    scale = x.abs().amax(dim=-1, keepdim=True) / INT8_MAX
-    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
-    return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8), scale
-
-
-class Int8Linear(nn.Module):
+class Int8Linear(FrozenLinear):
     """A linear layer whose product is `aten._int_mm`."""
 
     weight: nn.Parameter
     scale: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
-        super().__init__()
+        super().__init__(linear, torch.float32)
         self.dtype = dtype
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         device = linear.weight.device
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.int8), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(linear.out_features, device=device), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float().clone(), requires_grad=False)
-        self.register_parameter("bias", bias)
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
@@ -60,8 +40,7 @@ class Int8Linear(nn.Module):
         codes, scale = quantize_int8(weight.to(self.weight.device, torch.float32))
         self.weight.copy_(codes)
         self.scale.copy_(scale.squeeze(-1))
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""
@@ -93,16 +72,9 @@ class Int8(Defaults):
         """On CUDA with bfloat16 around it."""
         return replace(self, outside_dtype=torch.bfloat16, device="cuda") if device.type == "cuda" else self
 
-    def available(self, device: torch.device) -> str | None:
-        """CPU and CUDA."""
-        return missing("int8", self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 8."""
-        sizes = (linear.in_features, linear.out_features)
-        if self.device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
-            return f"{sizes[0]} x {sizes[1]} is no multiple of {CUDA_MULTIPLE}"
-        return None
+        return odd_sizes(linear, CUDA_MULTIPLE) if self.device == "cuda" else None
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer in int8."""
@@ -115,9 +87,3 @@ class Int8(Defaults):
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """The same rounding, multiplied in float32."""
         return fake_quantize_int8(x) @ fake_quantize_int8(weight).T
-
-
-def fake_quantize_int8(x: Tensor) -> Tensor:
-    """`quantize_int8` and back: (..., K) float32."""
-    codes, scale = quantize_int8(x)
-    return codes.float().mul_(scale)

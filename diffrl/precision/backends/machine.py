@@ -1,9 +1,4 @@
-"""Which machine can run which precision with which engine: a table and a pure function over it.
-
-The limits are those of the kernels underneath: FP8 products begin with compute capability 8.9 (Ada, Hopper),
-block-scaled ones (NVFP4, MXFP8) with 10.0 (Blackwell). A limit met here is only the first gate; the start-up checks
-then run every layer's product.
-"""
+"""This machine as the choice of an engine sees it, and what follows from it for a kernel."""
 
 from __future__ import annotations
 
@@ -11,13 +6,13 @@ import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
+from diffrl.functional.formats.fp8 import Scaling
+
 Capability = tuple[int, int]
 Version = tuple[int, ...]
-Scaling = Literal["row", "tensor"]
 
 PACKAGES = {"torchao": "torchao", "modelopt": "nvidia-modelopt", "te": "transformer-engine", "mslk": "mslk"}
 """What is asked about, and the name under which pip knows it."""
@@ -40,88 +35,6 @@ class Machine:
     capability: Capability | None = None
     cuda: Version | None = None
     packages: Mapping[str, Version] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Need:
-    """What an engine needs to run a precision.
-
-    Args:
-        cpu: whether it runs there too.
-        lowest: compute capability on CUDA.
-        below: compute capability that is too new; None for no limit.
-        why_below: what is known of those.
-        cuda: lowest CUDA version of torch's build, on CUDA.
-        packages: lowest versions.
-    """
-
-    cpu: bool = False
-    lowest: Capability = (0, 0)
-    below: Capability | None = None
-    why_below: str = ""
-    cuda: Version = ()
-    packages: Mapping[str, Version] = field(default_factory=dict)
-
-
-TORCHAO = {"torchao": (0, 18)}
-MODELOPT = {"modelopt": (0, 47)}
-NEEDS: Mapping[tuple[str, str], Need] = {
-    ("bfloat16", "torch"): Need(cpu=True),
-    ("int8", "torch"): Need(cpu=True),
-    ("int8", "torchao"): Need(cpu=True, lowest=(8, 0), packages=TORCHAO),
-    ("int8", "modelopt"): Need(cpu=True, packages=MODELOPT),
-    ("fp8", "torch"): Need(cpu=True, lowest=(8, 9)),
-    ("fp8", "torchao"): Need(lowest=(8, 9), packages=TORCHAO),
-    ("fp8", "modelopt"): Need(cpu=True, packages=MODELOPT),
-    ("mxfp8", "torchao"): Need(
-        lowest=(10, 0),
-        below=(12, 0),
-        why_below="torch multiplies MXFP8 there in some layouts only",
-        cuda=(12, 8),
-        packages=TORCHAO,
-    ),
-    ("nvfp4", "torchao"): Need(lowest=(10, 0), cuda=(12, 8), packages=TORCHAO),
-    ("nvfp4", "te"): Need(
-        lowest=(10, 0),
-        below=(12, 0),
-        why_below="transformer-engine claims it and fails (its issue 3217)",
-        cuda=(12, 8),
-        packages={"te": (2, 8)},
-    ),
-}
-
-
-def missing(precision: str, engine: str, machine: Machine) -> str | None:
-    """Why this machine cannot run a precision with an engine, or None; engines that are not in `NEEDS` run anywhere."""
-    need = NEEDS.get((precision, engine))
-    if need is None:
-        return None
-    return _missing_hardware(precision, need, machine) or _missing_package(engine, need, machine)
-
-
-def _missing_hardware(precision: str, need: Need, machine: Machine) -> str | None:
-    if machine.device == "cpu":
-        return None if need.cpu else f"{precision} {_wanted(need)}, not a CPU"
-    if machine.device != "cuda" or machine.capability is None:
-        return f"{precision} needs {'a CPU or ' if need.cpu else ''}a CUDA GPU, not {machine.name}"
-    if machine.capability < need.lowest:
-        return f"{precision} {_wanted(need)}, not {_found(machine)}"
-    if need.below is not None and machine.capability >= need.below:
-        return f"{precision} is not for compute capability {_dotted(need.below)} or more: {need.why_below}"
-    if need.cuda and (machine.cuda is None or machine.cuda < need.cuda):
-        found = "none" if machine.cuda is None else _dotted(machine.cuda)
-        return f"{precision} needs a torch built with CUDA {_dotted(need.cuda)} or more, not {found}"
-    return None
-
-
-def _missing_package(engine: str, need: Need, machine: Machine) -> str | None:
-    for package, lowest in need.packages.items():
-        found = machine.packages.get(package)
-        if found is None or found < lowest:
-            got = "it is not installed" if found is None else f"found {_dotted(found)}"
-            name = PACKAGES[package]
-            return f"it needs {name} {_dotted(lowest)} or more, and {got}: pip install 'diffrl[{engine}]'"
-    return None
 
 
 def fp8_scaling(machine: Machine, rows_work: Callable[[], bool]) -> Scaling:
@@ -153,7 +66,7 @@ def uncompilable(precision: str, engine: str, machine: Machine) -> str | None:
         return "transformer-engine keeps its layers out of graphs"
     old = machine.device == "cuda" and machine.capability is not None and machine.capability < (8, 9)
     if old and engine in ("emulated", "modelopt") and precision != "int8":
-        return f"Triton has no E4M3 below compute capability 8.9, and this is {_found(machine)}"
+        return f"Triton has no E4M3 below compute capability 8.9, and this is {machine_name(machine)}"
     return None
 
 
@@ -179,13 +92,11 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
-def _wanted(need: Need) -> str:
-    return f"needs an NVIDIA GPU of compute capability {_dotted(need.lowest)} or more"
+def machine_name(machine: Machine) -> str:
+    """Its name and compute capability, for messages."""
+    return f"{machine.name} of {dotted(machine.capability)}" if machine.capability else machine.name
 
 
-def _found(machine: Machine) -> str:
-    return f"{machine.name} of {_dotted(machine.capability)}" if machine.capability else machine.name
-
-
-def _dotted(version: Version) -> str:
+def dotted(version: Version) -> str:
+    """(12, 8) as 12.8."""
     return ".".join(map(str, version))

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.int8 import fake_quantize_int8
 from diffrl.precision.backends.base import Defaults
-from diffrl.precision.backends.fp8 import fake_quantize_fp8
-from diffrl.precision.backends.int8 import fake_quantize_int8
-from diffrl.precision.backends.machine import machine_of, missing
 
 Bits = int | tuple[int, int]
 
@@ -99,14 +98,6 @@ class Modelopt(Defaults):
     real: bool = False
     compute_dtype: torch.dtype = torch.float32
     outside_dtype: torch.dtype = torch.float32
-
-    def on(self, device: torch.device) -> Modelopt:
-        """The same everywhere."""
-        return self
-
-    def available(self, device: torch.device) -> str | None:
-        """Anywhere, with the package."""
-        return missing(self.precision, self.name, machine_of(device))
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer with modelopt's quantisers."""

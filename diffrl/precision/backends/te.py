@@ -13,9 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends.base import Defaults
-from diffrl.precision.backends.machine import machine_of, missing
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
+from diffrl.precision.backends.base import Defaults, odd_sizes
 
 MULTIPLE = 16
 
@@ -79,18 +78,9 @@ class Nvfp4(Defaults):
     largest_error = 0.3
     scaling = "a scale per block of 16 and one per tensor"
 
-    def on(self, device: torch.device) -> Nvfp4:
-        """The same everywhere."""
-        return self
-
-    def available(self, device: torch.device) -> str | None:
-        """CUDA of 10.x, and the package."""
-        return missing("nvfp4", self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """Both sizes must be multiples of 16."""
-        sizes = (linear.in_features, linear.out_features)
-        return f"{sizes[0]} x {sizes[1]} is no multiple of {MULTIPLE}" if any(s % MULTIPLE for s in sizes) else None
+        return odd_sizes(linear, MULTIPLE)
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer as a `te.Linear`."""

@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends.base import Defaults
+from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
+from diffrl.precision.backends.base import Defaults, odd_sizes
 from diffrl.precision.backends.fp8 import rows_work
-from diffrl.precision.backends.machine import fp8_scaling, machine_of, missing, use_triton_for_nvfp4
+from diffrl.precision.backends.machine import fp8_scaling, machine_of, use_triton_for_nvfp4
 from diffrl.precision.backends.torchao_layers import (
     TorchaoLinear,
     fp8_weight,
@@ -22,7 +23,6 @@ from diffrl.precision.backends.torchao_layers import (
     nvfp4_weight,
     rounded,
 )
-from diffrl.precision.mxfp8 import fake_quantize_mxfp8
 
 Round = Callable[[Tensor], Tensor]
 
@@ -71,17 +71,9 @@ class Torchao(Defaults):
             return fp8_per_tensor()
         return self
 
-    def available(self, device: torch.device) -> str | None:
-        """By hardware and packages; see `machine.NEEDS`."""
-        return missing(self.precision, self.name, machine_of(device))
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """Sizes that torchao would leave in bfloat16, detour or refuse."""
-        sizes = (linear.in_features, linear.out_features)
-        if all(size % multiple == 0 for size, multiple in zip(sizes, self.multiples, strict=True)):
-            return None
-        wanted = " x ".join(map(str, self.multiples))
-        return f"{sizes[0]} x {sizes[1]} is no multiple of {wanted}"
+        return odd_sizes(linear, *self.multiples)
 
     def convert(self, linear: nn.Linear) -> nn.Module:
         """The layer with torchao's weight."""

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.precision.backends.machine import Scaling
+from diffrl.functional.formats.fp8 import Scaling
+from diffrl.precision.backends.base import FrozenLinear
 from diffrl.precision.layout import row_major
 
 LEAST_AMAX = 1e-12
 """Scales never derive from less, so that rows of zeros give zeros."""
 
 
-class TorchaoLinear(nn.Module):
+class TorchaoLinear(FrozenLinear):
     """A linear layer whose product is torchao's.
 
     Args:
@@ -31,22 +32,17 @@ class TorchaoLinear(nn.Module):
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear, quantise: Callable[[Tensor], Tensor], dtype: torch.dtype):
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear, dtype)
         self.quantise, self.dtype = quantise, dtype
         self.weight = nn.Parameter(quantise(linear.weight.detach().to(dtype)), requires_grad=False)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype, copy=True), False)
-        self.register_parameter("bias", bias)
 
     @torch.no_grad()
     def refresh(self, weight: Tensor, bias: Tensor | None) -> None:
         """Quantise weight (N, K) to a temporary and copy it over; take over bias (N,)."""
         self.weight.copy_(self.quantise(weight.detach().to(self.weight.device, self.dtype)))
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+        self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
         """The weight (N, K) float32."""

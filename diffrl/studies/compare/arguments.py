@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def folder(self) -> str:
-        """Of its runs."""
+        """Name of the folder of its runs."""
         return re.sub(r"[^A-Za-z0-9._]+", "-", self.label).strip("-.")[:FOLDER_LENGTH]
 
 
@@ -136,7 +136,7 @@ def parse_budget(text: str | None) -> Budget:
 
 
 def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list[Config]:
-    """Their configurations, each with the metric among its held-out rewards.
+    """Read the configurations of candidates, each with the metric among its held-out rewards.
 
     Raises:
         ConfigError: every problem of every configuration.

@@ -31,7 +31,6 @@ from diffrl.studies.compare.plan import (
     Record,
     changed,
     earlier_plan,
-    evaluations_of,
     plan_candidate,
     same_run,
 )
@@ -41,7 +40,7 @@ from diffrl.tracking.metrics import read_metrics
 
 PROBE = "probe"
 PROBE_ITERATIONS = 4
-"""Of a timed run; the first is left out, for it also loads and allocates."""
+"""Iterations of a timed run; the first is left out, for it also loads and allocates."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class CompareRequest:
         seeds: runs of each configuration.
         evals: held-out evaluations after the one before training, at most.
         metric: held-out reward that is compared; None = the first of the first configuration.
-        target: score whose cost is told.
+        target: score whose cost is reported.
     """
 
     configurations: tuple[str, ...]
@@ -75,7 +74,7 @@ class _Work:
     console: Console
     failures: list[str] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -140,7 +139,7 @@ def _plan(
     seconds: dict[str, float | None],
     earlier: dict[str, Planned],
 ) -> dict[str, Planned]:
-    """Every configuration's plan, by label; what was planned earlier stays."""
+    """Plan every configuration; by label. What was planned earlier stays."""
     planned, problems = {}, []
     for candidate, config in pairs:
         label = candidate.label
@@ -154,7 +153,7 @@ def _plan(
 
 
 def print_plan(console: Console, planned: dict[str, Planned], untimed: Sequence[str], seeds: int) -> None:
-    """One row a configuration."""
+    """Print what each configuration will cost, one row each."""
     table = Table(title=f"Plan, {seeds} seed{'s' * (seeds > 1)} each", title_justify="left")
     table.add_column("configuration", overflow="fold", min_width=16)
     for column in ("iterations", "of", "= evaluations", "seconds", "held-out"):
@@ -167,7 +166,7 @@ def print_plan(console: Console, planned: dict[str, Planned], untimed: Sequence[
             f"{one.iteration_cost:,g}",
             f"{iterations * one.iteration_cost:,.0f}",
             "–" if each is None else f"{iterations * each:,.1f}",
-            f"{evaluations_of(one.config)}",
+            f"{one.config.run.evaluations}",
         )
     for label in untimed:
         table.add_row(Text(label), "when timed", *["–"] * 4)
@@ -185,7 +184,7 @@ def _time_all(
             continue
         measured = _time_one(work, candidate, config)
         if measured is not None:
-            work.say(f"{candidate.label}: {measured:.3f} s an iteration")
+            work.report(f"{candidate.label}: {measured:.3f} s an iteration")
             seconds[candidate.label] = measured
     return seconds
 
@@ -230,11 +229,12 @@ def _train_all(work: _Work, record: Record) -> None:
         path = Path(config.run.dir) / config.run.name
         there = (path / "summary.json").is_file()
         if not _train(work, config, f"{planned.candidate.label}, seed {number}"):
-            work.say(f"{name}: failed")
+            work.report(f"{name}: failed")
             continue
         run, _ = read_run(path, number, config.eval.rewards[0].key)
         took = "there already" if there else f"in {duration(run.curve[-1].seconds)} of training"
-        work.say(f"{name}: {config.eval.rewards[0].key} {run.curve[0].score:.3f} -> {run.curve[-1].score:.3f}, {took}")
+        before, after = run.curve[0].score, run.curve[-1].score
+        work.report(f"{name}: {config.eval.rewards[0].key} {before:.3f} -> {after:.3f}, {took}")
 
 
 def _train(work: _Work, config: Config, what: str) -> bool:
@@ -254,8 +254,8 @@ def _train(work: _Work, config: Config, what: str) -> bool:
     code = _run_command(arguments, log)
     if code == 0 and (path / "summary.json").is_file():
         return True
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    work.failures.append(f"{what}: exit code {code}, {said[-1] if said else 'without a word'!r}. See {log}")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    work.failures.append(f"{what}: exit code {code}, {lines[-1] if lines else 'without a word'!r}. See {log}")
     return False
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.load import make_config
-from diffrl.cost.plan import count_evaluations, make_plan
+from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
+from diffrl.files import write_json
 from diffrl.run.directory import LOCK
-from diffrl.run.summary import write_json
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.results import STATE, read_state
 
@@ -45,7 +45,7 @@ class Planned:
         return changed(self.config, run={**place, "dir": str(out / self.candidate.folder)})
 
     def entry(self) -> dict[str, Any]:
-        """For state.json."""
+        """What state.json keeps of it."""
         return {
             "label": self.candidate.label,
             "folder": self.candidate.folder,
@@ -92,11 +92,6 @@ def plan_candidate(
     return Planned(candidate, fixed, cost, iteration_seconds)
 
 
-def evaluations_of(config: Config) -> int:
-    """Held-out evaluations of a run, before and after training too."""
-    return count_evaluations(config)
-
-
 @dataclass
 class Record:
     """state.json: what a comparison keeps to, so that going on with it means the same.
@@ -114,7 +109,7 @@ class Record:
     planned: dict[str, Planned]
 
     def save(self, out: Path) -> None:
-        """Write it."""
+        """Write state.json."""
         content = {
             "budget": {"kind": self.budget.kind, "amount": self.budget.amount},
             "evals": self.evals,

@@ -120,7 +120,7 @@ class Arm:
 
     @property
     def gain(self) -> float:
-        """Mean of what each run gained."""
+        """Mean gain of the runs."""
         return self.mean(lambda run: run.gain)
 
     @property
@@ -131,16 +131,16 @@ class Arm:
 
     @property
     def half_width(self) -> float | None:
-        """Of the 95 % interval for the mean score after training, None for a single run."""
+        """Half the width of the 95 % interval for the mean score after training; None for a single run."""
         return t_half_width([run.curve[-1].score for run in self.runs])
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that any of the runs held."""
+        """The most memory that any of the runs held."""
         return max(run.peak_memory_bytes for run in self.runs)
 
     def mean(self, value: Callable[[RunResult], float]) -> float:
-        """Of a number over the runs."""
+        """Mean of a number over the runs."""
         return statistics.fmean(map(value, self.runs))
 
     def cost(self, cost: str) -> float:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffrl.run.summary import write_json
+from diffrl.files import write_json
 from diffrl.studies.compare.results import COSTS, Arm, Comparison, Reached
 
 COLORS = (
@@ -24,7 +24,7 @@ COLORS = (
     "#000000",
 )
 DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)))
-"""When the colours begin again, the next of these tells their lines apart."""
+"""Line styles; when the colours begin again, the next one tells their lines apart."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain")
@@ -38,7 +38,7 @@ def write_report(comparison: Comparison, directory: str | Path, target: float) -
     Args:
         comparison: as `collect` read it.
         directory: to write into.
-        target: score whose cost is told.
+        target: score whose cost is reported.
     """
     directory = Path(directory)
     write_json(directory / "results.json", results(comparison, target))

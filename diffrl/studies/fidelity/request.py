@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 
-from diffrl.config.checks import branching_at
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
+from diffrl.functional.steps import least_steps
 from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.base import PRECISION_BACKENDS
+from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.records import Prompt
-from diffrl.rollout.counts import least_steps
 from diffrl.run.directory import open_run_dir
 
 TRAINING = "training"
@@ -68,7 +67,7 @@ def request_problems(
 ) -> list[str]:
     """What of the request does not fit the configuration."""
     r, found = config.rollout, []
-    branching = branching_at(r, 0)
+    branching = r.branching_at(0)
     least, leaves = least_steps(list(branching), r.steps), r.tree.leaves_per_root
     found += [
         f"--steps must be from {least} to {r.steps}: rollout.steps is the full grid, and every stochastic step must "

@@ -14,20 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.checks import branching_at
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
 from diffrl.functional.ranking import ranking_fidelity
+from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Forest, Prompt, PromptBatch
 from diffrl.rewards.score import WeightedScorer
-from diffrl.rollout.counts import coarse_levels
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
@@ -47,7 +46,7 @@ from diffrl.training.explorer import make_explorer
 from diffrl.training.policy import Policy
 from diffrl.training.sampling import draw_pool, full_sampler
 from diffrl.training.scorers import make_scorers
-from diffrl.training.session import explore_exclude, open_adapter, open_transition, rollout_sigmas
+from diffrl.training.session import open_adapter, open_transition, rollout_sigmas
 
 RANKING = ("tau", "rho", "top_match", "bottom_match", "mean_rank")
 DIFFERENCES = ("reward_difference", "pixel_difference")
@@ -145,7 +144,7 @@ class _Setting:
 
 
 def measure_fidelity(
-    config: Config, request: FidelityRequest, say: Callable[[str], None] = lambda line: None
+    config: Config, request: FidelityRequest, report: Callable[[str], None] = lambda line: None
 ) -> Fidelity:
     """Draw the pool in every way and compare; writes nothing but the folder itself.
 
@@ -155,7 +154,7 @@ def measure_fidelity(
     Args:
         config: the model, prompts, rewards, tree and dynamics.
         request: what to compare.
-        say: tells the user what is being drawn.
+        report: tells the user what is being drawn.
 
     Raises:
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
@@ -175,7 +174,7 @@ def measure_fidelity(
     setting = _prepare(config, request, prompts, candidates, seed, device)
     rows = prompt_samples(setting.forest)
     full = config.rollout.steps
-    say(f"the truth: {config.model.dtype}, {full} steps")
+    report(f"the truth: {config.model.dtype}, {full} steps")
     _warm_up(setting, None)
     images, rewards, truth = _draw(setting, None, full)
     without = [i for i, row in enumerate(rows) if not _has_spread(rewards[row])]
@@ -184,7 +183,7 @@ def measure_fidelity(
         copy = _copy(setting, w, device)
         _warm_up(setting, copy)
         for count in steps:
-            say(f"{w.text}, {count} steps")
+            report(f"{w.text}, {count} steps")
             own_images, own_rewards, pool = _draw(setting, copy, count)
             found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
             means = {name: mean_over_prompts(values) for name, values in found.items()}
@@ -213,7 +212,7 @@ def _prepare(
     device: torch.device,
 ) -> _Setting:
     """Load what draws and scores."""
-    r, branching = config.rollout, branching_at(config.rollout, 0)
+    r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
         policy = load_aligned(request.run, device).policy
@@ -240,7 +239,7 @@ def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy
     """The policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None
-    exclude = explore_exclude(setting.config)
+    exclude = setting.config.explore_exclude
     guidance = setting.config.rollout.guidance_scale
     copy = make_explorer(setting.policy, wanted.precision, wanted.engine, exclude, device, guidance, (1,))
     setting.meter.watch([copy.module], copy.report.precision)
@@ -342,5 +341,5 @@ def _by_prompt(found: Mapping[str, Sequence[float]]) -> dict[str, list[float | N
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value as JSON can write it: None for NaN."""
     return value if math.isfinite(value) else None

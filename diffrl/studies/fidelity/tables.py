@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from diffrl.run.summary import write_json
+from diffrl.files import write_json
 from diffrl.studies.fidelity.study import DIFFERENCES, RANKING, Fidelity, Mean, Pool
 
 COLORS = ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
@@ -66,7 +66,7 @@ def notes(fidelity: Fidelity) -> list[str]:
 
 
 def tables(fidelity: Fidelity) -> list[Table]:
-    """The same for the console."""
+    """The tables, as the console shows them."""
     made = []
     for title, columns, rows in grids(fidelity):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)

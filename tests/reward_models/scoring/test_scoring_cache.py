@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from reward_models import RewardBatch, load_reward
+from reward_models.images.shapes import ShapesScorer
 from reward_models.media import to_pil
 from reward_models.scoring.cache import Score, ScoreCache, failure
 from reward_models.scoring.source import sources_of
 from reward_models.self_test import noise
-from reward_models.shapes import ShapesScorer
 from tests.patience import LONG, until
 
 
@@ -117,9 +117,9 @@ def test_source_is_read_and_not_looked_up_among_what_is_loaded(tmp_path, monkeyp
     found = sources_of("own_module")
     assert sorted(found.files) == ["own_late.inner", "own_module", "own_named"]
     assert found.others == {"torch", "reward_models", "own_nowhere"}
-    ours = sources_of("reward_models.pickscore")
+    ours = sources_of("reward_models.images.pickscore")
     assert {"torch", "transformers", "PIL"} <= ours.others and "reward_models.base" in ours.files
-    assert "transformers" not in sources_of("reward_models.shapes").others
+    assert "transformers" not in sources_of("reward_models.images.shapes").others
 
 
 def test_another_version_of_a_package_makes_new_scores(score, pictures, monkeypatch):

@@ -111,12 +111,12 @@ def test_the_list_shows_every_reward_and_what_it_lacks(score, monkeypatch):
         """An installation without open_clip, and a module that imports it at once."""
 
         def find_spec(self, name, path=None, target=None):
-            if name == "reward_models.shapes":
+            if name == "reward_models.images.shapes":
                 raise ModuleNotFoundError("No module named 'open_clip'", name="open_clip")
             return None
 
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    monkeypatch.delitem(sys.modules, "reward_models.shapes")
+    monkeypatch.delitem(sys.modules, "reward_models.images.shapes")
     entries = {entry["name"]: entry for entry in json.loads(score("--list", "--json").out)}
     assert entries["shapes"]["install"] == "diffrl[clip]" and "open_clip" in entries["shapes"]["problem"]
     assert "pip install 'diffrl[clip]'" in score("--list").out
@@ -127,7 +127,7 @@ def test_the_self_test_tells_a_working_reward_from_a_dead_one(score, tmp_path, m
     assert good.code == 0 and "PASS" in good.out and "a red circle" in good.out
     (tmp_path / "dead.py").write_text(
         "import dataclasses, torch\nfrom reward_models.base import output_of_scores\n"
-        "from reward_models.shapes import ShapesScorer\n"
+        "from reward_models.images.shapes import ShapesScorer\n"
         "class Dead(ShapesScorer):\n"
         "    def __call__(self, batch):\n        return output_of_scores(torch.zeros(len(batch)))\n"
     )
@@ -139,7 +139,7 @@ def test_the_self_test_tells_a_working_reward_from_a_dead_one(score, tmp_path, m
 def test_the_contract_is_checked(score, tmp_path, monkeypatch):
     assert score("--check", "sharpness").code == 0
     (tmp_path / "rude.py").write_text(
-        "from reward_models.shapes import ShapesScorer\n"
+        "from reward_models.images.shapes import ShapesScorer\n"
         "class Rude(ShapesScorer):\n    def to(self, device):\n        return type(self)()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -147,7 +147,7 @@ def test_the_contract_is_checked(score, tmp_path, monkeypatch):
     assert done.code == 3 and "must return the scorer itself" in done.out
     assert "rude:Rude returns Rude. End it with `return self`" in score("--self-test", "rude:Rude").err
     (tmp_path / "wild.py").write_text(
-        "import dataclasses\nfrom reward_models.shapes import ShapesScorer\n"
+        "import dataclasses\nfrom reward_models.images.shapes import ShapesScorer\n"
         "class Sized(ShapesScorer):\n    spec = dataclasses.replace(ShapesScorer.spec, batch_size=0)\n"
         "class Wild(ShapesScorer):\n    def __call__(self, batch):\n        return {}[batch.media.shape[0]]\n"
         "class Nowhere(ShapesScorer):\n    def to(self, device):\n        pass\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from reward_models.media import to_pil
-from reward_models.ocr import target_of
 from reward_models.scoring.sources import Selection, collect
 from reward_models.self_test import noise
+from reward_models.text.ocr import target_of
 
 
 def save(path: Path, side: int = 8) -> None:

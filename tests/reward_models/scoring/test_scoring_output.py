@@ -97,7 +97,7 @@ def test_the_summary_is_that_of_the_rows(score, with_failures, rows, tmp_path):
 
 def test_where_lower_is_better_the_lowest_is_the_best(score, pictures, tmp_path, monkeypatch):
     (tmp_path / "lower.py").write_text(
-        "import dataclasses\nfrom reward_models.jpeg import *\n"
+        "import dataclasses\nfrom reward_models.images.jpeg import *\n"
         "class Lower(IncompressibilityScorer):\n"
         "    spec = dataclasses.replace(IncompressibilityScorer.spec, higher_is_better=False)\n"
     )

@@ -93,7 +93,7 @@ def test_missing_prompts_are_told_before_anything_is_scored(refused, score, pict
 
 def test_missing_metadata_is_told_before_anything_is_scored(refused, pictures, tmp_path):
     (tmp_path / "needs.py").write_text(
-        "from reward_models.shapes import *\nimport dataclasses\nclass Needs(ShapesScorer):\n"
+        "from reward_models.images.shapes import *\nimport dataclasses\nclass Needs(ShapesScorer):\n"
         "    spec = dataclasses.replace(ShapesScorer.spec, requires=('target',))\n"
     )
     sys.path.insert(0, str(tmp_path))

@@ -1,0 +1,115 @@
+"""The exploring stage: a larger pool of candidates, drawn cheaply, and what happens when it ranks them wrongly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from diffrl.config.base import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, MOST_STEPS, ListOf, Section
+from diffrl.config.tree import TreeSettings
+
+
+class FidelitySettings(Section):
+    """What happens when the cheap ranking disagrees with the true one."""
+
+    below: float = Field(
+        0.3, ge=-1, le=1, description="Kendall's tau between proxy and true rewards under which the action is taken."
+    )
+    action: Literal["warn", "widen", "fall_back"] = Field(
+        "warn",
+        description="warn = say so; widen = keep half as many samples more; fall_back = explore in the training "
+        "precision and with all steps from then on.",
+    )
+    patience: int = Field(
+        3, ge=1, le=MOST_ITERATIONS, description="Iterations in a row below it before the action is taken."
+    )
+
+
+class ExploreSettings(Section):
+    """A larger pool of candidates, drawn cheaply; only the chosen ones are drawn again and train the policy."""
+
+    precision: Literal["training", "bfloat16", "nvfp4", "mxfp8", "fp8", "int8"] = Field(
+        description="Of the network that draws the pool; training = the policy itself."
+    )
+    engine: Literal["auto", "emulated", "torch", "torchao", "te", "modelopt"] = Field(
+        "auto",
+        description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
+        "same rounding without the speed; torch, torchao, te = this library's; modelopt = its emulation. "
+        "docs/precision.md says what runs where.",
+    )
+    compile: bool = Field(
+        False, description="Let torch.compile make the copy's graph; the first rollout then waits for it."
+    )
+    exclude: (
+        Annotated[ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(max_length=1000)] | None
+    ) = Field(
+        None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_STEPS,
+        description="Denoising steps of the pool: a part of the full grid, all stochastic steps in it. null = all.",
+    )
+    candidates: int = Field(
+        ge=2, le=MOST_SAMPLES, description="Samples of a prompt's pool, a multiple of the leaves of a tree."
+    )
+    keep: int = Field(
+        ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
+    )
+    select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
+        "best_worst", description="How they are chosen by their proxy rewards."
+    )
+    audit: int = Field(
+        1,
+        ge=0,
+        le=MOST_SAMPLES,
+        description="Further samples of a prompt, drawn again at random to check the ranking; not trained.",
+    )
+    fidelity: FidelitySettings = FidelitySettings()
+
+
+def explore_problems(e: ExploreSettings, tree: TreeSettings, steps: int) -> list[str]:
+    """Where an exploring stage does not agree with itself, the tree that trains, or the steps of the full grid."""
+    found = []
+    if e.keep != tree.samples:
+        found.append(
+            "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
+            f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
+        )
+    if e.candidates % tree.leaves_per_root:
+        found.append(
+            "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "
+            f"candidates={e.candidates}, leaves={tree.leaves_per_root}. Round it."
+        )
+    if e.candidates < e.keep + e.audit:
+        found.append(
+            "rollout.explore.candidates must be >= keep + audit. Got "
+            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
+        )
+    if e.precision in ("training", "bfloat16") and e.engine != "auto":
+        found.append(
+            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
+            f"Got {e.engine}. Remove it."
+        )
+    if e.precision == "training" and e.compile:
+        found.append(
+            "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
+            "Set model.compile, or another precision."
+        )
+    if e.precision == "training" and e.exclude is not None:
+        found.append(
+            "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
+        )
+    if e.select == "all" and (e.candidates != e.keep or e.audit):
+        found.append(
+            "rollout.explore.select: all keeps every candidate. Got "
+            f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Set keep to candidates and audit to 0."
+        )
+    if e.steps is not None and e.steps > steps:
+        found.append(
+            "rollout.explore.steps must be <= rollout.steps, of whose grid it is a part. Got "
+            f"explore.steps={e.steps}, steps={steps}. Lower it."
+        )
+    return found

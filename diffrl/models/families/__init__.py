@@ -1,0 +1,57 @@
+"""The model families, one file each: adapter, facts, LoRA targets and a tiny random pipeline.
+
+Nothing heavy is imported here: configurations and plans read the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diffrl.errors import ConfigError
+from diffrl.models.families import flux, qwen_image, sana, sd3, wan
+from diffrl.models.family import Family
+from diffrl.registry import resolve
+from reward_models.messages import LONGEST_NAME, cut, show
+
+FILES = (sd3, flux, sana, wan, qwen_image)
+"""A new family is one file and its name here; docs/add-a-model.md."""
+
+FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}
+
+
+def find_family(name: str) -> Family:
+    """The facts of a family: of a name above, or of "module:Adapter", whose attribute `family` holds them.
+
+    Raises:
+        ConfigError: no such family, or an adapter that says nothing of itself.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    adapter = resolve("model.family", {known: family.adapter for known, family in FAMILIES.items()}, name)
+    family = getattr(adapter, "family", None)
+    if not isinstance(family, Family):
+        raise ConfigError(
+            f"model.family {name!r} must be an adapter with an attribute `family`, a diffrl.models.families.Family. "
+            f"Got {show(family)}."
+        )
+    return family
+
+
+def require_pipeline(family: Family, found: str, path: str) -> None:
+    """Refuse a pipeline class that the family's adapter does not load.
+
+    Raises:
+        ConfigError: names the family that does, if there is one.
+    """
+    if found in family.pipelines:
+        return
+    needs = " or ".join(family.pipelines)
+    other = next((known for known in FAMILIES.values() if found in known.pipelines), None)
+    if other is not None:
+        way_out = f"Set model.family: {other.name}, or choose another path."
+    else:
+        known = "; ".join(f"{known.name}: {', '.join(known.pipelines)}" for known in FAMILIES.values())
+        way_out = f"No family of this version loads that class ({known}). docs/add-a-model.md tells how to add one."
+    raise ConfigError(
+        f"model.family={family.name} needs a {needs}. Got {cut(found, LONGEST_NAME)} in {path!r}. {way_out}"
+    )

@@ -1,0 +1,118 @@
+"""FLUX.1: CLIP and T5, packed latents (B, tokens, 64), guidance as an input, a shift that depends on the resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.picture_adapters import PackedPictureAdapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, 128 * scale, scale)
+    return Geometry(
+        network["in_channels"] * (rows // 2) * (columns // 2),
+        rows * columns * scale**2,
+        (rows // 2) * (columns // 2) + size.text_tokens,
+        network_width(network),
+        network["num_layers"] + network["num_single_layers"],
+        size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"],
+        *decoder_elements(vae, rows * columns * scale**2),
+        Activations(saved=17, forward=19),
+    )
+
+
+FAMILY = Family(
+    name="flux",
+    title="FLUX.1",
+    adapter="diffrl.models.families.flux:FluxAdapter",
+    pipelines=("FluxPipeline",),
+    guidance="embedded",
+    lora_targets=JOINT_ATTENTION,
+    exclude=(
+        "x_embedder",
+        "time_text_embed",
+        "context_embedder",
+        "norm_out",
+        "^proj_out",  # the single blocks have one each, which is worth it
+        "norm1.linear",
+        "norm1_context.linear",
+        "norm.linear",
+    ),
+    distilled=(*Family.distilled, "schnell"),
+    geometry=read_sizes,
+)
+
+
+class FluxAdapter(PackedPictureAdapter):
+    """A `FluxPipeline` as velocities over sigmas; `max_sequence_length` counts T5 tokens."""
+
+    family = FAMILY
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """T5 embeddings (B, L, D) and CLIP's pooled (B, P)."""
+        with self.on_device("text_encoder") as device:
+            embeds, pooled, _ = self.pipeline.encode_prompt(
+                prompt=list(prompts), prompt_2=None, device=device, max_sequence_length=self.max_sequence_length
+            )
+        return {"prompt_embeds": embeds, "pooled": pooled}
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""
+        embeds, (_, rows, columns) = conditioning["prompt_embeds"], self.latent_shape
+        guided = self.pipeline.transformer.config.guidance_embeds
+        output: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigma,
+            guidance=sigma.new_full(sigma.shape, guidance_scale) if guided else None,
+            pooled_projections=conditioning["pooled"],
+            encoder_hidden_states=embeds,
+            txt_ids=latents.new_zeros(embeds.shape[1], 3),
+            img_ids=self.pipeline._prepare_latent_image_ids(
+                len(latents), rows // 2, columns // 2, latents.device, latents.dtype
+            ),
+            return_dict=False,
+        )[0]
+        return output
+
+
+TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `FluxPipeline` for 32 x 32 pictures with embedded guidance."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+    from diffrl.models import tiny
+
+    clip_tokenizer, tokenizer = tiny.build_clip_tokenizer(words), tiny.build_word_tokenizer(words)
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=tiny.build_vae((8, 8, 16), norm_num_groups=4, scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=tiny.build_clip(clip_tokenizer, projected=False),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=tiny.build_t5(len(tokenizer)),
+        tokenizer_2=tokenizer,
+        transformer=FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=64,
+            guidance_embeds=True,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    )

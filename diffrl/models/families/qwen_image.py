@@ -1,0 +1,173 @@
+"""Qwen-Image: prompts in a chat template, packed latents (B, tokens, 64), CFG that keeps the prediction's length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import Conditioning
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.picture_adapters import PackedPictureAdapter
+from diffrl.models.pipeline import EMPTY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.models.placement import Placement
+
+NOTHING = " "
+"""What the model's makers give as the negative prompt for classifier-free guidance."""
+
+FAMILY = Family(
+    name="qwen_image",
+    title="Qwen-Image",
+    adapter="diffrl.models.families.qwen_image:QwenImageAdapter",
+    pipelines=("QwenImagePipeline",),
+    lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+    stock_options=(("negative_prompt", NOTHING),),
+    guidance_argument="true_cfg_scale",
+    idle_weights=True,  # of the last block's text half
+    exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
+)
+
+
+class QwenImageAdapter(PackedPictureAdapter):
+    """A `QwenImagePipeline` as velocities over sigmas.
+
+    `max_sequence_length` counts tokens of a prompt, the end of the chat template among them. All prompts are padded to
+    it, so a smaller number makes every step cheaper.
+    """
+
+    family = FAMILY
+
+    def place(self, placement: Placement) -> None:
+        """As in `PipelineAdapter`.
+
+        Raises:
+            ConfigError: an attention backend without masks; diffusers would stop at the first network call.
+        """
+        if any(kind in (placement.attention or "") for kind in ("flash", "sage")):
+            raise ConfigError(
+                "model.attention must be able to mask the padding of qwen_image's prompts. Got "
+                f"{placement.attention!r}. Choose native, _native_cudnn, _native_efficient or xformers."
+            )
+        super().place(placement)
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
+        with self.on_device("text_encoder"):
+            own, negative = self._encode(list(prompts)), self._encode([NOTHING])
+        return own | {EMPTY + name: tensor.repeat_interleave(len(prompts), 0) for name, tensor in negative.items()}
+
+    def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
+        """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
+        from torch.nn.functional import pad
+
+        embeds, mask = self.pipeline.encode_prompt(
+            prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
+        )
+        mask = embeds.new_ones(embeds.shape[:2]) if mask is None else mask  # None: nothing of it is padding
+        missing = self.max_sequence_length - embeds.shape[1]
+        return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask.bool(), (0, missing))}
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, h w / 4, 4 C)."""
+        _, rows, columns = self.latent_shape
+        output: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigma,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            encoder_hidden_states_mask=conditioning["mask"],
+            img_shapes=[[(1, rows // 2, columns // 2)]] * len(latents),
+            return_dict=False,
+        )[0]
+        return output
+
+    def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
+        """Classifier-free guidance, each token scaled back to the length that the prompt's own prediction has."""
+        guided = super().guide(unconditional, conditional, guidance_scale)
+        ratio: Tensor = conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        return guided * ratio
+
+
+TINY_SETTINGS = {"max_sequence_length": 20, "height": 32, "width": 32}
+
+TEMPLATE = (
+    "system Describe user assistant",  # these begin a line, so they have no space before them
+    "the image by detailing color shape size texture quantity text spatial relationships of objects and background",
+)
+"""Words of the chat template that must be one token each: the pipeline cuts off its first 34 tokens by number."""
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first."""
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+    )
+
+    tokenizer = build_qwen_tokenizer(words)
+    shift = {"base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
+    return QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shift),
+        vae=AutoencoderKLQwenImage(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 2, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False, True],
+            latents_mean=[-0.7571, 0.1075, 0.4134, -0.2921],
+            latents_std=[2.8184, 1.4541, 2.3275, 1.916],
+        ),
+        text_encoder=build_qwen_vl(len(tokenizer)),
+        tokenizer=tokenizer,
+        transformer=QwenImageTransformer2DModel(
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    )
+
+
+def build_qwen_tokenizer(words: Sequence[str]) -> Any:
+    """A Qwen2 tokenizer in which each of `words`, after a space, and each word of the template is one token."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    first, later = (part.split() for part in TEMPLATE)
+    whole = [*("Ġ" + word for word in sorted({*later, *words})), *first]  # no later merge can break a word with a space
+    merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
+    alphabet = sorted(ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
+    return Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, additional_special_tokens=special[1:]
+    )
+
+
+def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
+    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))

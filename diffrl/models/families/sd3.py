@@ -1,0 +1,155 @@
+"""Stable Diffusion 3 and 3.5: two CLIP encoders, an optional T5, latents (B, C, h, w), classifier-free guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.pipeline import EMPTY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLIP_TOKENS = 77
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, network["sample_size"] * scale, scale)
+    text = size.text_tokens + found.configs.get("text_encoder", {}).get("max_position_embeddings", CLIP_TOKENS)
+    return Geometry(
+        network["in_channels"] * rows * columns,
+        rows * columns * scale**2,
+        (rows // network["patch_size"]) * (columns // network["patch_size"]) + text,
+        network_width(network),
+        network["num_layers"],
+        2 * (text * network["joint_attention_dim"] + network["pooled_projection_dim"]),
+        *decoder_elements(vae, rows * columns * scale**2),
+        Activations(saved=21, forward=12),
+    )
+
+
+FAMILY = Family(
+    name="sd3",
+    title="Stable Diffusion 3 and 3.5",
+    adapter="diffrl.models.families.sd3:SD3Adapter",
+    pipelines=("StableDiffusion3Pipeline",),
+    lora_targets=JOINT_ATTENTION,
+    exclude=(
+        "pos_embed",
+        "time_text_embed",
+        "context_embedder",
+        "norm_out",
+        "proj_out",
+        "norm1.linear",  # adaLN's modulation: a third of the parameters, but one row a sample
+        "norm1_context.linear",
+    ),
+    max_sequence_length=256,
+    geometry=read_sizes,
+)
+
+
+class SD3Adapter(PictureAdapter):
+    """A `StableDiffusion3Pipeline` as velocities over sigmas.
+
+    `max_sequence_length` is the length of the T5 part of the conditioning. Without a T5 encoder it is the number of
+    zero tokens that are appended (the stock pipeline appends 256).
+    """
+
+    family = FAMILY
+
+    def require_size(self, patch: int) -> None:
+        """Whole patches, and no more of them than the position table has.
+
+        Raises:
+            ConfigError: it is another size.
+        """
+        super().require_size(patch)
+        most = self.pipeline.transformer.config.pos_embed_max_size * patch
+        if max(self.height, self.width) > most:
+            raise ConfigError(
+                f"model.height and model.width must be at most {most}, the size of this model's position table. Got "
+                f"{self.height} x {self.width}. Choose a smaller size."
+            )
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""
+        with self.on_device("text_encoder") as device:
+            embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
+                prompt=list(prompts),
+                prompt_2=None,
+                prompt_3=None,
+                device=device,
+                do_classifier_free_guidance=True,
+                max_sequence_length=self.max_sequence_length,
+            )
+        own = {"prompt_embeds": embeds, "pooled": pooled}
+        return own | {EMPTY + "prompt_embeds": negative, EMPTY + "pooled": negative_pooled}
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, C, h, w)."""
+        output: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigma * 1000.0,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            pooled_projections=conditioning["pooled"],
+            return_dict=False,
+        )[0]
+        return output
+
+
+T5_TOKENS = 1
+"""Length of the T5 part with the tiny pipeline: the placeholder's output is zero, so one token is as good as many."""
+
+TINY_SETTINGS = {"max_sequence_length": T5_TOKENS}
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `StableDiffusion3Pipeline` for 32 x 32 pictures.
+
+    `from_pretrained` wants a third text encoder, so there is one: a T5 of 4,000 weights whose last norm is zero, which
+    gives the zeros that the stock pipeline puts in place of a missing T5.
+    """
+    from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+
+    from diffrl.models import tiny
+
+    tokenizer = tiny.build_clip_tokenizer(words)
+    parts = {
+        "transformer": SD3Transformer2DModel(
+            sample_size=8,
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=tiny.EMBEDDING,
+            caption_projection_dim=tiny.EMBEDDING,
+            pooled_projection_dim=tiny.EMBEDDING,
+            pos_embed_max_size=4,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=1.0),
+        "vae": build_tiny_vae(),
+        "text_encoder": tiny.build_clip(tokenizer),
+        "tokenizer": tokenizer,
+        "text_encoder_2": tiny.build_clip(tokenizer),
+        "tokenizer_2": tokenizer,
+    }
+    t5_tokenizer, t5 = tiny.build_zero_t5()
+    return StableDiffusion3Pipeline(**parts, text_encoder_3=t5, tokenizer_3=t5_tokenizer)
+
+
+def build_tiny_vae() -> Any:
+    """32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
+    from diffrl.models.tiny import build_vae
+
+    return build_vae((16, 32, 64), norm_num_groups=8, shift_factor=0.0)

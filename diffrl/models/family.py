@@ -1,0 +1,63 @@
+"""Facts of a model family, known before anything is loaded: configurations and plans read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from diffrl.models.architecture import Architecture
+from diffrl.models.geometry import Geometry, Size
+
+JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+
+
+MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
+"""The adapter options that cost memory, and how large they may be: in the configuration and in a pipeline's own
+settings (`models.shipped`)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Facts of a model family.
+
+    Args:
+        name: as in `model.family`.
+        title: what people call it.
+        adapter: "module:Adapter" that runs it.
+        pipelines: diffusers pipeline classes that the adapter loads.
+        media: what it draws.
+        guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
+            the scale to the network as a number.
+        lora_targets: linear layers that get a LoRA if the configuration names none.
+        exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
+        max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
+        stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
+        guidance_argument: what a call of the stock pipeline calls the guidance scale.
+        idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
+        fps: frames per second of the videos that it was trained on; None for pictures.
+        distilled: words in a checkpoint's name that say that it was distilled to few steps.
+        vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
+        geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
+    """
+
+    name: str
+    title: str
+    adapter: str
+    pipelines: tuple[str, ...]
+    media: Literal["image", "video"] = "image"
+    guidance: Literal["classifier_free", "embedded"] = "classifier_free"
+    lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
+    exclude: tuple[str, ...] = ("proj_out",)
+    max_sequence_length: int = 512
+    stock_options: tuple[tuple[str, Any], ...] = ()
+    guidance_argument: str = "guidance_scale"
+    idle_weights: bool = False
+    fps: float | None = None
+    distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
+    vae_dtype: Literal["float32"] | None = None
+    geometry: Callable[[Architecture, Size], Geometry] | None = None
+
+    def calls_per_step(self, guidance_scale: float) -> int:
+        """Network evaluations that one step of one sample takes."""
+        return 2 if guidance_scale > 1 and self.guidance == "classifier_free" else 1

@@ -1,0 +1,87 @@
+"""Pipelines by their folder or by their name on the hub: class, files, and what went wrong in words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from diffrl.errors import ConfigError
+from diffrl.models.files import read_object
+from reward_models.messages import cut
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a path has the form of a model on the hub, OWNER/NAME."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return path.count("/") == 1
+
+
+def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
+    """The pipeline class that a diffusers directory or hub id says it is.
+
+    Raises:
+        ConfigError: the directory's index cannot be read, or names no class.
+        OSError, ValueError: the hub's cannot be had.
+    """
+    if Path(path).is_dir():
+        index = Path(path) / "model_index.json"
+        name = read_object(index).get("_class_name")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{index} is not the index of a pipeline: it names no class. Save the pipeline again.")
+        return name
+    from diffusers import DiffusionPipeline
+
+    return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
+
+
+def fetch(path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
+    if Path(path).is_dir():
+        return Path(path)
+    from diffusers import DiffusionPipeline
+
+    return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those that it was raised for: diffusers words the hub's errors anew."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
+def loading_problem(path: str, error: Exception) -> str:
+    """What went wrong with a pipeline, in one sentence, and the way out."""
+    names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
+    if "GatedRepoError" in names:
+        terms = f"Accept its terms at https://huggingface.co/{path}, then run `hf auth login`."
+        return f"model.path {path!r} is gated. {terms}"
+    if "RevisionNotFoundError" in names:
+        return f"model.revision is no branch, tag or commit of {path!r}. Look at https://huggingface.co/{path}."
+    if "RepositoryNotFoundError" in names:
+        return (
+            f"model.path {path!r} is no model on the hub that this account can see. Check the spelling; for a private "
+            "one run `hf auth login`."
+        )
+    text = str(error).strip()
+    if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & names:
+        return (
+            f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
+            f"Fetch it with `hf download {path}` where there is a network, or give a folder."
+        )
+    if shapes := re.search(r"because (\S+) expected shape \S*?\((.*?)\)+, but got \S*?\((.*?)\)", text):
+        name, expected, got = shapes.groups()
+        return (
+            f"model.path {path!r} could not be loaded: {name} must have shape ({expected.strip('[]')}) by its "
+            f"config.json. Got ({got.strip('[]')}). Save or download it again."
+        )
+    reason = text.splitlines()[0] if text else type(error).__name__
+    return f"model.path {path!r} could not be loaded: {cut(reason.rstrip('.'), 500)}. Check it, or save it again."

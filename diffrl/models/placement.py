@@ -1,0 +1,107 @@
+"""Where a pipeline's parts live and how they are run: device, offloading, attention backend, compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a pipeline's parts live and how they are run.
+
+    Args:
+        device: of the transformer, and of whatever is not offloaded.
+        offload: "text_encoders" and "vae" rest on the CPU and come to the device for each use.
+        vae_dtype: None leaves the choice to the family.
+        vae_slicing: decode one picture at a time.
+        vae_tiling: decode in overlapping tiles.
+        attention: a backend of diffusers' attention dispatcher; None is diffusers' own choice, "native".
+        base_precision: int8 or nf4 keeps the transformer's frozen weights so; None keeps them in `dtype`.
+        compile: torch.compile the transformer's blocks.
+    """
+
+    device: torch.device = torch.device("cpu")
+    offload: tuple[str, ...] = ()
+    vae_dtype: torch.dtype | None = None
+    vae_slicing: bool = False
+    vae_tiling: bool = False
+    attention: str | None = None
+    base_precision: str | None = None
+    compile: bool = False
+
+
+def set_attention(transformer: Any, name: str) -> None:
+    """Run attention by another backend of diffusers.
+
+    Raises:
+        ConfigError: unknown, its package is not here, or this transformer's attention does not go through diffusers'
+            dispatcher, as SD3's, which would run on unchanged.
+    """
+    try:
+        transformer.set_attention_backend(name)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used: {str(error).strip().rstrip('.')}. Set model.attention: native."
+        ) from error
+    processors = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    if name != "native" and not any(hasattr(processor, "_attention_backend") for processor in processors):
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used: the attention of a {type(transformer).__name__} always goes "
+            "through PyTorch, which chooses the fastest kernel that it has. Set model.attention: native."
+        )
+
+
+def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Run a backend once, forward and backward: some only infer, some take no float32 or not this device.
+
+    Raises:
+        ConfigError: it fails or gives no gradient.
+    """
+    from diffusers.models.attention_dispatch import (
+        AttentionBackendName,
+        _check_attention_backend_requirements,
+        dispatch_attention_fn,
+    )
+
+    problem = None
+    x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
+    try:
+        _check_attention_backend_requirements(AttentionBackendName(name))
+        dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name)).float().sum().backward()
+        if x.grad is None or not bool(torch.isfinite(x.grad).all()):
+            problem = "it gives no gradient"
+    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError) as error:
+        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if problem is not None:
+        raise ConfigError(
+            f"model.attention {name!r} cannot be used on {device.type} in {str(dtype).removeprefix('torch.')}: "
+            f"{problem.rstrip('.')}. Set model.attention: native."
+        )
+
+
+def compile_blocks(transformer: nn.Module) -> None:
+    """Compile each of the transformer's repeated blocks in place; shapes may vary without a graph for each.
+
+    Raises:
+        ConfigError: diffusers names no repeated blocks for this transformer.
+    """
+    names = {name for kind in {type(module) for module in transformer.modules()} for name in _block_names(kind)}
+    blocks = [module for module in transformer.modules() if type(module).__name__ in names]
+    if not blocks:
+        raise ConfigError(
+            f"model.compile needs a transformer of repeated blocks. Got a {type(transformer).__name__}, which names "
+            "none. Set it to false."
+        )
+    for block in blocks:
+        block.compile(dynamic=True)
+
+
+def _block_names(kind: type) -> tuple[str, ...]:
+    """Class names of a diffusers model's repeated blocks."""
+    return tuple(getattr(kind, "_repeated_blocks", None) or getattr(kind, "_no_split_modules", None) or ())

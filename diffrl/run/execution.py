@@ -1,0 +1,123 @@
+"""A training run under way: iterations are taken from the trainer one by one, and what they did is written down."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+
+from diffrl.cost.meter import IterationCost, network_evaluations
+from diffrl.distributed.ranks import any_rank
+from diffrl.errors import DiffrlError
+from diffrl.records import Iteration
+from diffrl.run.journal import Journal
+from diffrl.run.kept_config import kept_config
+from diffrl.run.progress import Progress
+from diffrl.run.signals import Interruption, StopSignal
+from diffrl.run.summary import short_name
+from diffrl.training.loop import Metrics, Trainer
+
+
+class TrainingRun:
+    """Trains to the last iteration, and writes metrics, samples, trees, evaluations and checkpoints on the way.
+
+    Args:
+        trainer: trains.
+        journal: what is written down.
+        progress: what is shown.
+        stop: receives the signals; None if nobody does.
+    """
+
+    def __init__(self, trainer: Trainer, journal: Journal, progress: Progress, stop: StopSignal | None = None):
+        self.trainer, self.config = trainer, trainer.config
+        self.journal, self.progress = journal, progress
+        self.stop = stop or StopSignal()
+        self.cost = IterationCost(trainer.clock)
+        self.counts: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Train to the last iteration.
+
+        Raises:
+            GuardStop: a guard ended the run.
+            Interruption: a signal ended it, after a checkpoint if anything was trained.
+        """
+        trainer, run = self.trainer, self.config.run
+        with self.stop.finishing():
+            if trainer.iteration == 0:
+                row = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
+                self.journal.metrics(row)
+            if self._asked_to_stop():
+                raise Interruption(self.stop.number or signal.SIGTERM)
+            self.cost.begin(trainer.counts())
+            begun = time.monotonic()
+            for done in trainer.iterations():
+                self.write(done)
+                del done  # or its samples would be in memory beside the next ones
+                stop, last = self._asked_to_stop(), trainer.iteration == run.iterations
+                if stop or last or trainer.iteration % run.checkpoint_every == 0:
+                    self.save()
+                if stop and not last:
+                    raise Interruption(self.stop.number or signal.SIGTERM)
+                self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
+                begun = time.monotonic()
+            self.counts = trainer.counts()
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was."""
+        asked = any_rank(self.trainer.accelerator, self.stop.received)
+        if asked:
+            self.stop.answer()
+        return asked
+
+    def write(self, done: Iteration) -> None:
+        """Write an iteration down, evaluate if it is time to, and end the run where a guard says so."""
+        trainer = self.trainer
+        self.journal.require_place()
+        self.journal.train_samples(done.number - 1, done.samples, done.credit)
+        self._write_trees(done)
+        cost, seconds, wall = self.cost.take(trainer.counts())
+        metrics: Metrics = {**done.metrics, **cost}
+        if self.config.run.evaluates_after(done.number):
+            metrics |= self.evaluate()
+        self.cost.begin(counts := trainer.counts())
+        self.journal.metrics(
+            {
+                "iteration": done.number,
+                **metrics,
+                "network_evaluations": network_evaluations(counts),
+                "peak_memory_bytes": trainer.peak_memory(),
+                **seconds,
+            }
+        )
+        self.progress.iteration(done.number, metrics["reward/mean"], wall)
+        trainer.sentinel.act()
+        trainer.guard.check_learning()
+
+    def _write_trees(self, done: Iteration) -> None:
+        """Keep the iteration's trees. That one cannot be kept ends nothing: nobody trains on it."""
+        try:
+            with self.trainer.clock("trees"):
+                self.journal.trees(done.trees)
+        except DiffrlError as error:
+            self.trainer.trees.writes = False
+            self.trainer.messages.report_own(
+                f"{error} No more trees are kept until the run is resumed; training goes on."
+            )
+
+    def evaluate(self) -> Metrics:
+        """Evaluate, keep some samples, show the result."""
+        found, iteration = self.trainer.evaluate(), self.trainer.iteration
+        self.journal.eval_samples(iteration, found)
+        means = {name: found.means.get(name, math.nan) for name in (r.key for r in self.config.eval.rewards)}
+        self.progress.held_out(iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
+        judged = self.trainer.judge(found)
+        unknown = {f"held_out/{reward.key}": math.nan for reward in self.config.eval.rewards}
+        return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **judged}
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next iteration depends on."""
+        trainer = self.trainer
+        with trainer.clock("checkpoint"):
+            state = {**trainer.state(), "config": kept_config(self.config)}
+            self.journal.checkpoint(trainer.iteration, trainer.session, trainer.averages, state)

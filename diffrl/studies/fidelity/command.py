@@ -1,0 +1,39 @@
+"""`diffrl fidelity`: measured, written and shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+
+from diffrl.config.schema import Config
+from diffrl.studies.fidelity.request import FidelityRequest
+from diffrl.studies.fidelity.study import measure_fidelity
+from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
+
+
+def show_fidelity(config: Config, request: FidelityRequest, console: Console, as_json: bool = False) -> None:
+    """Measure, write the three files and show the tables.
+
+    Args:
+        config: of the pools.
+        request: what to compare.
+        console: shows what is being drawn, and the tables.
+        as_json: print the numbers alone, as fidelity.json has them.
+
+    Raises:
+        ConfigError: the request does not fit the configuration or this machine.
+    """
+    if as_json:
+        found = measure_fidelity(config, request)
+        write_fidelity(found, request.out)
+        print(json.dumps(asdict(found), indent=2))
+        return
+    with console.status("loading") as status:
+        found = measure_fidelity(config, request, status.update)
+        written = write_fidelity(found, request.out)
+    for table in tables(found):
+        console.print(table)
+    for line in [*notes(found), f"Written: {', '.join(str(path) for path in written)}"]:
+        console.print(line, highlight=False, markup=False)

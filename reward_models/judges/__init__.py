@@ -1,0 +1,1 @@
+"""Vision-language models behind a chat server as judges."""

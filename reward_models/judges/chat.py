@@ -1,0 +1,284 @@
+"""A client of OpenAI-compatible servers (`/v1/chat/completions` of vLLM, SGLang, llama.cpp, OpenAI, ...).
+
+Pictures travel as lossless PNG. Requests run at once up to a limit; those that fail for a passing reason are repeated,
+on the next server if there are several. Whatever happens, a request ends: with an answer, or with a reason; and a batch
+by its deadline, or at once if the user interrupts it.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from reward_models.errors import RewardError
+from reward_models.judges.chat_batch import ChatBatch
+from reward_models.serving.lossless import encode_picture
+from reward_models.serving.transport import Answer, Lane, UnreachableError
+from reward_models.text.answers import AnswerError, shortened
+
+LONGEST_WAIT = 60.0
+"""Between two attempts, in seconds, whatever the server asks for."""
+LARGEST_REPLY = 16 * 2**20
+"""Bytes of a reply; a judge's is some kilobytes."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said.
+
+    Args:
+        text: without its thinking, where that is marked with <think>.
+        complete: False if it was cut off at max_tokens.
+        first_token: the likeliest first tokens and their log probabilities, if they were asked for.
+    """
+
+    text: str
+    complete: bool
+    first_token: Sequence[tuple[str, float]]
+
+
+class ChatClient:
+    """Asks a model on one or several servers.
+
+    A request is repeated after a time-out, a broken connection and the statuses 408, 429 and 5xx, at most `retries`
+    times, after backoff * 2^n seconds or what Retry-After says (at most a minute). Everything else fails at once. Once
+    a request got no answer in all its attempts, later ones of the same batch have one attempt until one is answered, so
+    that a dead server does not hold up a batch for long.
+    The time-out bounds an attempt as a whole, also where a server sends a byte now and then; the deadline bounds a
+    batch, and what has no answer by then is a failure. Redirects are not followed: they would take the pictures, and
+    the key, elsewhere. The key is sent in one header only, and is cut out of messages.
+
+    Args:
+        url: of the server, with or without /v1; several are used in turn.
+        model: as the server names it.
+        api_key_env: name of the environment variable that holds the key; none is sent without it.
+        timeout: seconds of an attempt.
+        retries: attempts after the first.
+        backoff: seconds before the second attempt, doubled before each further one.
+        deadline: seconds after which a batch ends, whatever is missing.
+        concurrency: requests under way at once.
+        temperature: of sampling; 0 is the likeliest answer.
+        max_tokens: of an answer.
+        extra: further fields of a request, or other values of these; None leaves a field out.
+        check: ask every server for its models now; False leaves mistakes to the first batch, sample by sample.
+
+    Raises:
+        RewardError: an option is wrong, the variable is not set, or a server does not answer or lacks the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | Sequence[str],
+        model: str,
+        api_key_env: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        backoff: float = 1.0,
+        deadline: float = 600.0,
+        concurrency: int = 16,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        extra: Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> None:
+        self.urls = [_base(place) for place in ([url] if isinstance(url, str) else url)]
+        for name, value, least, kind in (
+            ("timeout", timeout, 1e-3, (int, float)),
+            ("retries", retries, 0, int),
+            ("backoff", backoff, 0, (int, float)),
+            ("deadline", deadline, 1e-3, (int, float)),
+            ("concurrency", concurrency, 1, int),
+            ("max_tokens", max_tokens, 1, int),
+        ):
+            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= threading.TIMEOUT_MAX:
+                what = "a whole number" if kind is int else "a number"
+                raise RewardError(f"{name} of a chat server must be {what} from {least:g}. Got {value!r}.")
+        if not self.urls or not model:
+            raise RewardError(f"A chat server needs a url and a model. Got {url!r} and {model!r}.")
+        self._key = os.environ.get(api_key_env, "") if api_key_env else ""
+        if api_key_env and not self._key:
+            raise RewardError(
+                f"The environment variable {api_key_env} must hold the chat server's key. It is not set: export it, or "
+                "leave api_key_env out."
+            )
+        self.model, self.timeout, self.retries, self.backoff = model, timeout, retries, backoff
+        self.deadline, self.concurrency = deadline, concurrency
+        self._fields = {"temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
+        self._turn, self._lock = 0, threading.Lock()
+        self._lanes: deque[Lane] = deque()  # those that no request goes through
+        if check:
+            for base in self.urls:
+                self._check(base)
+
+    def ask_all(self, contents: Sequence[Callable[[], Sequence[Mapping[str, Any]]]], **fields: Any) -> list[Any]:
+        """Ask questions at once; the order stays.
+
+        Args:
+            contents: of each question a function that makes the content of the user's turn, called when its request
+                is sent, so that not all pictures are encoded in memory at once.
+            **fields: of every request, over those of the constructor.
+
+        Returns:
+            For each a `Reply`, or an `AnswerError`.
+        """
+        if not contents:
+            return []
+        with self._lock:
+            first, self._turn = self._turn, self._turn + len(contents)
+        batch: ChatBatch[Reply | AnswerError] = ChatBatch(len(contents), self.deadline)
+
+        def ask(number: int, lane: Lane) -> Reply | AnswerError:
+            try:
+                content = list(contents[number]())
+                body = {"model": self.model, "messages": [{"role": "user", "content": content}]}
+                body |= {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
+                return self._ask(batch, number, first + number, json.dumps(body).encode(), lane)
+            except AnswerError as error:
+                return error
+
+        lanes = [self._lane() for _ in range(min(self.concurrency, len(contents)))]
+        answers, free = batch.run(ask, lanes)
+        self._lanes.extend(free)
+        return [AnswerError(batch.late(number)) if answer is None else answer for number, answer in enumerate(answers)]
+
+    def _ask(self, batch: ChatBatch[Any], number: int, turn: int, data: bytes, lane: Lane) -> Reply:
+        """Try until there is an answer, or no attempt or no time left."""
+        attempts = 1 if batch.dead.is_set() else self.retries + 1
+        for attempt in range(attempts):
+            if batch.over:
+                raise AnswerError(batch.late(number))
+            base = self.urls[(turn + attempt) % len(self.urls)]
+            wait, status = self.backoff * 2**attempt, None
+            try:
+                answer = self._send(lane, "POST", f"{base}/v1/chat/completions", batch.until, data)
+            except UnreachableError as error:
+                if batch.over:  # it was cut off, which says nothing of the server
+                    raise AnswerError(batch.late(number)) from None
+                problem = self._clean(f"{base} did not answer: {error}")
+            else:
+                batch.dead.clear()
+                status = answer.status
+                if status == 200:
+                    return _reply(answer.body, base)
+                problem = self._clean(f"{base} answered {status}{_reason(status, answer.body)}")
+                if status not in (408, 429) and status < 500:
+                    raise AnswerError(problem)
+                wait = max(wait, _asked_wait(answer.headers.get("Retry-After", "")))
+            batch.problems[number] = problem
+            if attempt < attempts - 1 and not batch.pause(min(wait, LONGEST_WAIT)):
+                raise AnswerError(batch.late(number))
+        if status is None:
+            batch.dead.set()
+        raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
+
+    def _lane(self) -> Lane:
+        try:
+            return self._lanes.popleft()
+        except IndexError:
+            return Lane(self.urls[0], self._key or None)
+
+    def _send(self, lane: Lane, method: str, url: str, until: float = math.inf, data: bytes | None = None) -> Answer:
+        """One attempt, which ends within the time-out and by an instant of `time.monotonic`, whatever happens."""
+        until = min(until, time.monotonic() + self.timeout)
+        timer = threading.Timer(max(until - time.monotonic(), 0.0), lane.cut)
+        timer.daemon = True  # the end of the program does not wait for it
+        timer.start()
+        try:
+            headers = {"Content-Type": "application/json"}
+            return lane.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)
+        finally:
+            timer.cancel()
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+    def _check(self, base: str) -> None:
+        advice = "Start it, mend url, or give check=False to find out with the first batch"
+        lane = self._lane()
+        try:
+            answer = self._send(lane, "GET", f"{base}/v1/models")
+        except UnreachableError as error:
+            raise RewardError(
+                f"The chat server {base} must answer /v1/models within {self.timeout:g} s. It did not "
+                f"({self._clean(str(error))}). {advice}."
+            ) from None
+        finally:
+            self._lanes.append(lane)
+        if answer.status != 200:
+            told = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
+            raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")
+        try:
+            names = [str(item["id"]) for item in json.loads(answer.body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise RewardError(f"{base} must be an OpenAI-compatible server. Its /v1/models is none's.") from None
+        if self.model not in names:
+            raise RewardError(f"The chat server {base} has no model {self.model!r}. It has: {', '.join(names[:10])}.")
+
+
+def image_content(picture: Tensor) -> dict[str, Any]:
+    """A uint8 (3, H, W) picture as a part of a user's turn, lossless."""
+    data = base64.b64encode(encode_picture(picture, "png")).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def _base(url: str) -> str:
+    """The address without /v1, of http or https, and without a password, which would show up in messages."""
+    parts = urlsplit(str(url))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username or parts.password:
+        shown = f"{parts.scheme}://{parts.hostname or ''}" if parts.username or parts.password else str(url)
+        raise RewardError(
+            "url of a chat server must be http(s)://host:port without a password or a query; a key comes from the "
+            f"environment variable that api_key_env names. Got {shown!r}."
+        )
+    return str(url).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _reply(content: bytes, base: str) -> Reply:
+    try:
+        choice = json.loads(content)["choices"][0]
+        text = choice["message"]["content"]
+        listed = ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or []
+        first = [(str(item["token"]), float(item["logprob"])) for item in listed]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise AnswerError(
+            f"{base} sent no chat completion: {shortened(content[:400].decode(errors='replace'))}"
+        ) from None
+    if not isinstance(text, str) or not text.strip():
+        raise AnswerError(f"{base} sent an answer without text")
+    return Reply(text.rpartition("</think>")[2], choice.get("finish_reason") != "length", first)
+
+
+def _reason(status: int, content: bytes) -> str:
+    if 300 <= status < 400:
+        return ", a redirect, which is not followed: give the address that it leads to"
+    try:
+        found = json.loads(content)
+        told = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
+    except (ValueError, KeyError, TypeError):
+        told = content[:400].decode(errors="replace")
+    return f" {shortened(str(told))}" if told else ""
+
+
+def _asked_wait(header: str) -> float:
+    """Seconds of a Retry-After header, which holds seconds or a date; 0 where it holds neither."""
+    try:
+        return float(header)
+    except ValueError:
+        pass
+    try:
+        return email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return 0.0

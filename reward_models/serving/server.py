@@ -1,0 +1,266 @@
+"""The scoring service: any scorers behind HTTP, for training on other machines or in other environments.
+
+    from reward_models import load_reward
+    from reward_models.serving.server import serve
+    serve({"shapes": load_reward("shapes")}, port=8123)
+
+docs/reward-server.md has the endpoints and what they refuse. Needs fastapi and uvicorn, which come with diffrl.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reward_models.base import Scorer
+from reward_models.errors import RewardError
+from reward_models.serving.endpoints import Service
+from reward_models.serving.wire import TOKEN_VARIABLE, Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+log = logging.getLogger(__name__)
+
+
+def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limits: float) -> FastAPI:
+    """The service as an ASGI application, for a server of your own.
+
+    Args:
+        rewards: scorers by the name that clients ask for.
+        token: what clients must show as `Authorization: Bearer TOKEN`; None: nothing.
+        **limits: fields of `reward_models.serving.wire.Limits`.
+
+    Raises:
+        RewardError: fastapi or uvicorn is missing, a name that is no part of an address, a wrong limit or token.
+    """
+    _need_extra()
+    from fastapi import FastAPI
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    wrong = [name for name in rewards if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]
+    if wrong or not rewards:
+        raise RewardError(
+            f"A served reward's name has letters, digits, '_', '.' and '-'. Got {wrong or 'no rewards'}. Name it anew."
+        )
+    if token is not None and not re.fullmatch(r"[!-~]{8,}", token):
+        raise RewardError("A token has 8 or more ASCII characters and no spaces. Make one: openssl rand -hex 24.")
+    service = Service(rewards, token, _limits(limits))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(title="diffrl reward server", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.add_route("/health", service.endpoint(service.health, public=True), methods=["GET"])
+    app.add_route("/v1/rewards", service.endpoint(service.rewards), methods=["GET"])
+    app.add_route("/v1/score/{name}", service.endpoint(service.score), methods=["POST"])
+
+    async def plain(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        rule = "There are GET /health, GET /v1/rewards and POST /v1/score/NAME."
+        return service.refuse(status, f"{rule} Got {request.method} {request.url.path[:80]}.")
+
+    app.add_exception_handler(HTTPException, plain)
+    app.state.service = service
+    return app
+
+
+def serve(
+    rewards: Mapping[str, Scorer],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8123,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    allow_anonymous: bool = False,
+    ready: Callable[[str], None] | None = None,
+    grace_s: float = 30.0,
+    **limits: float,
+) -> None:
+    """Serve scorers until SIGTERM or SIGINT; requests under way are then finished, new ones refused.
+
+    Args:
+        rewards: scorers by the name that clients ask for.
+        host: address to listen on; the loopback by default.
+        port: 0 takes a free one.
+        token: what clients must show as `Authorization: Bearer TOKEN`; default: what is in `token_file`, or in the
+            environment variable DIFFRL_REWARD_TOKEN, or none.
+        token_file: a file that holds the token.
+        allow_anonymous: serve without a token on an address that others can reach.
+        ready: called with the service's address once it listens.
+        grace_s: seconds that requests under way have to finish at the end.
+        **limits: fields of `reward_models.serving.wire.Limits`: max_body_mb=64, max_samples=256, max_batch=16,
+            max_wait_ms=5,
+            queue_size=64, request_timeout=120, ...
+
+    Raises:
+        RewardError: fastapi or uvicorn is missing, the port is taken, an open address without a token, a wrong limit.
+    """
+    server, listener = _server(rewards, host, port, token, token_file, allow_anonymous, grace_s, limits)
+    with listener, _signals_end_only_the_server():
+        if ready is not None:
+            ready(address_of(listener))
+        server.run(sockets=[listener])
+
+
+@contextmanager
+def background(rewards: Mapping[str, Scorer], **options: Any) -> Iterator[str]:
+    """Serve from a thread while the block runs, on a free port; for notebooks and tests.
+
+    Args:
+        rewards: as for `serve`.
+        **options: those of `serve`, without `ready`.
+
+    Yields:
+        The service's address.
+    """
+    known = {"host": "127.0.0.1", "port": 0, "token": None, "token_file": None, "allow_anonymous": False, "grace_s": 5}
+    limits = {name: options.pop(name) for name in list(options) if name not in known}
+    server, listener = _server(rewards, limits=limits, **{**known, **options})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="reward server", daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    try:
+        yield address_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def address_of(listener: socket.socket) -> str:
+    """The address of a listening socket, for clients."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def find_token(token: str | None = None, token_file: str | Path | None = None) -> str | None:
+    """The token given, or the one in the file, or in the environment variable DIFFRL_REWARD_TOKEN, or None.
+
+    Raises:
+        RewardError: the file cannot be read, or the place holds no token.
+    """
+    if token is None and token_file is not None:
+        try:
+            token = Path(token_file).expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RewardError(f"The token file {token_file} cannot be read: {error}.") from error
+    elif token is None:
+        token = os.environ.get(TOKEN_VARIABLE)
+    if token == "":
+        raise RewardError(f"A token must not be empty. Give one in {TOKEN_VARIABLE} or a token file, or unset it.")
+    return token
+
+
+def _server(
+    rewards: Mapping[str, Scorer],
+    host: str,
+    port: int,
+    token: str | None,
+    token_file: str | Path | None,
+    allow_anonymous: bool,
+    grace_s: float,
+    limits: Mapping[str, float],
+) -> tuple[uvicorn.Server, socket.socket]:
+    """A server that is ready to run, and the socket it will listen on."""
+    _need_extra()
+    import uvicorn
+
+    token = find_token(token, token_file)
+    if token is None and not allow_anonymous and not _is_loopback(host):
+        raise RewardError(
+            f"A reward server that others can reach needs a token. Got host={host!r} and none. Set {TOKEN_VARIABLE}, "
+            "listen on 127.0.0.1, or say allow_anonymous."
+        )
+    listener = _listen(host, port)
+    try:
+        app = make_app(rewards, token=token, **limits)
+    except RewardError:
+        listener.close()
+        raise
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+    )
+    return uvicorn.Server(config), listener
+
+
+def _limits(given: Mapping[str, float]) -> Limits:
+    try:
+        return Limits(**given)  # type: ignore[arg-type]
+    except TypeError:
+        known = ", ".join(Limits.__dataclass_fields__)
+        raise RewardError(f"Limits of the reward server are {known}. Got {', '.join(given)}.") from None
+
+
+def _need_extra() -> None:
+    import importlib.util
+
+    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RewardError(f"The reward server needs {' and '.join(missing)}. Run: pip install fastapi uvicorn.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Its protocol is named, or asyncio would leave Nagle's delay of 40 ms in every answer."""
+    listener = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(512)
+        return listener
+    except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
+        raise RewardError(
+            f"The reward server cannot listen on {host}:{port}: {error}. Choose another port, or 0 for a free one."
+        ) from error
+
+
+@contextmanager
+def _signals_end_only_the_server() -> Iterator[None]:
+    """The server raises the signal that ended it once more, which would kill the process after a clean end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Texts: read within bounds, parsed, compared."""

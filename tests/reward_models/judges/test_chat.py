@@ -1,0 +1,280 @@
+"""The chat client against a real server on this machine that hangs, breaks, refuses and talks nonsense."""
+
+import email.utils
+import re
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from reward_models.judges import chat
+from reward_models.judges.chat import Reply, image_content
+from reward_models.judges.chat_batch import ChatBatch
+from reward_models.text.answers import AnswerError
+from tests.reward_models.judges.judge_server import ask, client, judges, pictures_of, said
+
+
+@pytest.fixture
+def start():
+    with judges() as start:
+        yield start
+
+
+def number_asked(body):
+    return int(body["messages"][0]["content"][0]["text"])
+
+
+def test_order_is_kept_and_concurrency_is_bounded(start):
+    four = threading.Event()
+
+    def slower_first(handler, number, body):
+        if judge.most_running >= 4:
+            four.set()
+        four.wait(30)  # all go on once four are there
+        time.sleep(0.05 if number_asked(body) % 3 == 0 else 0.005)
+        return said(f"answer {number_asked(body)}")
+
+    judge = start(slower_first)
+    replies = ask(client(judge, concurrency=4), 24)
+    assert [reply.text for reply in replies] == [f"answer {i}" for i in range(24)]
+    assert judge.most_running == 4
+
+
+def test_what_is_sent(start):
+    judge = start(lambda handler, number, body: said())
+    asker = client(judge, extra={"seed": 3, "max_tokens": None, "max_completion_tokens": 7})
+    ask(asker, temperature=0.5)
+    body = judge.asked[0]
+    assert body.pop("messages") == [{"role": "user", "content": [{"type": "text", "text": "0"}]}]
+    assert body == {"model": "judge", "temperature": 0.5, "seed": 3, "max_completion_tokens": 7}
+    assert "Authorization" not in judge.headers_seen[-1]
+
+
+def test_pictures_arrive_unchanged(start):
+    judge = start(lambda handler, number, body: said())
+    picture = torch.randint(0, 256, (3, 37, 53), dtype=torch.uint8)
+    client(judge).ask_all([lambda: [image_content(picture)]])
+    (arrived,) = pictures_of(judge.asked[0])
+    assert torch.equal(torch.from_numpy(arrived).permute(2, 0, 1), picture)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_passing_failures_are_repeated(start, status):
+    judge = start(lambda handler, number, body: handler.reply(status, b"later") if number < 2 else said())
+    assert ask(client(judge))[0].text == "fine" and len(judge.asked) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+def test_other_failures_are_not_repeated(start, status):
+    judge = start(lambda handler, number, body: handler.reply(status, {"error": {"message": "too many pictures"}}))
+    (error,) = ask(client(judge))
+    assert isinstance(error, AnswerError) and str(status) in str(error) and "too many pictures" in str(error)
+    assert len(judge.asked) == 1
+
+
+def test_retries_end_with_the_reason(start):
+    judge = start(lambda handler, number, body: handler.reply(503, {"error": "loading"}))
+    (error,) = ask(client(judge))
+    assert str(error).endswith("answered 503 'loading', 3 attempts") and len(judge.asked) == 3
+
+
+def test_no_retries_is_one_attempt(start):
+    judge = start(lambda handler, number, body: handler.reply(500, b""))
+    assert str(ask(client(judge, retries=0))[0]).endswith(", 1 attempt") and len(judge.asked) == 1
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_kept_to(start, form):
+    times = []
+
+    def busy(handler, number, body):
+        times.append(time.time())
+        if number:
+            return said()
+        wait = "1" if form == "seconds" else email.utils.formatdate(time.time() + 2, usegmt=True)  # of whole seconds
+        return handler.reply(429, b"", Retry_After=wait)
+
+    assert ask(client(start(busy)))[0].text == "fine"
+    assert 0.9 < times[1] - times[0] < 30
+
+
+def test_waiting_is_bounded_and_doubles(start, monkeypatch):
+    waits = []
+    monkeypatch.setattr(ChatBatch, "pause", lambda batch, seconds: waits.append(seconds) is None)
+    judge = start(
+        lambda handler, number, body: handler.reply(429, b"", Retry_After="86400" if number == 2 else "nonsense")
+    )
+    ask(client(judge, retries=3, backoff=0.5))
+    assert waits == [0.5, 1.0, chat.LONGEST_WAIT]
+
+
+def never(handler, number, body):
+    """Nothing is said, and the connection stays open."""
+
+
+def attempts(error):
+    return int(re.search(r", (\d+) attempts?$", str(error))[1])
+
+
+def test_a_hanging_server_is_left(start):
+    began = time.monotonic()
+    (error,) = ask(client(start(never), timeout=0.2, retries=1, check=False))
+    assert re.search(r"did not answer: no whole answer within [\d.]+ s, 2 attempts$", str(error))
+    assert 0.4 <= time.monotonic() - began < 30
+
+
+def test_a_dead_server_does_not_hold_up_a_batch(start):
+    asker = client(start(never), timeout=0.2, retries=3, concurrency=2, check=False)
+    errors = ask(asker, 8)
+    assert all("did not answer" in str(error) for error in errors)
+    first, others = sorted(map(attempts, errors[:2])), errors[2:]
+    assert first in ([1, 4], [4, 4]) and set(map(attempts, others)) == {1}  # one may begin when the other has failed
+    assert attempts(ask(asker)[0]) == 4  # the next batch tries again in full
+
+
+def test_an_answer_brings_the_attempts_back(start):
+    judge = start(lambda handler, number, body: hang_up(handler) if number < 2 or number == 3 else said())
+    replies = ask(client(judge, retries=1, concurrency=1), 3)
+    # the first fails twice, the second has one attempt and is answered, the third has two again
+    assert [isinstance(reply, Reply) for reply in replies] == [False, True, True] and len(judge.asked) == 5
+
+
+def test_a_trickling_server_is_left(start):
+    def drip(handler, byte):
+        for _ in range(1200):  # a minute
+            handler.wfile.write(byte)
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    def trickle(handler, number, body):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "10000")
+        handler.end_headers()
+        drip(handler, b" ")
+
+    def trickle_headers(handler, number, body):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Wait: ")
+        drip(handler, b"w")
+
+    for way in (trickle, trickle_headers):
+        began = time.monotonic()
+        (error,) = ask(client(start(way), timeout=0.3, retries=0, check=False))
+        assert "no whole answer within" in str(error)
+        assert time.monotonic() - began < 30
+
+
+def hang_up(handler):
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def cut_off(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices"')
+    handler.wfile.flush()
+    hang_up(handler)
+
+
+def cut_off_chunk(handler):
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"400\r\n{")
+    handler.wfile.flush()
+    hang_up(handler)
+
+
+def not_http(handler):
+    handler.wfile.write(b"\x00\x01 hello\r\n\r\n")
+    handler.wfile.flush()
+    hang_up(handler)
+
+
+@pytest.mark.parametrize("broken", [hang_up, cut_off, cut_off_chunk, not_http])
+def test_broken_connections_are_repeated(start, broken):
+    judge = start(lambda handler, number, body: broken(handler) if number == 0 else said())
+    assert ask(client(judge))[0].text == "fine" and len(judge.asked) == 2
+
+
+@pytest.mark.parametrize("broken", [hang_up, cut_off, cut_off_chunk, not_http])
+def test_a_server_that_always_breaks_is_a_reason(start, broken):
+    (error,) = ask(client(start(lambda handler, number, body: broken(handler)), retries=1))
+    assert isinstance(error, AnswerError) and "did not answer: " in str(error) and "2 attempts" in str(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {}}]}', b"\xff\xfe", b"null", b"3"],
+)
+def test_nonsense_is_a_reason_and_not_repeated(start, body):
+    judge = start(lambda handler, number, asked: handler.reply(200, body))
+    (error,) = ask(client(judge))
+    assert isinstance(error, AnswerError) and "no chat completion" in str(error) and len(judge.asked) == 1
+
+
+@pytest.mark.parametrize("text", [None, "", "  \n", 7, [{"type": "text"}]])
+def test_answers_without_text(start, text):
+    (error,) = ask(client(start(lambda handler, number, body: said(text))))
+    assert isinstance(error, AnswerError) and "without text" in str(error)
+
+
+def test_an_endless_reply_is_refused(start, monkeypatch):
+    monkeypatch.setattr(chat, "LARGEST_REPLY", 5000)
+    (error,) = ask(client(start(lambda handler, number, body: said("x" * 9000))))
+    assert "longer than 5000 bytes" in str(error)
+
+
+def test_thinking_and_cut_off_answers(start):
+    texts = [said("<think>Score: 1</think>\nScore: 4"), said("Score: 4", finish_reason="length")]
+    judge = start(lambda handler, number, body: texts[number_asked(body)])
+    thought, short = ask(client(judge), 2)
+    assert thought == Reply("\nScore: 4", True, []) and not short.complete
+
+
+def test_first_tokens_are_read(start):
+    top = [{"token": "Yes", "logprob": -0.1, "bytes": None}, {"token": "No", "logprob": -3}]
+    logprobs = {"content": [{"token": "Yes", "logprob": -0.1, "top_logprobs": top}]}
+    (reply,) = ask(client(start(lambda handler, number, body: said("Yes", logprobs=logprobs))))
+    assert reply.first_token == [("Yes", -0.1), ("No", -3.0)]
+
+
+def test_one_failure_leaves_the_others(start):
+    def some(handler, number, body):
+        return handler.reply(400, b"no") if number_asked(body) == 2 else said()
+
+    replies = ask(client(start(some)), 5)
+    assert [isinstance(reply, Reply) for reply in replies] == [True, True, False, True, True]
+
+
+def test_replicas_share_the_work_and_stand_in_for_each_other(start):
+    good, bad = start(lambda handler, number, body: said()), start(lambda handler, number, body: hang_up(handler))
+    asker = client(good, url=[good.url, bad.url + "/v1/"], check=False)
+    assert all(isinstance(reply, Reply) for reply in ask(asker, 8))
+    assert len(bad.asked) == 4 and len(good.asked) == 8
+    other = start(lambda handler, number, body: said())
+    asker = client(good, url=[good.url, other.url])
+    for _ in range(6):  # also batches of one are shared
+        ask(asker)
+    assert len(good.asked) - 8 == len(other.asked) == 3
+
+
+def test_pictures_are_made_when_they_are_sent(start):
+    alive, most, lock = [0], [0], threading.Lock()
+
+    def content():
+        with lock:
+            alive[0] += 1
+            most[0] = max(most[0], alive[0] - len(judge.asked))
+        return [{"type": "text", "text": "0"}]
+
+    judge = start(lambda handler, number, body: said())
+    client(judge, concurrency=2).ask_all([content] * 20)
+    assert most[0] <= 3  # of 20: those on their way, and one that is about to be
+
+
+def test_nothing_asked_is_nothing_answered(start):
+    assert client(start()).ask_all([]) == []

@@ -1,0 +1,208 @@
+"""Text drawn with another font than the self-test's, read by the real engines."""
+
+import csv
+import json
+import shutil
+import socket
+from functools import cache, lru_cache
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw, ImageFont
+
+from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.cli import main
+from reward_models.media import from_pil, to_pil
+from reward_models.self_test import self_test
+from reward_models.text.levenshtein import levenshtein
+from reward_models.text.ocr import plain, quoted, similarity, target_of
+
+FONT = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
+needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="the program tesseract is not installed")
+
+
+def drawn(text, width=320, height=96):
+    image = Image.new("RGB", (width, height), "white")
+    font = ImageFont.truetype(str(FONT), 40)
+    ImageDraw.Draw(image).text((12, height / 2), text, "black", font, anchor="lm")
+    return from_pil(image)
+
+
+@cache
+def rapidocr():
+    pytest.importorskip("rapidocr")
+    return load_reward("ocr", threads=1)
+
+
+def recursive(first, second):
+    """Levenshtein's definition, literally."""
+
+    @lru_cache(None)
+    def distance(i, j):
+        if min(i, j) == 0:
+            return max(i, j)
+        return min(
+            distance(i - 1, j) + 1,
+            distance(i, j - 1) + 1,
+            distance(i - 1, j - 1) + (first[i - 1] != second[j - 1]),
+        )
+
+    return distance(len(first), len(second))
+
+
+letters = st.text("abc", max_size=9)
+
+
+@given(letters, letters)
+def test_levenshtein_is_its_definition(first, second):
+    assert levenshtein(first, second) == recursive(first, second)
+
+
+def test_levenshtein_known():
+    assert levenshtein("kitten", "sitting") == 3 and levenshtein("", "abc") == 3 and levenshtein("flaw", "lawn") == 2
+
+
+@pytest.mark.parametrize(
+    ("read", "target", "expected"),
+    [
+        ("helloworld", "helloworld", 1.0),
+        ("xxhelloworldyy", "helloworld", 1.0),  # contained
+        ("helloworid", "helloworld", 0.9),
+        ("", "hello", 0.0),
+        ("zzzzzzzzzzzzzzz", "abc", 0.0),  # never below 0
+        ("hel", "hello", 0.6),
+    ],
+)
+def test_score_of_flow_grpo(read, target, expected):
+    assert similarity(read, target) == pytest.approx(expected)
+
+
+@given(letters, letters.filter(bool))
+def test_score_against_a_second_writing(read, target):
+    distance = 0 if target in read else min(recursive(read, target), len(target))
+    assert similarity(read, target) == 1 - distance / len(target)
+    assert 0 <= similarity(read, target) <= 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('a sign with "Hello World" on it', "Hello World"),
+        ('"one" and "two"', "one"),
+        ("a poster: “Grand Opening”, lit", "Grand Opening"),
+        ('“curly” before "straight"', "curly"),
+        ("\"it's 'ok'\" they said", "it's 'ok'"),
+        ("a mug that says 'STOP'", "STOP"),
+        ("don't forget: 'it's fine' on a wall", "it's fine"),
+        ("a mug that says ‘Tea’.", "Tea"),
+        ("the dogs' sign says 'rex'", None),  # three marks: which two?
+        ("the dogs' and the cats' bowls", None),
+        ("'open", None),
+        ("no quotes at all", None),
+        ('one " only', None),
+    ],
+)
+def test_quoted(prompt, expected):
+    assert quoted(prompt) == expected
+
+
+def test_target():
+    assert target_of('say "no"', {"text": "Yes"}) == "Yes"
+    assert target_of('say "no"', {}) == "no"
+    assert plain(" Hello \n World\t") == "helloworld"
+    for prompt, metadata in (("nothing", {}), ('""', {}), ('"  "', {}), ('say "x"', {"text": ""}), ("a", {"text": 3})):
+        with pytest.raises(RewardError, match="into double quotes, or into the metadata"):
+            target_of(prompt, metadata)
+
+
+def test_rapidocr_reads_scores_and_fails_per_sample():
+    media = torch.stack([drawn("Hello World"), drawn("Hello World"), drawn(""), drawn("Hello World")])
+    prompts = ['a "hello world" sign', 'a "jello world" sign', 'a "hello" sign', "a sign"]
+    output = rapidocr()(RewardBatch(media, prompts))
+    assert output.raw[:3].tolist() == pytest.approx([1.0, 0.9, 0.0])  # an empty reading is a reading
+    assert output.ok.tolist() == [True, True, True, False] and torch.isnan(output.raw[3])
+    assert "'a sign'" in output.errors[3]
+    assert output.parts["contained"][:3].tolist() == [1, 0, 0] and output.parts["read"][:3].tolist() == [10, 10, 0]
+
+
+def test_metadata_text_before_the_prompts():
+    image = Image.new("RGB", (320, 96), (255, 255, 0))
+    ImageDraw.Draw(image).text((12, 48), "Radio 95", (0, 0, 255), ImageFont.truetype(str(FONT), 40), anchor="lm")
+    output = rapidocr()(RewardBatch(from_pil(image)[None], ['"another" station'], [{"text": "RADIO95"}]))
+    assert output.raw.tolist() == [1.0]
+
+
+def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
+    """A line with only the text works, and so does one with an empty prompt."""
+    pytest.importorskip("rapidocr")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    to_pil(drawn("Hello World")).save(tmp_path / "a.png")
+    index, table = tmp_path / "texts.jsonl", tmp_path / "scores.csv"
+    scores = []
+    for prompt in ({"prompt": ""}, {}):
+        index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
+        options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
+        with pytest.raises(SystemExit):
+            main([str(tmp_path / "a.png"), *options])
+        (row,) = csv.DictReader(table.open())
+        scores.append(row["ocr"])
+        table.unlink()
+    assert [float(score) for score in scores] == [1, 1]
+
+
+def test_an_engine_that_fails_is_no_zero():
+    pytest.importorskip("rapidocr")
+    scorer = load_reward("ocr")
+
+    def broken(picture):
+        raise ValueError("out of ink")
+
+    scorer.read = broken
+    output = scorer(RewardBatch(drawn("x")[None], ['"x"']))
+    assert torch.isnan(output.raw).all() and not output.ok.any()
+    assert output.errors == ["the text could not be read: ValueError: out of ink"]
+
+
+def test_nothing_is_downloaded(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    pytest.importorskip("rapidocr")
+    scorer = load_reward("ocr", threads=1)
+    assert scorer(RewardBatch(drawn("Offline")[None], ['"offline"'])).raw.tolist() == [1.0]
+
+
+def test_self_test_of_rapidocr():
+    assert self_test(rapidocr()).passed
+
+
+@needs_tesseract
+def test_tesseract():
+    pytest.importorskip("pytesseract")
+    scorer = load_reward("ocr", engine="tesseract")
+    output = scorer(RewardBatch(torch.stack([drawn("Hello World"), drawn("")]), ['"hello world"', '"hello"']))
+    assert output.raw.tolist() == [1.0, 0.0]
+    assert self_test(scorer).passed
+    assert scorer.spec.extra == "tesseract"
+
+
+def test_tesseract_without_its_program(monkeypatch):
+    pytest.importorskip("pytesseract")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(RewardError, match="not on the path"):
+        load_reward("ocr", engine="tesseract")
+
+
+def test_refusals():
+    with pytest.raises(RewardError, match="must be one of rapidocr, tesseract"):
+        load_reward("ocr", engine="eyes")
+    with pytest.raises(RewardError, match="threads of ocr must be"):
+        load_reward("ocr", engine="tesseract", threads=2)
+    with pytest.raises(RewardError, match="scores images"):
+        rapidocr()(RewardBatch(drawn("x")[None, None], ['"x"']))

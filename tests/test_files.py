@@ -1,0 +1,77 @@
+"""Files are whole or not there, and a reader's connection to a database writes nothing."""
+
+import os
+import sqlite3
+
+import pytest
+
+from diffrl.errors import DiffrlError
+from diffrl.files import discard, open_database, replacing, write_json, write_text
+
+
+@pytest.mark.parametrize("fails", ["writing", "renaming"])
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fails):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    if fails == "renaming":
+        monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space"), replacing(path) as temporary:
+        temporary.write_text("half of the n")
+        if fails == "writing":
+            refuse()
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with replacing(path) as temporary:
+        temporary.write_text("{")
+        assert path.read_text() == '{\n  "a": 1\n}\n'
+        temporary.write_text("{}")
+    assert path.read_text() == "{}" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_what_a_kill_left_is_replaced(tmp_path):
+    (tmp_path / ".a.json.tmp").write_text("{")
+    write_json(tmp_path / "a.json", {})
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_document_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(DiffrlError, match=r"Cannot write .*gone/a\.json: No such file or directory"):
+        write_json(tmp_path / "gone" / "a.json", {})
+
+
+def test_a_reader_writes_nothing_and_does_not_wait_for_the_writer(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with pytest.raises(sqlite3.OperationalError):
+        open_database(path, readonly=True)
+    writer = open_database(path)
+    writer.execute("CREATE TABLE t (x)")
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("INSERT INTO t VALUES (7)")
+    reader = open_database(path, readonly=True)
+    assert reader.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.execute("INSERT INTO t VALUES (8)")
+    writer.execute("COMMIT")
+    assert reader.execute("SELECT x FROM t").fetchall() == [(7,)]
+    writer.close()
+    reader.close()
+    assert os.listdir(tmp_path) == ["a.sqlite"]  # the last to close clears away what WAL readers share
+
+
+def test_a_link_is_discarded_and_not_what_it_points_to(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    discard(tmp_path / "link")
+    discard(tmp_path / "nothing")
+    assert os.listdir(tmp_path) == ["kept"]
+    discard(tmp_path / "kept")
+    assert os.listdir(tmp_path) == []
