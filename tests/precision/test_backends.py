@@ -163,6 +163,7 @@ class TestInt8:
     @pytest.mark.parametrize("rows", [1, 16, 41])
     @pytest.mark.parametrize("bias", [False, True])
     def test_any_numbers_against_a_naive_oracle(self, rows, bias):
+        torch.manual_seed(0)  # a weight halfway between two codes may fall either way
         layer = nn.Linear(53, 13, bias=bias).requires_grad_(False)
         x = random(rows, 53)
         x[0] = 0.0
