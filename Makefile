@@ -4,24 +4,29 @@
 #   PYTHON=python3.12 make demo                                     another interpreter
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                                                   torch without CUDA: a much smaller download
-#   make test PYTEST_ARGS="-n 8 --dist loadfile"                   more processes than two, each of one thread
+#   make test PYTEST_ARGS="-n 8 --dist worksteal"                  more processes than two, each of one thread
+#   make test-long                                                 what takes servers, several processes or long browser tours
+#   make test-all                                                  both, and what takes minutes
 #   make test-newest, make test-oldest                              with the newest versions that pyproject.toml allows, or
 #                                                                   its oldest, each in an environment of its own
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist worksteal
 CONSTRAINTS ?= scripts/constraints/tested.txt
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: demo test test-all test-newest test-oldest pytest lint format constraints clean
+.PHONY: demo test test-long test-all test-newest test-oldest pytest lint format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/diffrl train configs/quickstart.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: lint pytest
+
+test-long:
+	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m "long and not slow"'
 
 test-all: lint
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m ""'

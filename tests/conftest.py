@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -39,28 +40,61 @@ def _own_attention_backend() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def random_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random StableDiffusion3Pipeline, saved in diffusers format."""
-    from diffrl.models.tiny import build_pipeline, save_pipeline
+def read_once() -> Iterator[Callable[[Path], Path]]:
+    """Folders of pipelines that no test changes: they are read from disk once, and every further load is a copy."""
+    from diffusers import DiffusionPipeline
 
-    directory = tmp_path_factory.mktemp("pipelines") / "random-sd3"
-    pipeline = build_pipeline("sd3", WORDS.split(), seed=0)
-    save_pipeline(pipeline, directory)
-    return directory
+    folders, loaded, read = set[str](), dict[Any, Any](), DiffusionPipeline.__dict__["from_pretrained"]
+
+    def from_pretrained(cls: type, path: Any, **options: Any) -> Any:
+        if str(path) not in folders:
+            return read.__func__(cls, path, **options)
+        key = (cls, str(path), repr(options))
+        if key not in loaded:
+            loaded[key] = read.__func__(cls, path, **options)
+        return copy.deepcopy(loaded[key])
+
+    def remember(folder: Path) -> Path:
+        folders.add(str(folder))
+        return folder
+
+    DiffusionPipeline.from_pretrained = classmethod(from_pretrained)
+    yield remember
+    DiffusionPipeline.from_pretrained = read
 
 
 @pytest.fixture(scope="session")
-def random_pipelines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def random_pipelines(
+    tmp_path_factory: pytest.TempPathFactory, read_once: Callable[[Path], Path]
+) -> Callable[[str], Path]:
     """The folder of a family's tiny random pipeline, saved in diffusers format when it is first asked for."""
     from diffrl.models.tiny import build_pipeline, save_pipeline
 
     @cache
     def folder(family: str) -> Path:
         directory = tmp_path_factory.mktemp("pipelines") / f"random-{family}"
-        save_pipeline(build_pipeline(family, WORDS.split(), seed=0), directory)
-        return directory
+        pipeline = build_pipeline(family, WORDS.split(), seed=0)
+        if family == "sd3":  # half of its blocks do as well
+            pipeline.transformer = fewer_blocks(pipeline.transformer)
+        save_pipeline(pipeline, directory)
+        return read_once(directory)
 
     return folder
+
+
+def fewer_blocks(transformer: Any) -> Any:
+    """A network of two blocks, in all else like this one; its weights are random."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return type(transformer).from_config(transformer.config, num_layers=2)
+
+
+@pytest.fixture(scope="session")
+def random_sd3(random_pipelines: Callable[[str], Path]) -> Path:
+    """A tiny random StableDiffusion3Pipeline, saved in diffusers format."""
+    return random_pipelines("sd3")
 
 
 @pytest.fixture

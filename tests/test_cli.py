@@ -299,6 +299,7 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
     assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "argument"), [("flux", "guidance_scale"), ("qwen_image", "true_cfg_scale")])
 def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family, argument):
     from tests.training.harness import settings, start

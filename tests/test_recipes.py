@@ -1,25 +1,19 @@
-"""Every recipe loads, keeps its preset's method, says what it needs, and runs on its family's tiny pipeline."""
+"""Every recipe loads, keeps its preset's method and says what it needs; tests/training/test_presets.py runs them."""
 
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from diffrl.config import load_config
-from diffrl.config.rollout import Window
 from diffrl.data.prompts import load_prompts
 from reward_models import load_reward
 from reward_models.scoring.choices import factory_of
-from tests.training.harness import BRIGHTNESS, make_trainer
+from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("sd3", "flux", "sana", "wan")
-PRESETS = (
-    "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
-    "tree_tilt", "diffrl", "diffrl_nft",
-)  # fmt: skip
 SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
 RECIPES = (*(f"configs/{family}/{preset}.yaml" for family in FAMILIES for preset in PRESETS), *SMALL)
 
@@ -99,42 +93,3 @@ def test_a_preset_keeps_its_method(family, preset):
     tiny, large = (load_config(ROOT / f"configs/{name}/{preset}.yaml") for name in ("tiny-sd3", family))
     expected, found = method_of(tiny), method_of(large)
     assert found == expected
-
-
-def shrunk(path, pipeline, directory):
-    """A recipe small enough for a tiny pipeline: its method with six steps, one prompt and the fewest samples."""
-    data = yaml.safe_load(path.read_text())
-    rollout, tree = data["rollout"], data["rollout"]["tree"]
-    data["run"] |= {"dir": str(directory), "iterations": 1, "eval_every": None}
-    lora = data["model"]["lora"] and {"rank": 2, "alpha": 4}
-    data["model"] = {"family": data["model"]["family"], "path": str(pipeline), "device": "cpu", "lora": lora}
-    data["prompts"] |= {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 1}
-    rollout["steps"] = 6
-    if "splits" in tree:
-        tree["splits"] = {4: [0, 1, 2, 3], 2: [0, 2]}[len(tree["splits"])]
-    else:
-        tree["roots"] = 3
-    if "explore" in rollout:
-        # compiling on a CPU takes a minute; tests/precision/test_compiled.py has it
-        rollout["explore"] |= {"engine": "emulated", "compile": False, "steps": 4, "candidates": 5, "keep": 3}
-    data["rewards"] = [{"name": BRIGHTNESS}]
-    data["eval"] |= {"samples": 1, "steps": 1, "rewards": data["rewards"]}
-    data["guards"] = {}  # float32: the ratio before the first update is held to 1e-5
-    return data
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_runs_an_iteration_on_its_family(family, preset, random_pipelines, tmp_path):
-    """Evaluations are as planned, the first ratio is 1, and the weights move."""
-    trainer = make_trainer(shrunk(ROOT / f"configs/{family}/{preset}.yaml", random_pipelines(family), tmp_path))
-    before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
-    trainer.iterate()
-    config, meter = trainer.config, trainer.session.meter
-    if config.objective.trains_steps or config.objective.trains_nodes:
-        assert trainer.on_policy_error <= 1e-5
-    planned = {n: count for n, count in trainer.session.plan.network_evaluations.items() if n != "evaluation"}
-    assert meter.evaluations["rollout"] == planned["rollout"] > 0
-    assert sum(meter.evaluations.values()) + meter.skipped == sum(planned.values())
-    assert any(not before[name].equal(tensor) for name, tensor in trainer.session.policy.state().items())
-    assert isinstance(config.rollout.stochastic, Window) == (preset in ("mix_grpo", "branch_grpo_mix"))

@@ -7,6 +7,7 @@ from diffrl.config.load import make_config
 from diffrl.cost.meter import PURPOSES, CostMeter, network_evaluations, training_cost
 from diffrl.cost.plan import make_plan
 from diffrl.tracking.metrics import read_metrics
+from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, EXPLORE, FOREST, FUSED, GREEN, settings, start, summary_of
 
 CHAINS = {"stochastic": {"kind": "all"}, "tree": {"roots": 3}}
@@ -67,7 +68,7 @@ ALIKE = {
 
 
 def some(cases):
-    return [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in cases]
+    return daily(cases, [case for case in cases if case not in ALIKE])
 
 
 def run_of(pipeline, directory, case):

@@ -168,6 +168,7 @@ def policy(run_dir, step):
     return flat(load_checkpoint(run_dir / f"checkpoints/step-{step:06d}").tensors["policy"])
 
 
+@pytest.mark.long
 def test_two_processes_train_what_one_trains(one, two):
     assert '"processes": 2' in (two / "environment.json").read_text()
     for step in (1, 2, 3):
@@ -176,6 +177,7 @@ def test_two_processes_train_what_one_trains(one, two):
     assert distance(policy(two, 3) - policy(two, 1), moved) < 1e-3 and moved.abs().max() > 1e-3
 
 
+@pytest.mark.long
 def test_they_report_the_same_once(one, two):
     rows, expected = rows_of(two), rows_of(one)
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
@@ -190,6 +192,7 @@ def test_they_report_the_same_once(one, two):
     assert counts["exact"] and counts["planned"] == counts["counted"] + counts["skipped"]
 
 
+@pytest.mark.long
 def test_the_first_process_keeps_its_trees(one, two):
     """The same as one process would."""
     assert list_trees(two) == list_trees(one) == [(i, group) for i in (0, 2) for group in (0, 1)]

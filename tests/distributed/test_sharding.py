@@ -136,6 +136,7 @@ def assert_alike(run, expected, steps=(1, 2), loss=1e-7):
     assert counts["planned"] == counts["counted"] + counts["skipped"] or not counts["exact"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_split_weights_train_as_whole_ones(one, two, name):
     assert_alike(two / name / "run", one / name / "run")
@@ -143,11 +144,13 @@ def test_split_weights_train_as_whole_ones(one, two, name):
         assert [row["groups/zero_spread"] for row in rows_of(two / name / "run")[1:]] == [1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_the_ratio_is_one_before_the_first_update(two, name):
     assert 0 <= summary_of(two / name / "run")["on_policy_error"] < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_each_rank_writes_its_own_rows(one, two, name):
     step = two / name / "run/checkpoints/step-000002"
@@ -161,6 +164,7 @@ def test_each_rank_writes_its_own_rows(one, two, name):
     assert not (step / "policy.safetensors").exists()
 
 
+@pytest.mark.long
 def test_a_split_checkpoint_resumes_on_one_process(two, tmp_path):
     stopped = shutil.copytree(two / "full/run", tmp_path / "run")
     shutil.rmtree(stopped / "checkpoints/step-000002")
@@ -169,6 +173,7 @@ def test_a_split_checkpoint_resumes_on_one_process(two, tmp_path):
     assert_alike(stopped, two / "full/run", steps=[2])
 
 
+@pytest.mark.long
 def test_a_torn_part_is_passed_over(two, tmp_path):
     run = shutil.copytree(two / "full/run", tmp_path / "run")
     whole = load_aligned(run, torch.device("cpu"))

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from diffrl.cli import main
-from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.export.modelopt import STATE_FILE, export_quantised
 from diffrl.models.families import FAMILIES
 from diffrl.precision.layers import matches
 from diffrl.precision.weights import merged_copy
 from diffrl.run.aligned import load_aligned
+from tests.training.harness import settings, start
 
 CPU = torch.device("cpu")
 needs_modelopt = pytest.mark.skipif(
@@ -23,16 +23,12 @@ needs_modelopt = pytest.mark.skipif(
 LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
-@pytest.fixture
-def run(run_settings):
-    from rich.console import Console
-
-    from diffrl.run.lifecycle import train
-
-    run_settings["run"]["iterations"] = 1
-    run_settings["train"]["learning_rate"] = 3.0e-3
-    run_settings["model"]["lora"] = {"rank": 3, "alpha": 7.0, "targets": ["to_q", "ff.net.2"]}
-    return train(make_config(run_settings), Console(quiet=True))
+@pytest.fixture(scope="module")
+def run(random_sd3, tmp_path_factory):
+    """A run of one iteration, which no test changes."""
+    lora = {"rank": 3, "alpha": 7.0, "targets": ["to_q", "ff.net.2"]}
+    changes = {"model": {"lora": lora}, "train": {"learning_rate": 3.0e-3}, "run": {"iterations": 1}}
+    return start(settings(random_sd3, tmp_path_factory.mktemp("run"), **changes))[0]
 
 
 def inputs(transformer):

@@ -84,6 +84,14 @@ def test_a_pair_of_siblings_is_not_scaled_by_itself():
     assert float(advantage[6] / advantage[4]) == pytest.approx(5.0, rel=1e-4)
 
 
+def test_roots_end_no_step_whatever_stands_there():
+    parent, prompt = torch.tensor([-1, -1, 0, 0, 1, 1]), torch.zeros(6, dtype=torch.int64)
+    depth, rewards = torch.tensor([-1, -1, 0, 0, 0, 0]), torch.tensor([3.0, 9.0, 1.0, 2.0, 3.0, 5.0])
+    advantage = sibling_advantage(rewards, parent, prompt, depth)
+    assert torch.equal(advantage, sibling_advantage(rewards.where(parent >= 0, NAN), parent, prompt, depth))
+    assert advantage[:2].tolist() == [0.0, 0.0] and bool((advantage[2:] != 0).all())
+
+
 def test_no_spread_gives_exactly_zero_and_outliers_are_clamped():
     size = 103
     parent = torch.tensor([-1] + [0] * size)

@@ -15,6 +15,7 @@ from diffrl.errors import DiffrlError
 from diffrl.run.ending import broken_peer
 from diffrl.training.loop import Trainer
 from tests.patience import LONG
+from tests.tiers import daily
 from tests.training.harness import settings, start, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +60,13 @@ def hang(where, answer, *numbers):
             process.kill()
 
 
-@pytest.mark.parametrize("where", ["in_c", "deaf", "asleep"])
+@pytest.mark.parametrize("where", daily(["in_c", "deaf", "asleep"], ["asleep"]))
 def test_a_signal_that_nothing_answers_ends_the_process_in_words(where):
     code, said = hang(where, 0.1, signal.SIGTERM)
     assert code == 143 and "SIGTERM" in said and "nothing answered" in said and "What is kept." in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["in_c", "deaf"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_process_wherever_it_hangs(where, number):
@@ -72,6 +74,7 @@ def test_a_second_signal_ends_the_process_wherever_it_hangs(where, number):
     assert code == 128 + number and "could not be obeyed" in said and "What is kept." in said
 
 
+@pytest.mark.long
 def test_a_forked_process_has_its_own_signals():
     """A scorer's workers are ended by SIGTERM, and their parent does not take it for its own."""
     program = """
@@ -118,7 +121,7 @@ def test_a_signal_while_it_loads_ends_it_in_words(random_sd3, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(run_module, "seed_rng"), (Trainer, "held_out")])
+@pytest.mark.parametrize(("owner", "name"), [(run_module, "seed_rng"), (Trainer, "evaluate")])
 def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, monkeypatch, capsys, owner, name):
     monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
     code, said = ended(write_config(settings(random_sd3, tmp_path), tmp_path / "config.yaml"), capsys)
@@ -141,7 +144,7 @@ def test_an_exit_that_is_not_ours_is_a_failure(random_sd3, tmp_path, monkeypatch
 
     monkeypatch.setattr(Trainer, "iterate", ends)
     with pytest.raises(DiffrlError, match=f"ended the program by {type(stranger).__name__}"):
-        start(settings(random_sd3, tmp_path))
+        start(settings(random_sd3, tmp_path), drawn=True)
     assert "Failed: DiffrlError" in (tmp_path / "run/log.txt").read_text()
     assert (tmp_path / "run/report.html").exists()
 

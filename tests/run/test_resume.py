@@ -16,8 +16,10 @@ import diffrl.run.journal as journal
 import diffrl.run.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.errors import GuardStop
+from diffrl.run.execution import TrainingRun
 from diffrl.training.loop import Trainer
 from tests.patience import LONG, until
+from tests.tiers import daily
 from tests.training.harness import (
     assert_same_run,
     go_on,
@@ -123,19 +125,19 @@ MOMENTS = {
     "while the summary is written, after the last checkpoint": (run_module, "write_curve", 1, True),
 }
 MORE_MOMENTS = {
-    "in the first evaluation": (Trainer, "held_out", 1, True),
-    "after the metrics, before the checkpoint": (Trainer, "save", 2, True),
-    "after a checkpoint": (Trainer, "save", 2, False),
+    "in the first evaluation": (Trainer, "evaluate", 1, True),
+    "after the metrics, before the checkpoint": (TrainingRun, "save", 2, True),
+    "after a checkpoint": (TrainingRun, "save", 2, False),
     "after the last checkpoint": (run_module, "finish", 1, True),
 }
 
 
-@pytest.mark.parametrize("moment", [*MOMENTS, *(pytest.param(m, marks=pytest.mark.slow) for m in MORE_MOMENTS)])
+@pytest.mark.parametrize("moment", daily([*MOMENTS, *MORE_MOMENTS], MOMENTS))
 def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
     with monkeypatch.context() as patch:
         crash_at(patch, *(MOMENTS | MORE_MOMENTS)[moment])
         with pytest.raises(Crash):
-            start(long_run(random_sd3, tmp_path))
+            start(long_run(random_sd3, tmp_path), drawn="summary" in moment)
     said = go_on(tmp_path / "run")
     if "first" in moment:
         assert "before its first checkpoint: it starts again from the beginning" in said
@@ -177,7 +179,7 @@ def test_guards_go_on_counting(random_sd3, tmp_path, monkeypatch):
     assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_stops_and_no_row_twice(random_sd3, tmp_path, monkeypatch, uninterrupted):
     with monkeypatch.context() as patch:
         crash_at(patch, Trainer, "iterate", 4)
@@ -243,6 +245,7 @@ def lines(run_dir):
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
+@pytest.mark.long
 def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runner):
     run_dir = tmp_path / "run"
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
@@ -277,6 +280,7 @@ def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.long
 def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, uninterrupted, runner):
     config = write_config(long_run(random_sd3, tmp_path, run={"checkpoint_every": 5}), tmp_path / "config.yaml")
     run_dir = tmp_path / "run"
@@ -293,6 +297,7 @@ def test_sigterm_writes_a_checkpoint_and_exits_with_143(random_sd3, tmp_path, un
     assert_same_run(run_dir, uninterrupted)
 
 
+@pytest.mark.long
 def test_a_run_that_hangs_ends_when_it_is_asked_to(random_sd3, tmp_path, runner):
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
 

@@ -27,6 +27,7 @@ from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
 from reward_models.errors import RewardError
+from tests.tiers import daily
 from tests.training.harness import go_on, settings
 
 
@@ -215,7 +216,7 @@ def test_an_interrupted_report_is_told_and_the_summary_stands(ends, monkeypatch)
     assert "to share" not in said and (run / "summary.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", daily([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_an_interrupted_run_leaves_its_report(ends, number):
     run, code, said = ends(lambda trainer: os.kill(os.getpid(), number))
     page = (run / "report.html").read_text(encoding="utf-8")
@@ -223,7 +224,7 @@ def test_an_interrupted_run_leaves_its_report(ends, number):
     assert "Not finished: 2 of 3 iterations so far." in page and "checkpoint written after iteration 2" in page
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+@pytest.mark.parametrize("number", daily([None, signal.SIGTERM], [None]))
 def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(ends, monkeypatch, number):
     def failing(run_dir):
         raise OSError("the disk\nis full")

@@ -102,6 +102,7 @@ def test_what_ran_is_reported(measured):
     assert 0 < pool.means["pixel_difference"].mean < 0.5 and pool.failed == 0
 
 
+@pytest.mark.long
 def test_the_picture_difference_is_in_unit_range(random_sd3, tmp_path):
     """The reward is the mean of the red channel / 255, so its difference bounds that of the pictures from below."""
     found = measure(settings(random_sd3, tmp_path), tmp_path / "out", precisions=("nvfp4:emulated",), steps=(4,))
@@ -109,6 +110,7 @@ def test_the_picture_difference_is_in_unit_range(random_sd3, tmp_path):
         assert reward / 3 <= pixel + 1e-6 and pixel < 40 * reward
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others(measured, random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rollout=TREE, rewards=[{"name": LOW_BITS}])
     request = {"precisions": ("nvfp4:emulated", "training"), "steps": (4,)}
@@ -121,6 +123,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others(measured, r
     assert other.truth.rewards != measured.truth.rewards and other.settings["seed"] == 4
 
 
+@pytest.mark.long
 def test_prompts_are_those_that_training_takes_first(random_sd3, tmp_path):
     from diffrl.data.prompts import load_prompts
     from diffrl.data.sampler import prompt_batch
@@ -164,6 +167,7 @@ def test_means_leave_out_what_is_not_there():
     assert dataclasses.astuple(mean_over_prompts([math.nan])) == (None, None, 0)
 
 
+@pytest.mark.long
 def test_a_run_is_measured_with_its_own_weights(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, train={"learning_rate": 0.05})
     run_dir, _ = start(data)
@@ -187,6 +191,7 @@ def test_a_run_is_measured_with_its_own_weights(random_sd3, tmp_path):
 # --- defaults --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_exploring_stage_is_what_is_measured_by_default(random_sd3, tmp_path):
     explore = {"precision": "nvfp4", "engine": "emulated", "steps": 4, "candidates": 9, "keep": 3, "select": "random"}
     data = settings(random_sd3, tmp_path)
@@ -199,12 +204,14 @@ def test_the_exploring_stage_is_what_is_measured_by_default(random_sd3, tmp_path
     assert [len(row) for row in found.truth.rewards] == [9, 9, 9]
 
 
+@pytest.mark.long
 def test_a_lora_with_the_familys_layers_and_the_checks_of_training(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, model={"lora": {"rank": 2, "alpha": 4}})
     found = measure(data, tmp_path / "out", precisions=("int8",), candidates=4, prompts=1, k=1)
     assert [p.precision for p in found.variants if p.precision == "int8"]
 
 
+@pytest.mark.long
 def test_without_one_it_is_bfloat16_with_all_steps(random_sd3, tmp_path):
     found = measure(settings(random_sd3, tmp_path), tmp_path / "out", candidates=None, prompts=1)
     assert [(p.precision, p.engine, p.steps) for p in found.variants] == [("bfloat16", "torch", 5)]
@@ -277,6 +284,7 @@ def test_the_tables_fit_a_narrow_terminal(measured):
     assert text.count("\n") == 4 + 5 + 2 * 5  # variants, the truth and the frames: no cell is folded
 
 
+@pytest.mark.long
 def test_the_command_writes_and_prints(random_sd3, tmp_path, capsys):
     path = write_config(settings(random_sd3, tmp_path), tmp_path / "config.yaml")
     arguments = [

@@ -4,12 +4,16 @@ import copy
 import io
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from rich.console import Console
 
+import diffrl.run.lifecycle as lifecycle
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
 from diffrl.run.execution import TrainingRun
@@ -62,16 +66,25 @@ def write_config(data, path):
     return path
 
 
-def start(data):
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, runs end without curve.png and report.html, which take longer to draw than the run takes to train."""
+    with patch.multiple(lifecycle, write_curve=lambda *args: None, leave_report=lambda *args: False):
+        yield
+
+
+def start(data, drawn=False):
     """Train from the beginning; the run's directory and what the console showed."""
     shown = io.StringIO()
-    return train(make_config(data), Console(file=shown, width=400)), shown.getvalue()
+    with nullcontext() if drawn else undrawn():
+        return train(make_config(data), Console(file=shown, width=400)), shown.getvalue()
 
 
-def go_on(run_dir, from_start=False):
+def go_on(run_dir, from_start=False, drawn=False):
     """Resume; what the console showed."""
     shown = io.StringIO()
-    resume(run_dir, Console(file=shown, width=400), from_start)
+    with nullcontext() if drawn else undrawn():
+        resume(run_dir, Console(file=shown, width=400), from_start)
     return shown.getvalue()
 
 

@@ -9,6 +9,7 @@ import torch
 
 from diffrl.errors import GuardStop
 from diffrl.training.guards import Learning
+from tests.tiers import daily
 from tests.training.harness import (
     flat,
     go_on,
@@ -324,8 +325,10 @@ def test_a_broken_gradient(random_sd3, tmp_path, action):
     assert trainer.iterate().metrics["update/skipped"] == 0 and not torch.equal(state_of(trainer), before)
 
 
-@pytest.mark.parametrize("guard", ["ratio", "kl"])
-@pytest.mark.parametrize("action", ["warn", "skip", "stop"])
+LIMITS = [(guard, action) for guard in ("ratio", "kl") for action in ("warn", "skip", "stop")]
+
+
+@pytest.mark.parametrize(("guard", "action"), daily(LIMITS, [LIMITS[0], LIMITS[2], LIMITS[4]]))
 def test_a_policy_that_runs_away(random_sd3, tmp_path, guard, action):
     """The first update of an iteration is on-policy; the second is not any more."""
     limits = {"ratio": 1e-5, "kl": 1e-10}

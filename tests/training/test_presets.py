@@ -1,47 +1,130 @@
-"""Every preset on every family: one iteration of its own recipe, with the ratio 1 before the first update."""
+"""Every preset on every family, once: the recipe is opened, one iteration is trained, and all that it promises is held.
 
+Of the 55 pairs every day sees each preset once and each family at least twice; CI sees all.
+"""
+
+import math
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
+from diffrl.config.rollout import Window
 from diffrl.models.families import FAMILIES
-from tests.training.harness import BRIGHTNESS, make_run, weights_of
+from diffrl.trees.read import list_trees, read_tree
+from diffrl.trees.record import PUSHED
+from reward_models.media import read_media
+from tests.tiers import daily
+from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 
 ROOT = Path(__file__).parents[2]
-PRESETS = sorted(path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml") if path.stem != "lora")
+PRESETS = (
+    "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
+    "tree_tilt", "diffrl", "diffrl_nft",
+)  # fmt: skip
 GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0}
+SUMS = {
+    "image": ("shapes", "jpeg_compressibility", "sharpness", "colourfulness", "contrast", "diversity"),
+    "video": (BRIGHTNESS, GREEN),
+}
+"""Rewards that are added up, of which one at least tells any two random pictures apart."""
+PAIRS = [(preset, family) for preset in PRESETS for family in FAMILIES]
+EVERY_DAY = [(preset, list(FAMILIES)[i % len(FAMILIES)]) for i, preset in enumerate(PRESETS)]
 
 
 def recipe(preset, family, pipeline, directory):
-    """The preset's recipe on another pipeline, with a LoRA and a reward that tells random pictures apart."""
-    data = yaml.safe_load((ROOT / f"configs/tiny-sd3/{preset}.yaml").read_text())
-    data["run"] = {"name": "run", "dir": str(directory), "seed": 3, "iterations": 4, "checkpoint_every": 4}
+    """The family's recipe, small enough for a tiny pipeline: its method with six steps, one prompt, the fewest samples.
+
+    A family without recipes of its own takes those of the embedded pipeline.
+    """
+    path = ROOT / f"configs/{family}/{preset}.yaml"
+    data = yaml.safe_load((path if path.exists() else ROOT / f"configs/tiny-sd3/{preset}.yaml").read_text())
+    rollout, tree, rewards = data["rollout"], data["rollout"]["tree"], SUMS[FAMILIES[family].media]
+    data["run"] |= {"name": "run", "dir": str(directory), "seed": 3, "iterations": 1, "eval_every": None}
     data["model"] = {"family": family, "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6}}
-    data["prompts"]["per_iteration"] = 1
-    data["rollout"] |= {"guidance_scale": GUIDANCE[family], "micro_batch": 16, "decode_batch": 16}
-    if "explore" in data["rollout"]:
-        data["rollout"]["explore"] |= {"candidates": 24}
-    data["rewards"] = [{"name": BRIGHTNESS, "weight": 1.0}]
+    data["prompts"] |= {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 1}
+    rollout |= {"steps": 6, "guidance_scale": GUIDANCE[family], "micro_batch": 16, "decode_batch": 16}
+    if "splits" in tree:
+        tree["splits"] = {4: [0, 1, 2, 3], 2: [0, 2]}[len(tree["splits"])]
+    else:
+        tree["roots"] = 3
+    if "explore" in rollout:
+        # compiling on a CPU takes a minute; tests/precision/test_compiled.py has it
+        rollout["explore"] |= {"engine": "emulated", "compile": False, "steps": 4, "candidates": 5, "keep": 3}
+    data["rewards"] = [{"name": name, "scale": 100.0, "batch_size": 5} for name in rewards]
     data["train"] |= {"micro_batch": 16, "learning_rate": 1.0e-3, "warmup_updates": 0}
-    data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 2, "steps": 2}
+    data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}
+    data["guards"] = {}  # float32: the ratio before the first update is held to 1e-5
     return data
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_one_iteration(preset, family, random_pipelines, tmp_path):
+def test_these_are_all_presets():
+    assert set(PRESETS) == {path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml")} - {"lora"}
+    assert {family for _, family in EVERY_DAY} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("preset", "family"), daily(PAIRS, EVERY_DAY))
+def test_a_preset_trains(preset, family, random_pipelines, tmp_path):
     trainer, run = make_run(recipe(preset, family, random_pipelines(family), tmp_path))
     before = weights_of(trainer)
     done = trainer.iterate()
+    run.journal.trees(done.trees)
     metrics = done.metrics
-    run.journal.close()
+    it_learns(trainer, metrics, before)
+    it_costs_what_was_planned(trainer)
+    config, images = trainer.config, done.samples.rollout.images
+    assert images.shape[-3:] == (3, 32, 32) and images.ndim == (5 if FAMILIES[family].media == "video" else 4)
+    assert isinstance(config.rollout.stochastic, Window) == (preset in ("mix_grpo", "branch_grpo_mix"))
+    assert {f"reward/{reward.key}" for reward in config.rewards} <= metrics.keys()
+    assert metrics["samples/failed"] == 0 and metrics["groups/zero_spread"] == 0
+    it_leaves_a_readable_tree(run.journal.run_dir, config, images)
+
+
+def it_learns(trainer, metrics, before):
+    """On policy before the first update, and then the LoRA moves by a finite gradient."""
     if trainer.config.objective.trains_steps or trainer.config.objective.trains_nodes:
         assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
-    assert metrics["update/skipped"] == 0 and metrics["update/loss"] == metrics["update/loss"]
-    assert metrics["groups/zero_spread"] == 0 and metrics["update/grad_norm"] > 0
+    assert metrics["update/skipped"] == 0 and math.isfinite(metrics["update/loss"])
+    assert 0 < metrics["update/grad_norm"] < math.inf
     after = weights_of(trainer)
     assert all("lora_" in name for name in after)
     assert sum(not (before[name] == after[name]).all() for name in after) >= 0.4 * len(after)  # LoRA A moves once B has
-    media = done.samples.rollout.images
-    assert media.shape[-3:] == (3, 32, 32) and media.ndim == (5 if FAMILIES[family].media == "video" else 4)
+
+
+def it_costs_what_was_planned(trainer):
+    meter, plan = trainer.session.meter, trainer.session.plan
+    planned = {name: count for name, count in plan.network_evaluations.items() if name != "evaluation"}
+    assert meter.evaluations["rollout"] == planned["rollout"] > 0
+    assert sum(meter.evaluations.values()) + meter.skipped == sum(planned.values())
+
+
+def it_leaves_a_readable_tree(run, config, images):
+    """Every file is named by a node, every drawn node has its picture, and what trained is what the loss was of."""
+    (name,) = list_trees(run)
+    tree = read_tree(run, *name)
+    files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
+    ends, splits = [node for node in tree.nodes if node.leaf], [node.pushed for node in tree.nodes if node.pushed]
+    named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in ends]
+    named += [getattr(own, which) for own in splits for which in PUSHED]
+    assert files == {name for name in named if name}
+    drawn = [node for node in ends if node.drawn]
+    assert len(drawn) == len(images)
+    for node in drawn:
+        with Image.open(run / "trees" / tree.name / node.picture) as image:
+            assert read_media(image).shape == images.shape[1:]
+    assert (tree.explored is None) == (config.rollout.explore is None)
+    assert all(node.leaf.proxy is not None for node in ends) == (tree.explored is not None)
+    edges = [node for node in tree.nodes if node.parent is not None and node.drawn]
+    assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
+    assert any(node.trained for node in edges) == tree.rule["edges"]
+    assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
+    assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
+    for value, one in [(n.credited, n) for n in edges] + [(n.leaf.total, n.leaf) for n in drawn]:
+        if one.spread is not None:
+            whole, clamp = (value - one.centre) / one.spread, tree.rule["clamp"]
+            assert one.advantage == pytest.approx(max(-clamp, min(clamp, whole)), rel=1e-3, abs=1e-4)
+    assert any(n.spread for n in edges) >= (tree.rule["reward"] != "outcome" and any(n.advantage for n in edges))
+    assert all((n.turns is not None) == (tree.rule["reward"] == "turning_point") for n in edges)
+    assert all(n.turning == any((n.turns or {}).values()) for n in edges)
+    assert not any(n.pruned and n.trained for n in edges) and (tree.rule["prune"] or not any(n.pruned for n in edges))

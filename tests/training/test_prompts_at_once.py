@@ -5,6 +5,7 @@ import torch
 
 from diffrl.data.sampler import prompt_batch
 from diffrl.rollout.tree import plan_forest, prompts_apart, subset
+from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, FUSED, make_trainer, settings
 
 
@@ -21,8 +22,10 @@ def drawn(pipeline, directory, at_once, credit=FUSED, **rollout):
     return trainer.sampling.draw(batch, trainer.encode([p.text for p in batch.prompts])), trainer
 
 
-@pytest.mark.parametrize("explore", [None, EXPLORE])
-@pytest.mark.parametrize("at_once", [1, 3])
+CASES = [(1, None), (1, EXPLORE), (3, None), (3, EXPLORE)]
+
+
+@pytest.mark.parametrize(("at_once", "explore"), daily(CASES, [CASES[1], CASES[2]]))
 def test_a_rollout_in_parts_is_the_rollout(random_sd3, tmp_path, at_once, explore):
     by_pictures = {"reward": "incremental", "value": "predicted_x0", "normalise": "depth"}
     whole, _ = drawn(random_sd3, tmp_path / "a", None, credit=by_pictures, explore=explore)

@@ -68,6 +68,7 @@ def reward(*servers, **options):
     return {"name": "remote", "label": "shapes", "options": {"urls": urls, "reward": "shapes", **patient}}
 
 
+@pytest.mark.long
 def test_the_run_is_the_same_as_with_the_scorer_itself(server, random_sd3, tmp_path):
     local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
     remote, _ = start(settings(random_sd3, tmp_path / "remote", rewards=[reward(server)]))
@@ -75,6 +76,7 @@ def test_the_run_is_the_same_as_with_the_scorer_itself(server, random_sd3, tmp_p
     assert samples_of(local) == samples_of(remote)
 
 
+@pytest.mark.long
 def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server, port, random_sd3, tmp_path, capsys):
     data = settings(random_sd3, tmp_path, rewards=[reward(server)], run={"iterations": 4, "checkpoint_every": 1})
     whole, _ = start(settings(random_sd3, tmp_path / "whole", rewards=[{"name": "shapes"}], run=data["run"] | {
@@ -115,6 +117,7 @@ def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server,
     assert rows_of(run_dir) == rows_of(whole)
 
 
+@pytest.mark.long
 def test_a_second_server_takes_over(server, random_sd3, tmp_path):
     local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
     with held_port() as port:
@@ -131,6 +134,7 @@ def test_a_second_server_takes_over(server, random_sd3, tmp_path):
         assert found["samples/failed"] == 0 and found["reward/mean"] == expected["reward/mean"]
 
 
+@pytest.mark.long
 def test_a_server_that_stands_still_costs_no_more_than_its_deadline(server, random_sd3, tmp_path):
     trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[reward(server, timeout=[90, 90], deadline=2)]))
     server.process.send_signal(signal.SIGSTOP)  # connections are taken and never answered

@@ -7,10 +7,13 @@ import torch
 
 import diffrl.training.sampling as sampling
 from diffrl.training.sampling import FidelityWatch, fidelity_metrics, lonely_splits
+from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, rows_of, settings, weights_of
 
 CHAINS = {"tree": {"roots": 4}}
 CHAIN_EXPLORE = EXPLORE | {"candidates": 11, "keep": 4, "audit": 3}
+NO_COPY = {"precision": "training", "engine": "auto"}
+"""The policy itself explores: for tests of what is done with a pool, however it was drawn."""
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
 
 
@@ -20,12 +23,25 @@ def explorer(pipeline, directory, explore=None, tree=CHAINS, credit=None, **chan
     return make_run(data)
 
 
+@pytest.fixture(scope="module")
+def explored(random_sd3, tmp_path_factory):
+    """A trainer of chains after its first iteration, and what that did; to be read only."""
+    trainer, _ = explorer(random_sd3, tmp_path_factory.mktemp("explored"))
+    return trainer, trainer.iterate()
+
+
+@pytest.fixture(scope="module")
+def explored_forest(random_sd3, tmp_path_factory):
+    """The same of forests."""
+    trainer, _ = explorer(random_sd3, tmp_path_factory.mktemp("forest"), tree=FOREST, explore=EXPLORE, credit=FUSED)
+    return trainer, trainer.iterate()
+
+
 # --- audited samples -------------------------------------------------------------------------------------------------
 
 
-def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path)
-    done = trainer.iterate()
+def test_audited_samples_enter_no_statistic_and_train_nothing(explored):
+    trainer, done = explored
     metrics = done.metrics
     drawn, credit = done.samples, done.credit
     table = drawn.table
@@ -47,9 +63,8 @@ def test_audited_samples_enter_no_statistic_and_train_nothing(random_sd3, tmp_pa
     assert metrics["update/evaluated"] == 2 * 4 * 2 and trainer.session.meter.skipped == 2 * 3 * 2
 
 
-def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE | {"audit": 3}, credit=FUSED)
-    done = trainer.iterate()
+def test_an_audited_reward_changes_no_credit(explored_forest):
+    trainer, done = explored_forest
     drawn, credit = done.samples, done.credit
     table = drawn.table
     conditioning = trainer.encode([prompt.text for prompt in drawn.rollout.batch.prompts])
@@ -59,7 +74,7 @@ def test_an_audited_reward_changes_no_credit(random_sd3, tmp_path):
 
 
 def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path, objective={"kind": "nft", "kl": 0.1})
+    trainer, _ = explorer(random_sd3, tmp_path, explore=NO_COPY, objective={"kind": "nft", "kl": 0.1})
     done = trainer.iterate()
     audit = done.samples.chosen.audit
     with torch.no_grad():
@@ -73,7 +88,7 @@ def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
 
 
 def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path, explore={"precision": "training", "engine": "auto", "steps": None})
+    trainer, _ = explorer(random_sd3, tmp_path, explore=NO_COPY | {"steps": None})
     done = trainer.iterate()
     metrics = done.metrics
     drawn = done.samples
@@ -91,9 +106,8 @@ def test_exploring_with_the_policy_itself_ranks_without_error(random_sd3, tmp_pa
         assert set(chosen.tolist()) == set(ranked[[0, 1, -2, -1]].tolist())
 
 
-def test_fidelity_by_hand(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path)
-    done = trainer.iterate()
+def test_fidelity_by_hand(explored):
+    trainer, done = explored
     drawn, table = done.samples, done.samples.table
     true, proxy = torch.arange(14.0), torch.zeros(22)
     proxy[drawn.chosen.samples] = torch.cat([-torch.arange(7.0), torch.arange(7.0)])  # one prompt reversed
@@ -110,9 +124,8 @@ def test_fidelity_by_hand(random_sd3, tmp_path):
     )  # NaN: nothing differs
 
 
-def test_splits_with_one_child_left_are_counted(random_sd3, tmp_path):
-    trainer, _ = explorer(random_sd3, tmp_path, tree=FOREST, explore=EXPLORE, credit=FUSED)
-    done = trainer.iterate()
+def test_splits_with_one_child_left_are_counted(explored_forest):
+    _, done = explored_forest
     metrics = done.metrics
     forest, lonely = done.samples.rollout.forest, 0
     for node in range(len(forest.parent)):
@@ -135,11 +148,13 @@ def feed(trainer, monkeypatch, taus):
         trainer.iterate()
 
 
-@pytest.mark.parametrize(
-    ("taus", "told"), [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
-)
+TAUS = [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
+
+
+@pytest.mark.parametrize(("taus", "told"), daily(TAUS, [TAUS[2]]))
 def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
-    trainer, run = explorer(random_sd3, tmp_path, explore={"fidelity": {"below": 0.3, "action": "warn", "patience": 3}})
+    watched = {"fidelity": {"below": 0.3, "action": "warn", "patience": 3}}
+    trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY | watched)
     feed(trainer, monkeypatch, taus)
     said = run.shown.getvalue()
     assert said.count("(rollout.explore.fidelity)") == told
@@ -149,7 +164,7 @@ def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told)
 
 
 def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tmp_path, monkeypatch):
-    trainer, run = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "widen", "patience": 1}})
+    trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY | {"fidelity": {"action": "widen", "patience": 1}})
     sizes = []
     for tau in (0.1, 0.9, 0.1, 0.1):
         monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args, tau=tau: {"fidelity/tau": tau})
@@ -174,12 +189,12 @@ def test_falling_back_explores_in_the_training_precision_with_all_steps(random_s
 
 
 def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
-    trainer, run = explorer(random_sd3, tmp_path)
+    trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY)
     trainer.sampling.watch = FidelityWatch(2, 6, False)
     kept = {}
     run.journal.checkpoint = lambda iteration, session, averages, state: kept.update(state)
     run.save()
-    other, _ = explorer(random_sd3, tmp_path / "other")
+    other, _ = explorer(random_sd3, tmp_path / "other", explore=NO_COPY)
     other.restore(kept)
     assert other.sampling.watch == FidelityWatch(2, 6, False) and kept["fidelity"] == asdict(other.sampling.watch)
 
@@ -187,7 +202,7 @@ def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
 # --- the low-precision copy ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", daily([None, LORA], [LORA]), ids=["full", "lora"])
 def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
     trainer, _ = explorer(
         random_sd3,
@@ -238,6 +253,7 @@ def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, mo
     assert trainer.session.meter._purpose == "rollout"
 
 
+@pytest.mark.long
 def test_what_is_measured_is_written_down(random_sd3, tmp_path):
     _, run = explorer(random_sd3, tmp_path)
     run.run()

@@ -8,6 +8,7 @@ from diffrl.errors import GuardStop
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, assert_same_run, crash_at
+from tests.tiers import daily
 from tests.training.harness import FOREST, flat, go_on, make_run, make_trainer, settings, start, weights_of
 from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
 
@@ -21,8 +22,11 @@ def tilt_data(pipeline, directory, rollout=UNEVEN, kl=0.0, **changes):
     return data
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
-@pytest.mark.parametrize("lora", [None, {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}], ids=["full", "lora"])
+LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}
+CASES = [(None, 1.0), (LORA, 1.0), (None, 2.5), (LORA, 2.5)]
+
+
+@pytest.mark.parametrize(("lora", "guidance_scale"), daily(CASES, [CASES[0], CASES[3]]))
 def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path, monkeypatch, lora, guidance_scale):
     """Against autograd of |x0hat - (x0hat_old + C)|^2 over nodes that are found, and averaged, one by one."""
     model = {"family": "sd3", "path": str(random_sd3), "lora": lora}
@@ -113,6 +117,7 @@ def test_a_reference_pulls_back(random_sd3, tmp_path):
     assert trainer.session.meter.evaluations["reference"] == trainer.session.meter.evaluations["update"]
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch):
     """Two stages, so that splits lack some of their children, and audits that must train nothing."""
     explore = {"precision": "training", "steps": None, "candidates": 18, "keep": 12, "audit": 1}

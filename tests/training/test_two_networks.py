@@ -6,6 +6,7 @@ import torch
 from diffrl.export.diffusers import export_run
 from diffrl.models.tiny import save_pipeline
 from tests.conftest import WORDS
+from tests.tiers import daily
 from tests.training.harness import make_run, settings, start, weights_of
 
 
@@ -36,9 +37,10 @@ def moved(trainer, before, network):
     return [not torch.equal(before[name], after[name]) for name in names]
 
 
-@pytest.mark.parametrize(
-    ("start_step", "size", "high", "low"), [(0, 2, True, False), (3, 2, False, True), (1, 3, True, True)]
-)
+WINDOWS = [(0, 2, True, False), (3, 2, False, True), (1, 3, True, True)]
+
+
+@pytest.mark.parametrize(("start_step", "size", "high", "low"), daily(WINDOWS, WINDOWS[:1]))
 def test_each_network_learns_from_its_own_steps(wan22, tmp_path, start_step, size, high, low):
     trainer, run = make_run(wan_settings(wan22, tmp_path, start=start_step, size=size))
     boundary = trainer.session.sigmas[:-1] >= 0.875
@@ -51,6 +53,7 @@ def test_each_network_learns_from_its_own_steps(wan22, tmp_path, start_step, siz
     assert any(moved(trainer, before, "high")) is high and any(moved(trainer, before, "low")) is low
 
 
+@pytest.mark.long
 def test_both_loras_are_exported_and_load_in_plain_diffusers(wan22, tmp_path):
     from diffusers import WanPipeline
 

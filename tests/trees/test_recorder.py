@@ -13,6 +13,7 @@ from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import root_addresses
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
+from tests.tiers import daily
 from tests.training.harness import (
     EXPLORE,
     FOREST,
@@ -71,7 +72,7 @@ def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkey
     assert_same_run(tmp_path / "b/run", straight)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", daily([None, LORA], [LORA]), ids=["full", "lora"])
 def test_a_forests_gradient_is_that_of_one_forward_an_edge(random_sd3, tmp_path, monkeypatch, lora):
     """The second iteration's: the ratio has left 1. Advantages of fused values, typed again."""
     clip = 2e-4
@@ -136,7 +137,7 @@ def naive_fused_advantages(forest, total):
     return advantage
 
 
-@pytest.mark.parametrize("micro_batch", [1, 5])
+@pytest.mark.parametrize("micro_batch", daily([1, 5], [5]))
 def test_micro_batches_of_a_forest_change_nothing(random_sd3, tmp_path, micro_batch):
     found = {}
     for size in (micro_batch, 128):

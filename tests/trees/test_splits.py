@@ -11,6 +11,7 @@ import diffrl.training.loop as loop
 import diffrl.trees.pictures as tree_pictures
 from diffrl.models.images import BrokenPictureError
 from diffrl.trees.record import PUSHED
+from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, make_run
 from tests.training.test_gradient import naive_velocity
 from tests.trees.test_document import WIDE, above, forest_ways, kept, leaves, observed, picture, way
@@ -71,7 +72,7 @@ def rms(tensor):
     return math.sqrt(float(tensor.double().square().mean()))
 
 
-@pytest.mark.parametrize("name", ROLLOUTS)
+@pytest.mark.parametrize("name", daily(ROLLOUTS, ["explored", "pruned"]))
 def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_path, name):
     """The second iteration's, so that the policy that drew is not the one that the run began with."""
     rollout, credit = ROLLOUTS[name]
@@ -129,7 +130,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     assert moved_well > seen / 2 or not seen
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("kl", daily([0.0, 0.3], [0.3]))
 def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypatch, kl):
     """The nodes of every gradient are spied on; some of their samples cannot be scored."""
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
@@ -152,7 +153,7 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     assert any(size == 0 for size in found.values()) == (kl > 0)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3, 6, 9])
+@pytest.mark.parametrize("limit", daily([0, 1, 3, 6, 9], [9]))
 def test_pictures_of_splits_count_as_pictures(random_sd3, tmp_path, limit):
     data = tilted(random_sd3, tmp_path, THREE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}

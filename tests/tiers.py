@@ -1,0 +1,16 @@
+"""Which cases of a test run every day, and which only where everything does (CI, `make test-long`)."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def daily(cases: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
+    """All cases of a parameter; those that are not chosen are marked `long`. Several parameters make a tuple a case."""
+    cases = list(cases)
+    assert all(case in cases for case in chosen), "chosen, but no case"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in chosen else pytest.mark.long)
+        for case in cases
+    ]

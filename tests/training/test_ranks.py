@@ -1,0 +1,104 @@
+"""Ranks with unequal shares take the gradient of one process. Ranks are threads here, an exchange is a barrier."""
+
+import copy
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import diffrl.training.update as update
+from diffrl.objectives.base import States
+from tests.patience import LONG
+
+
+class Ranks:
+    """What accelerate gives each of several threads."""
+
+    def __init__(self, count):
+        self.count, self.barrier = count, threading.Barrier(count, timeout=LONG)
+        self.brought = [None] * count
+
+    def exchange(self, rank, value):
+        self.brought[rank] = value.clone()
+        self.barrier.wait()
+        found = torch.stack(self.brought)
+        self.barrier.wait()
+        return found
+
+    def of(self, rank):
+        def reduce(value, reduction):
+            found = self.exchange(rank, value)
+            return found.sum(0) if reduction == "sum" else found.mean(0)
+
+        return SimpleNamespace(
+            num_processes=self.count,
+            process_index=rank,
+            device=torch.device("cpu"),
+            reduce=reduce,
+            gather=lambda rows: self.exchange(rank, rows).flatten(0, 1),
+        )
+
+
+@dataclass
+class Squares:
+    """Mean square of the velocity, times a number of each unit."""
+
+    factor: float
+    needs_reference = False
+    metrics = ("size",)
+
+    def loss(self, examples, policy, reference):
+        loss = self.factor * policy(*examples.start).square().flatten(1).mean(1)
+        return loss, {"size": loss.detach()}
+
+
+def gradient_of(accelerator, network, shares, micro_batch):
+    """One accumulated gradient of a small network, whose ranks are averaged by hand."""
+    network = copy.deepcopy(network)
+    policy = SimpleNamespace(
+        parameters=dict(network.named_parameters()), alternates=True, adapter=SimpleNamespace(transformer=network)
+    )
+    found = update.accumulate_gradient(
+        accelerator, policy, shares, lambda x, sigma, prompt: network(x), None, micro_batch
+    )
+    return found, torch.cat([p.grad.flatten() for p in network.parameters()])
+
+
+def examples_of(rows):
+    numbers = torch.arange(len(rows))
+    return States(rows, torch.ones(len(rows)), numbers, torch.ones(len(rows), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("sizes", [(7, 3), (5, 0, 2)])
+@pytest.mark.parametrize("micro_batch", [2, 16])
+def test_the_gradient_is_that_of_one_process(sizes, micro_batch, monkeypatch):
+    monkeypatch.setattr(update, "sync_if", lambda *_: update.nullcontext())
+    rows = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(1))
+    network = nn.Linear(3, 3)
+    terms = [update.LossTerm(Squares(1.0), 0.7), update.LossTerm(Squares(-3.0), 1.3)]
+
+    def shares(own):
+        return [(term, examples_of(own), torch.arange(len(own))) for term in terms]
+
+    alone, expected = gradient_of(Ranks(1).of(0), network, shares(rows), micro_batch)
+    ranks, parts, results = Ranks(len(sizes)), rows.split(sizes), [None] * len(sizes)
+
+    def work(rank):
+        try:
+            results[rank] = gradient_of(ranks.of(rank), network, shares(parts[rank]), micro_batch)
+        except BaseException:
+            ranks.barrier.abort()
+            raise
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LONG)
+    for found, gradient in results:
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert found.metrics == pytest.approx(alone.metrics, rel=1e-6)
