@@ -45,19 +45,16 @@ def test_the_forest_sentence_by_sentence():
         "credit for that.",
         "credit": "Pushed up most: the steps to 2a (+1.12), 1aa (+0.94) and 4aa (+0.62). "
         "Pushed down most: the steps to 2b (−1.12), 1ab (−0.94) and 4ab (−0.62). "
-        "At 2a ◆ a path turns up: its first step adds +0.375 and at least one of the 2 paths through it ends higher "
-        "than it began, so the step is credited with +0.750 instead. At 2b ◆ a path turns down: its first step adds "
-        "−0.375 and at least one of the 2 paths through it ends lower than it began, so the step is credited with "
-        "−0.750 instead. Where a path turns, a step counts as its whole way to the end, one that several paths share "
-        "as the mean over them.",
+        "2a ◆ turns up: it adds +0.375 itself, and is credited with +0.750, the mean of 2 paths. 2b ◆ turns down: it "
+        "adds −0.375 itself, and is credited with −0.750, the mean of 2 paths. Where a path turns, a step counts as "
+        "its whole way to the end.",
         "contrast": "The finished pictures train by DiffusionNFT's contrast (nft): towards the 4 with positive "
         "advantage, away from the 11 with negative. Furthest towards 1aa (+0.90), furthest from 3ba (−0.60).",
-        "update": "Of the 7 steps pushed up 7 became more likely. Of the 7 steps pushed down 6 became less likely. Of "
-        "the pushed steps, 1ab changed most: less likely (log-likelihood −0.00095 per dimension). Of the 4 paths to "
-        "pictures with positive advantage 4 became more likely; of the 11 with negative 9 became less likely. The "
-        "worst picture whose path became more likely is 3aa, of reward 0.500 (+0.00015 per dimension). Steps need not "
-        "go where they are pushed: one network serves all steps and prompts of the iteration, the contrast of "
-        "pictures trains it too, and one update is a compromise between all of them.",
+        "update": "One network serves all steps, pictures and prompts, and an update is a compromise between them: not "
+        "every step goes where it is pushed. Steps pushed up: 7; 7 became more likely. Steps pushed down: 7; 6 became "
+        "less likely. Moved most: 1ab: less likely, −0.00095 per dimension. Paths to pictures with an advantage above "
+        "0: 4; 4 became more likely. Paths to pictures with an advantage below 0: 11; 9 became less likely. Worst "
+        "picture whose path became more likely: 3aa: more likely, +0.00015 per dimension, reward 0.500.",
         "idle": "1 step leads to no picture that counts. At 1 split only one branch leads to a picture that counts, "
         "which leaves nothing to compare it with. 9 steps have advantage 0.",
         "reckoning": "A node is worth the mean reward of the pictures that grow from it. A step earns what it adds to "
@@ -179,8 +176,8 @@ def test_a_path_that_turns_late_is_told_with_the_step_before():
     rule = {**made_trees.DIFFRL, "value": "ode", "objective": "grpo", "samples": False}
     text = told(record(nodes, branching={0: 1, 1: 1}, rule=rule))
     assert (
-        "At 1.2 ◆ a path turns down: after a step of +0.200 it adds −0.500 and ends lower than it began. Where a path "
-        "turns, a step counts as its whole way to the end." in text["credit"]
+        "1.2 ◆ turns down: it adds −0.500 itself, after a step of +0.200. Where a path turns, a step counts as its "
+        "whole way to the end." in text["credit"]
     )
 
 
@@ -189,7 +186,7 @@ def test_a_turn_on_a_chain_is_its_own_path():
     nodes = [replace(node, value=0.3 * node.id, turning=node.id == 1) for node in tree.nodes]
     rule = {**made_trees.DIFFRL, "value": "ode", "samples": False}
     text = told(replace(tree, nodes=nodes, rule=rule))["credit"]
-    assert "At 1.1 ◆ a path turns up: its first step adds +0.300 and ends higher than it began." in text
+    assert "1.1 ◆ turns up: it adds +0.300 itself." in text
 
 
 def test_only_several_pictures_have_an_average():
@@ -218,9 +215,9 @@ def test_turning_points_that_train_come_first():
     tree = made_trees.forest()
     nodes = [replace(n, trained=n.trained and n.id != 8, turning=n.id in (8, 22)) for n in tree.nodes]
     text = told(replace(tree, nodes=nodes))["credit"]
-    assert text.index("At 4a ◆") < text.index("At 2a ◆")  # the step to 2a is the larger one
-    assert text.count("but it does not train here.") == 1
-    assert text.index("but it does not train here.") > text.index("At 2a ◆")
+    assert text.index("4a ◆") < text.index("2a ◆")  # the step to 2a is the larger one
+    assert text.count("but does not train here.") == 1
+    assert text.index("but does not train here.") > text.index("2a ◆")
 
 
 def test_nothing_scored():

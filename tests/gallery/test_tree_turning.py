@@ -33,7 +33,13 @@ def test_a_turn_names_the_paths_that_were_recorded():
         "1a ◆ turns up: it adds +0.200 itself, and is credited with +0.350, the mean of 3 paths. To the end, from "
         "where it starts: 1aa (+0.500). Turns that balancing dropped: 1ab (+0.400)." in text
     )
-    assert "1ac" not in text and text.endswith("as many turns up as down are kept, the largest ones.")
+    assert (
+        "Turns that balancing dropped, in all: 1." in text
+        and "1ac" not in text
+        and text.endswith("as many turns up as down are kept, the largest ones.")
+    )
+    gone = replace(turn({3: False}).nodes[1], turning=False)
+    assert dict(step_facts(sums(turn({3: False})), gone))["Turning point"] == "no: balancing dropped it"
     facts = dict(step_facts(sums(turn({2: True, 3: False})), turn({}).nodes[1]))
     assert facts["Credited"] == "+0.350, the mean over its 3 paths"
     facts = dict(step_facts(sums(turn({2: True, 3: False})), turn({2: True, 3: False}).nodes[1]))

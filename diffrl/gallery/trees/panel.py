@@ -94,7 +94,8 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
         if words := _credited(given, node):
             facts.append(("Credited", words))
         facts.append(("Advantage", _equals(share(node.advantage), step_sum(given, node))))
-        facts.append(("Turning point", "yes ◆" if node.turning else "no"))
+        dropped = "no: balancing dropped it" if node.turns else "no"
+        facts.append(("Turning point", "yes ◆" if node.turning else dropped))
         if train(given):
             facts.append((f"Weight at the split {given.names[above.id]}", share(weight(given, node))))
         else:

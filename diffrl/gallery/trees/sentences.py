@@ -20,6 +20,8 @@ class Ref:
 
 
 Sentence = tuple[str | Ref, ...]
+Fact = tuple[str, Sentence]
+"""A label and what it says."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Paragraph:
         sentences: in order.
         shown: ids of nodes whose pictures say it at a glance.
         note: what these pictures are, where that needs a word.
+        facts: labels with what they say, below the sentences.
         strip: id of a node whose split's pictures (before, aim, after) say it.
     """
 
@@ -41,11 +44,22 @@ class Paragraph:
     shown: Sequence[int] = ()
     note: str = ""
     strip: int | None = None
+    facts: Sequence[Fact] = ()
 
     @property
     def text(self) -> str:
-        """All sentences as plain text."""
-        return " ".join(plain(one) for one in self.sentences)
+        """All sentences and facts as plain text."""
+        return " ".join([self.prose, *(f"{label}: {words}." for label, words in self.spoken)]).strip()
+
+    @property
+    def prose(self) -> str:
+        """The sentences as plain text."""
+        return " ".join(map(plain, self.sentences))
+
+    @property
+    def spoken(self) -> list[tuple[str, str]]:
+        """The facts as plain text."""
+        return [(label, plain(fact)) for label, fact in self.facts]
 
 
 def sentence(*parts: str | Ref) -> Sentence:

@@ -52,7 +52,7 @@ def story(record: TreeRecord) -> list[Paragraph]:
     given = sums(record)
     write = (drawn, scored, decision, credit, contrast, lesson, update, idle, reckoning)
     written = [paragraph(given) for paragraph in write]
-    return [paragraph for paragraph in written if paragraph is not None and paragraph.sentences]
+    return [paragraph for paragraph in written if paragraph is not None and paragraph.text]
 
 
 def scored(given: Sums) -> Paragraph | None:

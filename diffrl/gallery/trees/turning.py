@@ -22,6 +22,9 @@ def turning(given: Sums) -> list[Sentence]:
     found = [_turn(given, edge) for edge in turns[:TURNS]]
     if len(turns) > TURNS:
         found.append(sentence(f"There are {len(turns)} turning points in all."))
+    dropped = sum(not kept for edge in given.edges for kept in (edge.turns or {}).values())
+    if dropped:
+        found.append(sentence(f"Turns that balancing dropped, in all: {dropped}."))
     if turns:
         kept = "; as many turns up as down are kept, the largest ones" if given.record.rule.get("balance") else ""
         found.append(sentence(f"Where a path turns, a step counts as its whole way to the end{kept}."))

@@ -1,145 +1,132 @@
-"""The paragraph on what an update made of the steps: whether they became as likely as their advantages asked."""
+"""What an update made of the steps and of whole paths: counts, and the steps and pictures that stand out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.gallery.trees.numbers import compact, counted, known, likelier, number, push, tiny, weak
-from diffrl.gallery.trees.outcomes import outcomes
-from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.trees.numbers import compact, known, likelier, number, push, three, tiny, weak
+from diffrl.gallery.trees.sentences import Fact, Paragraph, Ref, Sentence, sentence
 from diffrl.gallery.trees.splits import moves, train
-from diffrl.gallery.trees.words import Sums, pushed, rounding, skipped, unclear, whole_change
+from diffrl.gallery.trees.words import Sums, pushed, rounding, skipped, total, unclear
 from diffrl.trees.record import TreeNode
 
-MOST_WENT = 0.8
-"""Share of the pushed steps that go where they are pushed if nothing needs to be explained."""
+COMPROMISE = (
+    "One network serves all steps, pictures and prompts, and an update is a compromise between them: not every step "
+    "goes where it is pushed."
+)
 
 
 def update(given: Sums) -> Paragraph | None:
-    """Whether steps became more or less likely, as their advantages asked."""
-    title, edges, rule = "What the update did", given.edges, given.record.rule
-    measured = [edge for edge in edges if known(edge.log_ratio)]
-    told = [*_whole(given), *_skipped(given), *moves(given)]
-    if not edges:
+    """Whether steps and paths became more or less likely, as their advantages asked."""
+    measured = [edge for edge in given.edges if known(edge.log_ratio)]
+    facts, sentences = [*_behind(given)], [*moves(given)]
+    if not given.edges:
         text = "No noise was added on the way, so there is no step whose likelihood could be compared before and after."
-        told.append(sentence(text))
+        sentences.append(sentence(text))
     elif not measured:
-        told.append(sentence("How likely the steps were after it was not recorded."))
+        sentences.append(sentence("How likely the steps were after it was not recorded."))
     elif not any(edge.log_ratio for edge in measured):
-        told.append(sentence("The update left every measured step as likely as it was."))
+        sentences.append(sentence("The update left every measured step as likely as it was."))
     elif max(map(_size, measured)) <= rounding(given.record):
-        told.append(
-            sentence(f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding.")
-        )
-    elif not rule.get("edges"):
-        if not train(given):
-            measured_only = "The contrast trains finished pictures here; the steps are only measured, not trained."
-            told.append(sentence(measured_only))
-        told += _paths_alone(given)
+        text = f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding."
+        sentences.append(sentence(text))
     else:
-        told += _moves(given, measured)
-    return Paragraph("update", title, told)
+        if given.record.rule.get("edges"):
+            facts += _steps(given, measured)
+        elif not train(given):
+            sentences.append(sentence("The finished pictures train here; the steps are only measured, not trained."))
+        facts += _paths(given)
+        sentences.append(sentence(COMPROMISE))
+    return Paragraph("update", "What the update did", sentences, facts=facts)
 
 
-def _whole(given: Sums) -> list[Sentence]:
-    """How many prompts the update was made from, and at which learning rate."""
+def _behind(given: Sums) -> list[Fact]:
+    """How many prompts and updates there were, at which learning rate, and what a guard left out."""
     rule, (out, updates) = given.record.rule, skipped(given.record)
     prompts, rate = round(number(rule.get("prompts"))), number(rule.get("learning_rate"))
-    if prompts < 1 or updates < 1 or out >= updates:
-        return []
-    at = f" (learning rate {compact(rate)})" if rate else ""
-    if prompts == 1:
-        return [sentence(f"{'A single update' if updates == 1 else f'{updates} updates'} from this prompt alone{at}.")]
-    behind = "a single update" if updates == 1 else f"each of the {updates} updates"
-    return [sentence(f"This prompt is one of the {prompts} behind {behind}{at}.")]
+    facts: list[Fact] = []
+    if prompts and updates:
+        at = f"; learning rate {compact(rate)}" if rate else ""
+        facts.append(("Updates", sentence(f"{updates}, each from {prompts} prompts{at}")))
+    if out:
+        facts.append(("Left out by a guard", sentence(f"{out} of {updates} updates")))
+    return facts
 
 
-def _skipped(given: Sums) -> list[Sentence]:
-    """That a guard left updates out."""
-    out, updates = skipped(given.record)
-    if not out:
-        return []
-    if out < updates:
-        return [sentence(f"A guard left out {out} of the {updates} updates of this iteration.")]
-    every = "the update" if updates == 1 else f"all {updates} updates"
-    return [sentence(f"A guard left out {every} of this iteration.")]
-
-
-def _moves(given: Sums, measured: Sequence[TreeNode]) -> list[Sentence]:
-    """Of steps that were pushed how many went where they were pushed, which moved most, and why they may not follow."""
-    bound, told = rounding(given.record), []
-    asked = [edge for edge in measured if pushed(edge)]
-    still = sum(_size(edge) <= bound for edge in asked)
-    for way, where, likely in ((1, "up", "more"), (-1, "down", "less")):
-        if alike := [edge for edge in asked if push(edge.advantage) == way]:
-            went = sum(way * (edge.log_ratio or 0) > bound for edge in alike)
-            told.append(sentence(f"Of the {counted(len(alike), 'step')} pushed {where} {went} became {likely} likely."))
-    if still:
-        told.append(sentence(f"The change of {counted(still, 'step')} is {unclear(given.record)}."))
-    if not asked:
-        told.append(sentence("No step here asked for a change."))
-    most, verb = max(asked or measured, key=_size), ", became " if len(asked) == 1 else " changed most: "
-    against = bool(asked) and _against(most, bound)
-    told.append(
-        sentence(
-            "Of the pushed steps, " if len(asked) > 1 else "The pushed step, " if asked else "",
-            Ref(most.id, given.names[most.id]),
-            f"{verb}{_amount(given, most)}{', against its push' if against and not weak(most.advantage) else ''}.",
+def _steps(given: Sums, measured: Sequence[TreeNode]) -> list[Fact]:
+    """Of the steps that were pushed how many went there, and which moved most; the side effect that is larger still."""
+    bound, asked = rounding(given.record), [edge for edge in measured if pushed(edge)]
+    facts = _counts("Steps pushed", [(push(edge.advantage), edge.log_ratio or 0.0, bound) for edge in asked])
+    if still := sum(_size(edge) <= bound for edge in asked):
+        facts.append((f"Steps whose change is {unclear(given.record)}", sentence(str(still))))
+    most = max(asked, key=_size, default=None)
+    if most is not None:
+        against = (
+            push(most.advantage) * (most.log_ratio or 0.0) < 0 and _size(most) > bound and not weak(most.advantage)
         )
-    )  # fmt: skip
-    aside = _aside(measured, most, bound) if asked else None
-    if aside is not None:
-        told.append(
-            sentence(
-                "A step that nobody pushed changed more: ", Ref(aside.id, given.names[aside.id]),
-                f", {_amount(given, aside)}.",
-            )
-        )  # fmt: skip
-    paths = outcomes(given, most)
-    told += paths.told
-    astray = sum(_size(edge) > bound and not _against(edge, bound) for edge in asked) < MOST_WENT * len(asked)
-    odd = astray or against or paths.astray or aside is not None
-    if asked and odd and any(_size(edge) > bound for edge in measured):
-        told.append(sentence(_why(given)))
-    return told
+        facts.append(
+            ("Moved most", _moved(given, most, most.log_ratio or 0.0, ", against its push" if against else ""))
+        )
+    aside = max((edge for edge in measured if not pushed(edge)), key=_size, default=None)
+    if aside is not None and _size(aside) > max(bound, _size(most) if most is not None else 0.0):
+        facts.append(("Moved more, though nobody pushed it", _moved(given, aside, aside.log_ratio or 0.0)))
+    return facts
 
 
-def _paths_alone(given: Sums) -> list[Sentence]:
-    """What became of the paths where steps do not train, and why they may not follow their pictures."""
-    paths = outcomes(given)
-    serves = "pictures" if number(given.record.rule.get("prompts")) == 1 else "pictures and prompts of the iteration"
-    text = (
-        f"Paths need not follow: one network serves all {serves}, and one update is a compromise between all of them."
-    )
-    return [*paths.told, *([sentence(text)] if paths.astray else [])]
+def _paths(given: Sums) -> list[Fact]:
+    """Of the paths to pictures with an advantage how many went its way, and the strongest contradiction on each side.
+
+    A path's change is the sum of the log-ratios of its steps; nothing is said where one of them was not measured.
+    """
+    paths = {
+        node.id: [edge.log_ratio for edge in given.path(node) if edge.parent is not None]
+        for node in given.scored
+        if node.leaf and not node.leaf.audit and push(node.leaf.advantage)
+    }
+    if not paths or not all(ratios and all(map(known, ratios)) for ratios in paths.values()):
+        return []
+    nodes, exact = given.record.nodes, rounding(given.record)
+    moved = [
+        (push(nodes[id].leaf.advantage), sum(ratio or 0.0 for ratio in ratios), exact * len(ratios))  # type: ignore[union-attr]
+        for id, ratios in paths.items()
+    ]
+    facts = _counts("Paths to pictures with an advantage", moved)
+    astray = [
+        (nodes[id], change) for id, (way, change, bound) in zip(paths, moved, strict=True) if -way * change > bound
+    ]
+    fell = [(node, change) for node, change in astray if change < 0]
+    rose = [(node, change) for node, change in astray if change > 0]
+    best = [max(fell, key=_reward_then_change)] if fell else []
+    worst = [min(rose, key=_reward_then_change)] if rose else []
+    for found, which in ((best, "Best picture whose path became less likely"),
+                         (worst, "Worst picture whose path became more likely")):  # fmt: skip
+        facts += [(which, _moved(given, node, change, f", reward {three(total(node))}")) for node, change in found]
+    return facts
 
 
-def _why(given: Sums) -> str:
-    """Why steps do not all go where they are pushed."""
-    alone = number(given.record.rule.get("prompts")) == 1
-    shared = "one network serves all steps" + ("" if alone else " and prompts of the iteration")
-    also = ", the contrast of pictures trains it too" if given.record.rule.get("samples") else ""
-    way = "and one update is a compromise between all of them"
-    return f"Steps need not go where they are pushed: {shared}{also}, {way}."
+def _reward_then_change(moved: tuple[TreeNode, float]) -> tuple[float, float]:
+    """Orders by the reward; of equal ones, a fall is the greater and a rise the lesser the further it went."""
+    return round(total(moved[0]), 6), -moved[1]
 
 
-def _amount(given: Sums, edge: TreeNode) -> str:
-    """How much likelier a step became; per dimension where their number is not known."""
-    if (whole := whole_change(given, edge)) is None:
-        more = "more" if (edge.log_ratio or 0.0) > 0 else "less"
-        return f"{more} likely (log-likelihood {tiny(edge.log_ratio)} per dimension)"
-    return f"{likelier(whole)} (log-likelihood {tiny(whole)})"
+def _counts(what: str, moved: Sequence[tuple[int, float, float]]) -> list[Fact]:
+    """How many were asked to go up and down, and how many did: way, change and the size that counts as none."""
+    facts = []
+    for way, where, likely in ((1, "up" if "pushed" in what else "above 0", "more"),
+                               (-1, "down" if "pushed" in what else "below 0", "less")):  # fmt: skip
+        alike = [way * change > bound for own, change, bound in moved if own == way]
+        if alike:
+            facts.append((f"{what} {where}", sentence(f"{len(alike):,}; {sum(alike):,} became {likely} likely")))
+    return facts
 
 
-def _aside(measured: Sequence[TreeNode], most: TreeNode, bound: float) -> TreeNode | None:
-    """A step that nobody pushed and that moved more than all that were."""
-    others = [edge for edge in measured if not pushed(edge)]
-    aside = max(others, key=_size, default=None)
-    return aside if aside is not None and _size(aside) > max(_size(most), bound) else None
-
-
-def _against(edge: TreeNode, bound: float) -> bool:
-    return _size(edge) > bound and push(edge.advantage) * (edge.log_ratio or 0.0) < 0
+def _moved(given: Sums, node: TreeNode, ratio: float, rest: str = "") -> Sentence:
+    """A node and how much likelier its step or path became; per dimension where their number is not known."""
+    dimensions = number(given.record.rule.get("dimensions"))
+    amount = f"{'more' if ratio > 0 else 'less'} likely, {tiny(ratio)} per dimension"
+    if dimensions:
+        amount = f"{likelier(ratio * dimensions)}, log-likelihood {tiny(ratio * dimensions)}"
+    return sentence(Ref(node.id, given.names[node.id]), f": {amount}{rest}")
 
 
 def _size(edge: TreeNode) -> float:
