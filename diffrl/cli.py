@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reward_models.cli import score_command
+from diffrl.score import DrawOptions, draw_pictures, folder_to_draw_into
+from reward_models.cli import ScoreCommand, add_commands, quiet_libraries, score_files
+from reward_models.options import Paths, ResultOptions, Reward, RewardOptions, SampleOptions, grouped
 
 if TYPE_CHECKING:
     from diffrl.config import Config
-    from reward_models.scoring.drawing import Drawing
 
 app = typer.Typer(
     name="diffrl",
@@ -298,14 +300,36 @@ def gallery(
     show_gallery(request, typer.echo)
 
 
-def _draw(drawing: Drawing) -> list[str]:
+@app.command(cls=ScoreCommand)
+@grouped
+def score(
+    *,
+    paths: Paths = None,
+    reward: Reward = None,
+    options: RewardOptions,
+    samples: SampleOptions,
+    results: ResultOptions,
+    drawing: DrawOptions,
+) -> None:
+    """Score pictures and videos with one or several rewards: table, rows, histograms, correlations.
+
+    diffrl score pictures/ --prompts prompts.txt --reward pickscore --reward aesthetic --out scores.jsonl
+
+    Exit code: 0; 2 for a mistake in what was asked; 3 if every reward failed for every file, or with --strict any.
+    """
     _quiet_libraries()
-    from diffrl.score import draw_pictures
+    if drawing.pipeline is None and drawing.images is None:
+        score_files(paths or (), reward or (), options, samples, results)
+    folder = folder_to_draw_into(drawing, paths or ())
+    beside = replace(samples, prompt=None, prompts=None, limit=None)  # what is drawn has its prompts beside it
 
-    return draw_pictures(drawing)
+    def draw() -> list[str]:
+        return draw_pictures(drawing, samples, options.device or "auto")
+
+    score_files([str(folder)], reward or (), options, beside, results, draw)
 
 
-app.command()(score_command(_draw))
+add_commands(app)
 
 
 def _load(config: Path, overrides: Sequence[str] | None) -> Config:
@@ -322,22 +346,12 @@ def _console() -> Any:
 
 def _quiet_libraries() -> None:
     """Keep other libraries' progress bars and advice out of ours; errors still come through."""
-    import logging
     import warnings
 
     warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks.*")
     # Advice to developers at every start, and the hub's retries: what came of them is said in one sentence.
-    for name in (
-        "bitsandbytes.backends.cpu.ops",
-        "bitsandbytes.autograd._functions",
-        "torch.utils._pytree",
-        "huggingface_hub.utils._http",
-    ):
-        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    quiet_libraries("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -220,6 +220,32 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class CreditDetail:
+    """How the advantages of a `Credit` came about: what no loss needs, and everyone who looks at them.
+
+    An advantage is clip((reward - centre) / spread). Both are NaN where it is no such quotient, as of steps that share
+    the advantages of their samples, and where it is 0 because nothing could be compared.
+
+    Args:
+        centre: (N,) float32, of the edge that ends in each node: what was subtracted from its step reward.
+        spread: (N,) float32 what the difference was divided by.
+        sample_centre: (S,) float32, the same of each sample's own advantage and its reward.
+        sample_spread: (S,) float32.
+        turn_node: (M,) int64 node in which the step of each turning point ends; M = 0 where none are looked for.
+        turn_leaf: (M,) int64 node that the sample grows from on whose path it turns.
+        turn_kept: (M,) bool, False where balancing dropped it, so that on this path the step earns what it adds.
+    """
+
+    centre: Tensor
+    spread: Tensor
+    sample_centre: Tensor
+    sample_spread: Tensor
+    turn_node: Tensor
+    turn_leaf: Tensor
+    turn_kept: Tensor
+
+
+@dataclass(frozen=True)
 class Credit:
     """How much each edge and each sample deserves.
 
@@ -233,6 +259,7 @@ class Credit:
         turning: (N,) bool, True where the edge's reward was replaced by the long-term one.
         zero_spread_groups: groups whose rewards are all equal; they train nothing.
         dropped_groups: groups left out because too few of their samples could be scored.
+        detail: how the advantages came about, for those who look at them; None where that is not known.
     """
 
     advantage: Tensor
@@ -243,6 +270,7 @@ class Credit:
     turning: Tensor
     zero_spread_groups: int
     dropped_groups: int
+    detail: CreditDetail | None = None
 
 
 @dataclass(frozen=True)

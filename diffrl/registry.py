@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffrl.errors import ConfigError
-from reward_models.messages import closest, quote, told
+from reward_models.messages import closest, describe, quote
 
 OBJECTIVES: Mapping[str, str] = {
     "grpo": "diffrl.objectives.grpo:GRPO",
@@ -52,5 +52,5 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
         raise ConfigError(
-            f"{kind} {quote(name)} cannot be imported: {told(error)}. Check the name, and the module."
+            f"{kind} {quote(name)} cannot be imported: {describe(error)}. Check the name, and the module."
         ) from error

@@ -1,16 +1,51 @@
-"""What diffrl adds to `python -m reward_models`: pictures of prompts, drawn before they are scored."""
+"""What diffrl adds to `python -m reward_models score`: pictures of prompts, drawn before they are scored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from reward_models.scoring.drawing import Drawing
+from reward_models.errors import RewardError
+from reward_models.options import SampleOptions, in_panel
+
+DRAW = "Draw first"
 
 
-def draw_pictures(drawing: Drawing) -> list[str]:
+@dataclass(frozen=True)
+class DrawOptions:
+    """The pictures to draw."""
+
+    pipeline: Annotated[str | None, in_panel(DRAW, "A pipeline, or a run, that draws --prompts into --images.")] = None
+    images: Annotated[Path | None, in_panel(DRAW, "Folder for the pictures; it must be new or empty.")] = None
+    per_prompt: Annotated[int, in_panel(DRAW, "Pictures of each prompt.", min=1)] = 1
+    seed: Annotated[int, in_panel(DRAW, "Of the noise.", min=0)] = 0
+    steps: Annotated[int | None, in_panel(DRAW, "Denoising steps.", min=1)] = None
+    guidance_scale: Annotated[float | None, in_panel(DRAW, "1 is off.", min=1.0)] = None
+    pipeline_dtype: Annotated[str | None, in_panel(DRAW, "Of the pipeline: float32 or bfloat16.")] = None
+
+
+def folder_to_draw_into(drawing: DrawOptions, paths: Sequence[str]) -> Path:
+    """The folder for the pictures.
+
+    Raises:
+        RewardError: --pipeline without --images or the other way round, or PATHs beside them.
+    """
+    if drawing.pipeline is None or drawing.images is None:
+        raise RewardError("--pipeline PIPELINE and --images FOLDER go together. Got one without the other.")
+    if paths:
+        raise RewardError("Give PATHs to score, or --pipeline to draw from, and not both. Got both.")
+    return drawing.images
+
+
+def draw_pictures(drawing: DrawOptions, samples: SampleOptions, device: str) -> list[str]:
     """Draw what is to be scored; returns lines for the user.
+
+    Args:
+        drawing: from what, how, and into which folder.
+        samples: its prompts, and how many.
+        device: auto, cpu or cuda.
 
     Raises:
         ConfigError: the pipeline cannot be loaded, there are no prompts, or the folder holds something already.
@@ -18,25 +53,27 @@ def draw_pictures(drawing: Drawing) -> list[str]:
     from diffrl.errors import ConfigError
     from diffrl.export.generate import GenerateRequest, generate_pictures
 
-    if drawing.images.exists() and (not drawing.images.is_dir() or any(drawing.images.iterdir())):
+    images = folder_to_draw_into(drawing, ())
+    if images.exists() and (not images.is_dir() or any(images.iterdir())):
         raise ConfigError(
-            f"--images must be a new or empty folder, so that nothing is overwritten. Got {drawing.images}. To score "
-            f"what is there: diffrl score {drawing.images}."
+            f"--images must be a new or empty folder, so that nothing is overwritten. Got {images}. To score what is "
+            f"there: diffrl score {images}."
         )
-    run = Path(drawing.pipeline) if (Path(drawing.pipeline) / "config.yaml").is_file() else None
+    pipeline = str(drawing.pipeline)
+    run = Path(pipeline) if (Path(pipeline) / "config.yaml").is_file() else None
     return generate_pictures(
         GenerateRequest(
-            out=drawing.images,
-            model=drawing.pipeline if run is None else None,
+            out=images,
+            model=pipeline if run is None else None,
             run=run,
-            prompts=(drawing.prompt,) if drawing.prompt is not None else (),
-            source=drawing.prompts,
-            limit=drawing.limit,
+            prompts=(samples.prompt,) if samples.prompt is not None else (),
+            source=samples.prompts,
+            limit=samples.limit,
             per_prompt=drawing.per_prompt,
             seed=drawing.seed,
             steps=drawing.steps,
             guidance_scale=drawing.guidance_scale,
-            device=drawing.device,
-            dtype=drawing.dtype or "float32",
+            device=device,
+            dtype=drawing.pipeline_dtype or "float32",
         )
     )

@@ -51,7 +51,7 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
         what = " and ".join(f"batch.{field}" for field in changed)
         raise BrokenScorerError(
             f"The reward {name} works in place on {what}. A scorer must leave its batch as it is. Let it copy first "
-            f"(batch.media.clone(), copy.deepcopy(batch.metadata)); then check it with: diffrl score --check {name}."
+            f"(batch.media.clone(), copy.deepcopy(batch.metadata)); then check it with: diffrl rewards check {name}."
         )
     return output
 
@@ -121,7 +121,7 @@ def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
             would give every later sample another's score.
     """
     rule = f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them."
-    check = f"Check it: diffrl score --check {name}."
+    check = f"Check it: diffrl rewards check {name}."
     if not isinstance(output, RewardOutput):
         raise BrokenScorerError(f"{rule} Got {type(output).__name__}. {check}")
     parts = dict(output.parts)
@@ -163,5 +163,5 @@ def _failure(error: BaseException, batch: RewardBatch, name: str) -> str:
     at = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"The reward {name} failed{first}: {type(error).__name__}: {printable(error)} ({at.filename}:{at.lineno}). "
-        f"Mend it; then check it with: diffrl score --check {name}."
+        f"Mend it; then check it with: diffrl rewards check {name}."
     )

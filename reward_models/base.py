@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -221,3 +221,11 @@ class Scorer(Protocol):
     def to(self, device: str | torch.device) -> Scorer:
         """Move weights, if there are any; returns itself."""
         ...
+
+
+class WithoutWeights:
+    """A scorer that has nothing to move: it computes where the media are, on the CPU, or asks a server."""
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move nothing."""
+        return self

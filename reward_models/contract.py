@@ -3,7 +3,7 @@
     from reward_models import check_scorer
     problems = check_scorer(MyScorer())        # an empty list if all is well
 
-On the command line: python -m reward_models --check my_module:MyScorer
+On the command line: python -m reward_models rewards check my_module:MyScorer
 
 Nothing that a scorer does ends the check: whatever it raises is told as a problem.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
 from reward_models.errors import RewardError
-from reward_models.messages import told
+from reward_models.messages import describe
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4
@@ -65,7 +65,7 @@ def check_scorer(
             problems += _check_scores(scorer, batch)
             problems += _check_refusals(scorer, batch)
         except _RAISED as error:  # of a spec, contrasts or samples that are none
-            problems.append(f"Its spec, or its samples, cannot be used: {told(error)}.")
+            problems.append(f"Its spec, or its samples, cannot be used: {describe(error)}.")
         problems += _check_move(scorer)
     return list(dict.fromkeys(problems))
 
@@ -181,14 +181,14 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
     except RewardError:
         raise
     except _RAISED as error:
-        return None, [f"Scoring {what} raised {told(error)}."]
+        return None, [f"Scoring {what} raised {describe(error)}."]
     problems = [f"It must not change the {field} it is given." for field in changes(given, batch)]
     if any(not torch.equal(now, then) for now, then in zip(_random_states(), states, strict=False)):
         problems.append("It must not draw from torch's global random numbers, nor seed them: give it a generator.")
     try:
         wrong = check_output(scorer.spec, output, len(batch))
     except _RAISED as error:  # of a range or parts that are none
-        wrong = [f"Its output cannot be read: {told(error)}."]
+        wrong = [f"Its output cannot be read: {describe(error)}."]
     return (None if wrong else output), [*problems, *(f"Of {what}: {problem}" for problem in wrong)]
 
 
@@ -210,7 +210,7 @@ def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
         try:
             output, wrong = _scored(scorer, given, named)
         except RewardError as error:
-            output, wrong = None, [] if may_refuse else [f"Scoring {named} raised {told(error)}."]
+            output, wrong = None, [] if may_refuse else [f"Scoring {named} raised {describe(error)}."]
         problems.extend(problem for problem in wrong if problem not in problems)
         if output is not None and given is batch and not bool(output.ok.any()):
             problems.append(f"No sample could be scored: {output.errors[0]}")
@@ -273,7 +273,7 @@ def _must_refuse(scorer: Scorer, batch: RewardBatch, what: str) -> list[str]:
     except RewardError:
         return []
     except _RAISED as error:  # any other exception is a broken promise, and named
-        return [f"{rule} It raised {told(error)}."]
+        return [f"{rule} It raised {describe(error)}."]
     return [rule]
 
 
@@ -282,5 +282,5 @@ def _check_move(scorer: Scorer) -> list[str]:
     try:
         moved = scorer.to("cpu")
     except _RAISED as error:
-        return [f"{rule} It raised {told(error)}."]
+        return [f"{rule} It raised {describe(error)}."]
     return [] if moved is scorer else [f"{rule} Got {type(moved).__name__}."]

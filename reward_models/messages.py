@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-LONGEST_TOLD = 500
+LONGEST_MESSAGE = 500
 """Characters of a stranger's message."""
 
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b-\x1f\x7f]")
@@ -58,7 +58,7 @@ def closest(name: object, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(text, known, n=1)), None)
 
 
-def printable(text: object, longest: int = LONGEST_TOLD) -> str:
+def printable(text: object, longest: int = LONGEST_MESSAGE) -> str:
     """A stranger's text as it can be stored and shown: cut to `longest` characters, without surrogates."""
     try:
         plain = str(text)
@@ -67,7 +67,7 @@ def printable(text: object, longest: int = LONGEST_TOLD) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", cut(plain, longest))
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception's class and the first line of its message, without a full stop."""
     first = (printable(error).splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

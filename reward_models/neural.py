@@ -164,8 +164,10 @@ def load_strict(
         "of another shape": [key for key in own if key in state and own[key].shape != state[key].shape],
     }
     if any(wrong.values()):
-        told = "; ".join(f"{what}: {', '.join(keys[:3])} ({len(keys)})" for what, keys in wrong.items() if keys)
-        raise RewardError(f"The weights {source} do not fit the reward {reward}: {told}. It is another model's file.")
+        wrong_keys = "; ".join(f"{what}: {', '.join(keys[:3])} ({len(keys)})" for what, keys in wrong.items() if keys)
+        raise RewardError(
+            f"The weights {source} do not fit the reward {reward}: {wrong_keys}. It is another model's file."
+        )
     module.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from reward_models.errors import RewardError
-from reward_models.messages import closest, printable, quote, told
+from reward_models.messages import closest, describe, printable, quote
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer
@@ -79,7 +79,7 @@ def factory_of(name: str) -> Any:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
         raise RewardError(
-            f"The reward {quote(name)} cannot be imported: {told(error)}. Check the name, and the module."
+            f"The reward {quote(name)} cannot be imported: {describe(error)}. Check the name, and the module."
         ) from error
 
 
@@ -112,7 +112,7 @@ def load_reward(name: str, **options: Any) -> Scorer:
             ) from error
         given = f" with the options {', '.join(options)}" if options else ""
         raise RewardError(
-            f"The reward {name} cannot be made{given}: {told(error)}. Check its options, and what it needs."
+            f"The reward {name} cannot be made{given}: {describe(error)}. Check its options, and what it needs."
         ) from error
     lacking = _lacking(made)
     if lacking:
@@ -135,7 +135,7 @@ def move(name: str, scorer: Scorer, device: Any) -> Any:
         raise
     except BaseException as error:  # out of memory, no such device, or whatever a stranger's scorer raises
         raise RewardError(
-            f"The reward {name} cannot be moved to {device}: {told(error)}. Try another device."
+            f"The reward {name} cannot be moved to {device}: {describe(error)}. Try another device."
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Pictures that a scorer must tell apart, and what it says of them: catches set-ups that return the same for all.
 
-    diffrl score --self-test pickscore --option model=/models/PickScore_v1
+    diffrl rewards self-test pickscore --option model=/models/PickScore_v1
 
 A scorer with needs of its own (text in the picture, a detector's classes) has a method `contrasts()`.
 """
@@ -20,7 +20,7 @@ from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
 from reward_models.errors import BrokenScorerError
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, coverage
-from reward_models.messages import told
+from reward_models.messages import describe
 
 SIDE = 256
 """Side of the drawn pictures, in pixels."""
@@ -44,6 +44,11 @@ class Contrast:
     good: Sample
     bad: Sample
     why: str
+
+
+def contrast(good: Tensor, bad: Tensor, why: str, prompt: str = "a sample") -> Contrast:
+    """Two media of one prompt, of which the first is better."""
+    return Contrast(Sample(good, prompt), Sample(bad, prompt), why)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def default_contrasts(kind: str) -> list[Contrast]:
             prompt, good, bad = f"a {color} {shape}", drawing(color, shape), drawing(*other)
         else:
             prompt, good, bad = f"a {color} {shape} moving right", clip(color, shape), clip(*other)
-        made.append(Contrast(Sample(good, prompt), Sample(bad, prompt), f"the picture shows the prompt {prompt!r}"))
+        made.append(contrast(good, bad, f"the picture shows the prompt {prompt!r}", prompt))
     return made
 
 
@@ -137,4 +142,4 @@ def _single(scorer: Scorer, sample: Sample) -> RewardOutput:
     except BrokenScorerError as error:
         if error.__cause__ is None:
             raise
-        return output_of_rows([(math.nan, {}, told(error.__cause__))] * len(batch))  # that is what the test has to tell
+        return output_of_rows([(math.nan, {}, describe(error.__cause__))] * len(batch))

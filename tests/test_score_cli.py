@@ -134,3 +134,20 @@ def test_nothing_is_drawn_for_a_reward_that_does_not_exist(score, random_sd3, tm
     command = ["--pipeline", random_sd3, "--images", tmp_path / "images", "--prompt", "a red circle"]
     code, _, message = score(*command, "--reward", "shaps")
     assert code == 2 and "Did you mean" in message and not (tmp_path / "images").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["IN", "--images", "y"], "go together"),
+        (["--images", "y"], "go together"),
+        (["--pipeline", "x"], "go together"),
+        (["IN", "--pipeline", "x", "--images", "y"], "and not both"),
+        ([], "diffrl score --pipeline draws some"),
+        (["--check", "shapes"], " rewards check NAME."),
+    ],
+)
+def test_what_is_drawn_and_what_is_scored_is_one_thing(score, tmp_path, arguments, expected):
+    given = [tmp_path if argument == "IN" else argument for argument in arguments]
+    code, _, message = score(*given, "--reward", "shapes")
+    assert code == 2 and expected in message and "Traceback" not in message

@@ -1,19 +1,25 @@
-"""Rewards of samples to advantages of samples and of the steps that led to them."""
+"""Rewards of samples to advantages of samples and of the steps that led to them.
+
+A rule is a function from what is known of a forest to what its steps earn, and a line in `RULES`; a comparison is a
+function from what steps earn to their advantages, and a line in `COMPARISONS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diffrl.functional.advantages import depth_advantage, group_advantage, population_std, sibling_advantage
-from diffrl.functional.groups import group_table, layout
+from diffrl.functional.advantages import Comparison, compare, origin_value, population_std
+from diffrl.functional.groups import group_table, joint_ids, layout
 from diffrl.functional.tree_values import fuse, levels, path_weights, step_rewards, sum_below
-from diffrl.functional.turning_points import turning_point_rewards
-from diffrl.records import Credit, Forest
+from diffrl.functional.turning_points import Turns, find_turning_points
+from diffrl.records import Credit, CreditDetail, Forest
+
+NO_TURNS = Turns(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -21,36 +27,36 @@ class CreditRule:
     """How rewards become advantages.
 
     Args:
-        reward: what a step is credited with. `outcome`: the advantages of the samples that it leads to. `fused`: the
-            value of the node in which it ends. `incremental`: what it adds to the value. `turning_point`: that, or the
-            long-term reward where a path turns.
+        reward: what a step is credited with, one of `RULES`.
         fusion: how samples weigh in a node's value: all the same, or by the probability of their path.
         beta: with `path_probability`, softmax(beta * sum of dimension-averaged log-probs).
         constraint: of turning points, see `turning_point_rewards`.
         balance: likewise.
-        normalise: what steps are compared with: all steps of the prompt, those of the prompt that end at the same step
-            of the grid, or the node that they leave, in units of the latter's spread.
+        normalise: what steps are compared with, one of `COMPARISONS`.
         baseline: mean or median; `siblings` has its own for steps.
         std: of the prompt's samples, or of the whole batch's; `batch` goes with `outcome` alone.
         clamp: bound on the size of an advantage.
         minimum: fewest usable samples of a prompt that trains.
 
     Raises:
-        ValueError: two of the options exclude each other.
+        ValueError: an option is unknown, or two of them exclude each other.
     """
 
-    reward: Literal["outcome", "fused", "incremental", "turning_point"]
+    reward: str
     fusion: Literal["uniform", "path_probability"] = "uniform"
     beta: float = 0.0
     constraint: bool = True
     balance: bool = True
-    normalise: Literal["group", "depth", "siblings"] = "group"
+    normalise: str = "group"
     baseline: Literal["mean", "median"] = "mean"
     std: Literal["group", "batch"] = "group"
     clamp: float = 5.0
     minimum: int = 2
 
     def __post_init__(self) -> None:
+        for name, table in {"reward": RULES, "normalise": COMPARISONS}.items():
+            if getattr(self, name) not in table:
+                raise ValueError(f"{name} must be one of {', '.join(table)}. Got {getattr(self, name)!r}.")
         if self.reward == "outcome" and self.normalise != "group":
             raise ValueError(f"normalise must be 'group' with reward 'outcome'. Got {self.normalise!r}.")
         if self.reward != "outcome" and self.std != "group":
@@ -58,10 +64,119 @@ class CreditRule:
         if self.fusion == "uniform" and self.beta != 0:
             raise ValueError(f"beta must be 0 with fusion 'uniform'. Got {self.beta}.")
 
+
+class Scored(NamedTuple):
+    """What a rule may use of a forest whose samples are scored.
+
+    Args:
+        forest: how the samples were drawn.
+        usable: (S,) bool, scored and meant to train.
+        outcome: (S,) advantages of the samples.
+        leaf_reward: (N,) rewards of the usable samples at the nodes that they grow from, NaN elsewhere.
+        leaf_weight: (N,) how they weigh in values; None means all the same.
+        fused: (N,) weighted mean of the usable rewards below each node.
+        values: (N,) worth of each node by another estimator; None means `fused`.
+    """
+
+    forest: Forest
+    usable: Tensor
+    outcome: Tensor
+    leaf_reward: Tensor
+    leaf_weight: Tensor | None
+    fused: Tensor
+    values: Tensor | None
+
     @property
-    def stepwise(self) -> bool:
-        """Whether steps are credited with differences of values, which may then come from another estimator."""
-        return self.reward in ("incremental", "turning_point")
+    def worth(self) -> Tensor:
+        """(N,) worth of each node by whichever estimator there is."""
+        return self.fused if self.values is None else self.values
+
+
+class StepCredit(NamedTuple):
+    """What steps deserve, by the nodes in which they end.
+
+    Args:
+        advantage: (N,) before what does not train is set to 0.
+        reward: (N,) of which the advantages were made; None where they are those of samples.
+        compared: with what; None likewise.
+        turns: turning points; None where none are looked for.
+    """
+
+    advantage: Tensor
+    reward: Tensor | None = None
+    compared: Comparison | None = None
+    turns: Turns | None = None
+
+
+def outcome(scored: Scored, rule: CreditRule) -> StepCredit:
+    """A step shares the advantages of the samples that it leads to."""
+    return StepCredit(
+        fuse(scored.forest.parent, _at_leaves(scored.forest, scored.outcome, scored.usable), scored.leaf_weight)
+    )
+
+
+def fused(scored: Scored, rule: CreditRule) -> StepCredit:
+    """A step earns the fused value of the node in which it ends (BranchGRPO)."""
+    return _compared(scored, rule, scored.fused, scored.fused)
+
+
+def incremental(scored: Scored, rule: CreditRule) -> StepCredit:
+    """A step earns what it adds to the value of the node that it leaves."""
+    return _compared(scored, rule, _without_lone(scored, step_rewards(scored.worth, scored.forest.parent)))
+
+
+def turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
+    """The same, but the long-term reward where a path turns (TP-GRPO)."""
+    forest, weight = scored.forest, scored.leaf_weight
+    points, turns = find_turning_points(
+        scored.worth, scored.leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
+    )
+    return _compared(scored, rule, _without_lone(scored, points.rewards))._replace(turns=turns)
+
+
+class Rule(NamedTuple):
+    """How steps are credited.
+
+    Args:
+        credit: the function.
+        differences: steps earn differences of values, which may then come from another estimator than the samples.
+    """
+
+    credit: Callable[[Scored, CreditRule], StepCredit]
+    differences: bool
+
+
+RULES: Mapping[str, Rule] = {
+    "outcome": Rule(outcome, differences=False),
+    "fused": Rule(fused, differences=False),
+    "incremental": Rule(incremental, differences=True),
+    "turning_point": Rule(turning_point, differences=True),
+}
+
+
+def with_prompt(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
+    """Steps compared with all steps of their prompt."""
+    return compare(reward, forest.prompt, None, rule.baseline, clamp=rule.clamp)
+
+
+def with_depth(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
+    """Steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
+    return compare(reward, joint_ids(forest.prompt, forest.step), None, rule.baseline, clamp=rule.clamp)
+
+
+def with_origin(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
+    """Steps compared with the node that they leave, in units of the spread at their depth; see `sibling_advantage`."""
+    groups, start = joint_ids(forest.prompt, forest.step), origin_value(forest.parent, centre)
+    return compare(reward, groups, forest.parent >= 0, clamp=rule.clamp, centre=start)
+
+
+COMPARISONS: Mapping[str, Callable[[Tensor, Forest, Tensor | None, CreditRule], Comparison]] = {
+    "group": with_prompt,
+    "depth": with_depth,
+    "siblings": with_origin,
+}
+"""What steps are compared with: (N,) what they earn; their forest; (N,) the worth of the nodes that they leave, None
+where they earn differences already; the rule."""
 
 
 def assign_credit(
@@ -102,53 +217,54 @@ def assign_credit(
     Raises:
         ValueError: `values` or `log_prob` is given to a rule that has no use for it, or log_prob is missing.
     """
-    if values is not None and not rule.stepwise:
+    if values is not None and not RULES[rule.reward].differences:
         raise ValueError(f"values go with reward 'incremental' and 'turning_point'. Got them with {rule.reward!r}.")
     if (log_prob is not None) != (rule.fusion == "path_probability"):
         got = "none" if log_prob is None else "one"
         raise ValueError(f"log_prob goes with fusion 'path_probability'. Got {got} with {rule.fusion!r}.")
     usable = usable & reward.isfinite()
     spread = population_std(*(batch or (reward, usable))) if rule.std == "batch" else None
-    outcome = group_advantage(
+    samples = compare(
         reward, forest.sample_prompt, usable, rule.baseline, clamp=rule.clamp, minimum=rule.minimum, spread=spread
     )
     trained = usable & ~_dropped(forest, reward, usable, rule.minimum)
-    if finished is not None:
-        outcome = outcome._replace(advantage=finished.where(trained, 0.0))
-    weight = None if log_prob is None else path_weights(forest.parent, log_prob, rule.beta)
+    advantage = samples.group.advantage if finished is None else finished.where(trained, 0.0)
 
+    weight = None if log_prob is None else path_weights(forest.parent, log_prob, rule.beta)
     leaf_reward = _at_leaves(forest, reward, usable)
-    fused = fuse(forest.parent, leaf_reward, weight)
     if values is not None:
         values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
-    worth = fused if values is None else values
-    turning = torch.zeros_like(forest.parent, dtype=torch.bool)
-    step_reward = torch.full_like(worth, torch.nan)
-    if rule.reward == "outcome":
-        advantage = fuse(forest.parent, _at_leaves(forest, outcome.advantage, usable), weight)
-    else:
-        if rule.reward == "turning_point":
-            step_reward, turning = turning_point_rewards(
-                worth, leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
-            )[:2]
-        else:
-            step_reward = fused if rule.reward == "fused" else step_rewards(worth, forest.parent)
-        step_reward = step_reward.where(fused.isfinite() & (forest.parent >= 0), torch.nan)
-        if rule.stepwise and values is None:
-            step_reward = step_reward.where(~_lone(forest, usable), torch.nan)
-        advantage = _normalise(step_reward, forest, worth if rule.reward == "fused" else None, rule)
+    fused_values = fuse(forest.parent, leaf_reward, weight)
+    scored = Scored(forest, usable, advantage, leaf_reward, weight, fused_values, values)
+    steps = RULES[rule.reward].credit(scored, rule)
 
     trains = (forest.parent >= 0) & _on_the_way(forest, trained)
+    turning = torch.zeros_like(trains)
+    if steps.turns is not None:
+        turning[steps.turns.node[steps.turns.kept]] = True
     return Credit(
-        advantage=advantage.where(trains, 0.0),
-        outcome=outcome.advantage,
+        advantage=steps.advantage.where(trains, 0.0),
+        outcome=advantage,
         used=trained,
-        values=worth,
-        step_reward=step_reward,
+        values=scored.worth,
+        step_reward=torch.full_like(scored.worth, torch.nan) if steps.reward is None else steps.reward,
         turning=turning & trains,
-        zero_spread_groups=outcome.zero_spread,
-        dropped_groups=outcome.dropped,
+        zero_spread_groups=samples.group.zero_spread,
+        dropped_groups=samples.group.dropped,
+        detail=CreditDetail(
+            *_quotient(steps.compared, trains),
+            *_quotient(samples if finished is None else None, trained),
+            *(steps.turns or NO_TURNS),
+        ),
     )
+
+
+def _quotient(compared: Comparison | None, trains: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and spread, float32, NaN where nothing was compared or nothing trains."""
+    if compared is None:
+        absent = torch.full(trains.shape, torch.nan)
+        return absent, absent
+    return compared.centre.float().where(trains, torch.nan), compared.spread.float().where(trains, torch.nan)
 
 
 def kept_edges(
@@ -191,12 +307,16 @@ def kept_edges(
     return kept & ~torch.isin(forest.step, forest.step.new_tensor(sorted(skipped_steps)))
 
 
-def _normalise(step_reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Tensor:
-    if rule.normalise == "group":
-        return group_advantage(step_reward, forest.prompt, None, rule.baseline, clamp=rule.clamp).advantage
-    if rule.normalise == "depth":
-        return depth_advantage(step_reward, forest.prompt, forest.step, None, rule.baseline, clamp=rule.clamp)
-    return sibling_advantage(step_reward, forest.parent, forest.prompt, forest.step, centre, clamp=rule.clamp)
+def _compared(scored: Scored, rule: CreditRule, reward: Tensor, centre: Tensor | None = None) -> StepCredit:
+    """Advantages of steps that earn `reward` (N,); `centre` (N,) is the worth of nodes in the same unit."""
+    reward = reward.where(scored.fused.isfinite() & (scored.forest.parent >= 0), torch.nan)
+    compared = COMPARISONS[rule.normalise](reward, scored.forest, centre, rule)
+    return StepCredit(compared.group.advantage, reward, compared)
+
+
+def _without_lone(scored: Scored, reward: Tensor) -> Tensor:
+    """Step rewards (N,), NaN where the leaves below are all that values rest on and no sibling has any."""
+    return reward if scored.values is not None else reward.where(~_lone(scored.forest, scored.usable), torch.nan)
 
 
 def _at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:

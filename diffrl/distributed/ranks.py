@@ -111,8 +111,8 @@ def agreed(accelerator: Any, work: Callable[[], T]) -> T:
         value.append(work())
     except (RewardError, GuardStop) as error:
         raised = error
-    told = None if raised is None else (isinstance(raised, GuardStop), str(raised))
-    everyone = gather_objects(accelerator, told)
+    error_here = None if raised is None else (isinstance(raised, GuardStop), str(raised))
+    everyone = gather_objects(accelerator, error_here)
     if raised is not None:
         raise raised
     for rank, error in enumerate(everyone):

@@ -28,6 +28,20 @@ class GroupAdvantage(NamedTuple):
     dropped: int
 
 
+class Comparison(NamedTuple):
+    """Advantages of S samples with the two numbers that each was made with.
+
+    Args:
+        group: the advantages.
+        centre: (S,) float64 what was subtracted from each reward; NaN where the advantage is 0 without a sum.
+        spread: (S,) float64 what the rest was divided by, `eps` included; NaN likewise.
+    """
+
+    group: GroupAdvantage
+    centre: Tensor
+    spread: Tensor
+
+
 def group_advantage(
     rewards: Tensor,
     groups: Tensor,
@@ -70,20 +84,42 @@ def group_advantage(
         ValueError: shapes differ, `groups` is not integer, an option is unknown, `minimum` is below 1, or `eps` or
             `clamp` is negative.
     """
+    return compare(rewards, groups, ok, baseline, std, eps, clamp, minimum, spread).group
+
+
+def compare(
+    rewards: Tensor,
+    groups: Tensor,
+    ok: Tensor | None = None,
+    baseline: Literal["mean", "median"] = "mean",
+    std: Literal["group", "batch"] = "group",
+    eps: float = 1e-4,
+    clamp: float = 5.0,
+    minimum: int = 2,
+    spread: Tensor | None = None,
+    centre: Tensor | None = None,
+) -> Comparison:
+    """`group_advantage` with the numbers that it was made with, and with a baseline from elsewhere if need be.
+
+    The arguments are those of `group_advantage`. With `centre` (S,) each reward is compared with that in place of what
+    `baseline` names; where it is not finite the advantage is 0, but the reward still enters the standard deviation.
+    """
     _check(rewards, groups, ok, baseline, std, eps, clamp, minimum)
     usable = _usable(rewards, ok)
     if rewards.numel() == 0:
-        return GroupAdvantage(rewards.float(), 0, 0)
+        return Comparison(GroupAdvantage(rewards.float(), 0, 0), rewards.double(), rewards.double())
     table = group_table(rewards, groups.to(rewards.device), usable)
     few = table.size < minimum
     flat = table.flat & ~few
-    centre = table.mean if baseline == "mean" else table.median
+    if centre is None:
+        centre = (table.mean if baseline == "mean" else table.median)[table.row]
     if spread is None:
         spread = table.std if std == "group" else population_std(rewards, ok)
-    scale = spread.to(centre).expand_as(centre)
-    advantage = ((rewards.double() - centre[table.row]) / (scale[table.row] + eps)).clamp(-clamp, clamp)
-    trains = usable & ~(flat | few)[table.row]
-    return GroupAdvantage(advantage.float().where(trains, 0.0), int(flat.sum()), int(few.sum()))
+    centre, divisor = centre.double(), spread.to(table.ordered).expand(len(few))[table.row] + eps
+    trains = usable & centre.isfinite() & ~(flat | few)[table.row]
+    advantage = ((rewards.double() - centre) / divisor).clamp(-clamp, clamp).float().where(trains, 0.0)
+    group = GroupAdvantage(advantage, int(flat.sum()), int(few.sum()))
+    return Comparison(group, centre.where(trains, torch.nan), divisor.where(trains, torch.nan))
 
 
 def population_std(rewards: Tensor, ok: Tensor | None = None) -> Tensor:
@@ -173,19 +209,17 @@ def sibling_advantage(
     Raises:
         ValueError: as `depth_advantage`, and if `parent` or `centre` is not (N,).
     """
-    ids = _joint_ids(rewards, prompt, depth)
-    _check(rewards, ids, ok, "mean", "group", eps, clamp, minimum)
     for name, tensor in {"parent": parent, "centre": rewards if centre is None else centre}.items():
         _same_shape(rewards, name, tensor)
-    if rewards.numel() == 0:
-        return rewards.float()
-    origin = parent.clamp_min(0)
-    base = rewards.new_zeros(rewards.shape) if centre is None else centre[origin]
-    usable = _usable(rewards, ok) & (parent >= 0)
-    table = group_table(rewards, ids, usable)
-    advantage = ((rewards.double() - base.double()) / (table.std[table.row] + eps)).clamp(-clamp, clamp)
-    idle = table.flat | (table.size < minimum)
-    return advantage.float().where(usable & torch.isfinite(base) & ~idle[table.row], 0.0)
+    ids = _joint_ids(rewards, prompt, depth)
+    edges = parent >= 0 if ok is None else ok & (parent >= 0)
+    base = origin_value(parent, centre)
+    return compare(rewards, ids, edges, "mean", "group", eps, clamp, minimum, centre=base).group.advantage
+
+
+def origin_value(parent: Tensor, value: Tensor | None) -> Tensor:
+    """(N,) what each step starts from: the value (N,) of the node that it leaves; 0 everywhere without values."""
+    return torch.zeros_like(parent, dtype=torch.float32) if value is None else value[parent.clamp_min(0)]
 
 
 def gdpo_advantage(

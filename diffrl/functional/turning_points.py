@@ -33,6 +33,20 @@ class TurningPoints(NamedTuple):
     dropped: int
 
 
+class Turns(NamedTuple):
+    """The turning points found, M pairs of a step and a leaf, in ascending order of the node and then of the leaf.
+
+    Args:
+        node: (M,) int64 node in which the step ends.
+        leaf: (M,) int64 leaf on whose path it turns.
+        kept: (M,) bool, False where balancing left it out.
+    """
+
+    node: Tensor
+    leaf: Tensor
+    kept: Tensor
+
+
 def turning_point_rewards(
     values: Tensor,
     leaf_reward: Tensor,
@@ -77,6 +91,19 @@ def turning_point_rewards(
     Raises:
         ValueError: shapes differ, or `parent` is no forest in order.
     """
+    return find_turning_points(values, leaf_reward, parent, constraint, balance, leaf_weight, group)[0]
+
+
+def find_turning_points(
+    values: Tensor,
+    leaf_reward: Tensor,
+    parent: Tensor,
+    constraint: bool = True,
+    balance: bool = True,
+    leaf_weight: Tensor | None = None,
+    group: Tensor | None = None,
+) -> tuple[TurningPoints, Turns]:
+    """`turning_point_rewards`, and on which paths the steps turn."""
     check_forest(parent, values=values, leaf_reward=leaf_reward, leaf_weight=leaf_weight, group=group)
     worth, step = values.double(), step_rewards(values, parent).double()
     leaf, node = paths(parent, torch.nonzero(leaf_mask(parent) & leaf_reward.isfinite()).flatten())
@@ -102,7 +129,8 @@ def turning_point_rewards(
     positive, negative = int((long_term > 0).sum()), int((long_term < 0).sum())
     here = torch.zeros_like(parent, dtype=torch.bool)
     here[node[replaced]] = True
-    return TurningPoints(rewards.float(), here, positive, negative, int((~kept).sum()))
+    points = TurningPoints(rewards.float(), here, positive, negative, int((~kept).sum()))
+    return points, Turns(node[turns], leaf[turns], kept)
 
 
 def _agree(a: Tensor, b: Tensor) -> Tensor:

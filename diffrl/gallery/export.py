@@ -26,7 +26,7 @@ from diffrl.gallery.site import Site
 from diffrl.gallery.static_links import Places, StaticLinks
 from diffrl.gallery.thumbnails import MISSING, shrink
 from diffrl.gallery.votes import read_votes
-from diffrl.trees.record import list_trees
+from diffrl.trees.read import list_trees
 
 STATIC = Path(__file__).parent / "static"
 ONLINE = ("live.js",)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
@@ -17,7 +17,6 @@ from diffrl.gallery.records import Brief, Key, Sample, State
 from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
-    from diffrl.gallery.scoring import FolderScores
     from reward_models.scoring.items import Item
 
 FRESH = 3.0
@@ -43,6 +42,31 @@ class Entry:
     file: str
     key: Key
     mark: tuple[str, int, int, str | None]
+
+
+class Scores(Protocol):
+    """What a folder asks of whoever scores it (`scoring.FolderScores`)."""
+
+    changes: int
+    lower: frozenset[str]
+
+    def ask(self, entries: Sequence[Entry], version: str) -> None:
+        """Have these scored, once for each version of the folder."""
+
+    def names(self) -> list[str]:
+        """Names of the rewards."""
+
+    def values(self, marks: Sequence[tuple[str, int, int, str | None]], reward: str) -> list[float | None]:
+        """One reward of many pictures, None while unknown."""
+
+    def of(self, mark: tuple[str, int, int, str | None]) -> tuple[dict[str, float | None], str | None]:
+        """All rewards of a picture by name, None while unknown; and why some failed."""
+
+    def progress(self) -> str | None:
+        """What the scoring is at; None when nothing is being scored."""
+
+    def problems(self) -> list[str]:
+        """Why rewards could not work at all."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,7 @@ class FolderSource:
 
     def __init__(self, key: str, path: Path, title: str | None = None):
         self.key, self.path, self.title = key, path, title or path.name
-        self.scores: FolderScores | None = None
+        self.scores: Scores | None = None
         self._lock = threading.Lock()
         self._contents: Contents | None = None
         self._looked = 0.0

@@ -19,7 +19,8 @@ from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
 from diffrl.gallery.thumbnails import shrink, unreadable
-from diffrl.trees.record import TREES, TreeRecord, list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
+from diffrl.trees.record import TREES, TreeRecord
 
 PAIRS = 12
 SIZE, NODE = 256, 128
@@ -131,9 +132,9 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         if record is None:
             why = torn or "No tree was recorded. track.trees in the configuration records them."
             return {"figure": None, "why": why}
-        from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, tree_figure
-        from diffrl.gallery.tree_splits import pictures
-        from diffrl.gallery.tree_story import story
+        from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, tree_figure
+        from diffrl.gallery.trees.splits import pictures
+        from diffrl.gallery.trees.story import story
 
         picture, told = _pictures(run.path / TREES / record.name), story(record)
         figure = tree_figure(record, picture)

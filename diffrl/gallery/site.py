@@ -21,7 +21,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source, State, told
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails
-from diffrl.trees.record import list_trees
+from diffrl.trees.read import list_trees
 
 DRAWINGS, REPORTS = 32 * 2**20, 8
 """Characters of the drawings, and number of the reports, a few MB each, that stay in memory."""

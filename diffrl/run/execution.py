@@ -91,7 +91,7 @@ class TrainingRun:
             }
         )
         self.progress.iteration(done.number, metrics["reward/mean"], wall)
-        trainer.sentinel.act()
+        trainer.sentinel.check()
         trainer.guard.check_learning()
 
     def _write_trees(self, done: Iteration) -> None:
@@ -111,9 +111,9 @@ class TrainingRun:
         self.journal.eval_samples(iteration, found)
         means = {name: found.means.get(name, math.nan) for name in (r.key for r in self.config.eval.rewards)}
         self.progress.held_out(iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
-        judged = self.trainer.judge(found)
+        compared = self.trainer.compare(found)
         unknown = {f"held_out/{reward.key}": math.nan for reward in self.config.eval.rewards}
-        return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **judged}
+        return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **compared}
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next iteration depends on."""

@@ -39,7 +39,7 @@ class Journal:
         run_dir: the run.
         config: its configuration.
         accelerator: holds the trackers that were asked for; knows which rank this is.
-        tell: tells the user what cannot be written down.
+        notify: takes what cannot be written down, for the user.
         saved: iteration of the newest checkpoint; None without any.
     """
 
@@ -48,11 +48,11 @@ class Journal:
         run_dir: Path,
         config: Config,
         accelerator: Any,
-        tell: Callable[[str], None] = print,
+        notify: Callable[[str], None] = print,
         saved: int | None = None,
     ):
         self.run_dir, self.config, self.saved = run_dir, config, saved
-        self._tell = tell
+        self._notify = notify
         self._log_failed = False
         self._accelerator = accelerator
         self._writes = bool(accelerator.is_main_process)
@@ -94,7 +94,7 @@ class Journal:
         except OSError as error:
             if not self._log_failed:
                 self._log_failed = True
-                self._tell(f"{path} cannot be written: {error.strerror or error}. Its lines are shown here only.")
+                self._notify(f"{path} cannot be written: {error.strerror or error}. Its lines are shown here only.")
 
     def require_place(self) -> None:
         """Refuse to train on where nothing would be left of it; asked every iteration.

@@ -65,7 +65,7 @@ def train(config: Config, console: Console) -> Path:
     """
     run_dir = new_run_dir(config)
     stop = StopSignal()
-    with ends_in_words(stop, _teller(console)), stop.watched():
+    with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
         with _one_trainer(session, run_dir):
             if session.accelerator.is_main_process:
@@ -89,7 +89,7 @@ def resume(path: str | Path, console: Console, from_start: bool = False) -> Path
     """
     run_dir, config = open_run_dir(path)
     stop = StopSignal()
-    with ends_in_words(stop, _teller(console)), stop.watched():
+    with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
         with _one_trainer(session, run_dir):
             _go_on(session, run_dir, console, stop, from_start)
@@ -97,26 +97,26 @@ def resume(path: str | Path, console: Console, from_start: bool = False) -> Path
 
 
 def _go_on(session: Session, run_dir: Path, console: Console, stop: StopSignal, from_start: bool) -> None:
-    config, said, checkpoint = session.config, list[str](), None
+    config, notes, checkpoint = session.config, list[str](), None
     if not from_start:
-        checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), said.append)
+        checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), notes.append)
         if checkpoint is None:
-            said.append("The run was ended before its first checkpoint: it starts again from the beginning.")
+            notes.append("The run was ended before its first checkpoint: it starts again from the beginning.")
         else:
-            said.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+            notes.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
     session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
     if session.accelerator.is_main_process:
-        said += lost_history(run_dir, checkpoint.step) if checkpoint else []
-        said += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint)
-        for message in said + note_resumption(run_dir, _environment(session)):
+        notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
+        notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint)
+        for message in notes + note_resumption(run_dir, _environment(session)):
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
     session.accelerator.wait_for_everyone()
     _see_through(session, run_dir, checkpoint, console, stop)
 
 
-def _teller(console: Console) -> Callable[[str], None]:
-    """Tells the user of the first rank."""
+def _printer(console: Console) -> Callable[[str], None]:
+    """Prints to the user of the first rank."""
     rank = int(os.environ.get("RANK", "0"))
     return partial(console.print, highlight=False, markup=False) if rank == 0 else lambda line: None
 
@@ -169,14 +169,14 @@ def _see_through(
             leave_report(run)
             raise Ended(128 + end.number) from end
         except Exception as error:
-            told = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
-            _log_failure(journal, told)
+            failure = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
+            _log_failure(journal, failure)
             leave_report(run)
-            if told is not error:
-                raise told from error
+            if failure is not error:
+                raise failure from error
             raise
         except BaseException as error:
-            if not isinstance(error, AtOnce):  # which is told where it ends
+            if not isinstance(error, AtOnce):  # which is reported where it ends
                 _log_failure(journal, error)
             raise
         finally:
@@ -291,7 +291,7 @@ def finish(run: TrainingRun, console: Console) -> None:
 
 
 def leave_report(run: TrainingRun) -> bool:
-    """Write report.html, first rank only. That it cannot be written is told, and ends nothing: the run is done.
+    """Write report.html, first rank only. That it cannot be written is reported, and ends nothing: the run is done.
 
     Returns:
         Whether it was written.

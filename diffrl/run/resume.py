@@ -26,7 +26,7 @@ from diffrl.tracking.index import INDEX, PICTURES
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS
 from diffrl.tracking.store import SampleStore
-from diffrl.trees.record import NAME as TREE
+from diffrl.trees.read import NAME as TREE
 from diffrl.trees.record import TREES
 
 BEFORE = "before-"

@@ -219,10 +219,10 @@ class Trainer:
             self.messages.report(f"{found.failed} of {c.eval.samples} held-out samples could not be scored.")
         return found
 
-    def judge(self, found: Evaluation) -> Metrics:
-        """What the sentinel makes of an evaluation."""
+    def compare(self, found: Evaluation) -> Metrics:
+        """An evaluation against the best so far, as the sentinel sees it."""
         weighted = self.session.scorers_at(max(self.iteration - 1, 0))
-        return self.sentinel.judge(found, self.config.eval.samples, weighted)
+        return self.sentinel.compare(found, self.config.eval.samples, weighted)
 
     @cached_property
     def eval_conditioning(self) -> Conditioning:

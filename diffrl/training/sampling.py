@@ -87,7 +87,7 @@ class Sampling:
         Args:
             batch: the prompts.
             conditioning: of them.
-            tracer: is shown how the first of them are samples.
+            tracer: is shown how the first of them are drawn.
         """
         tree, settings = self.config.rollout.tree, self.config.rollout.explore
         branching = self.config.rollout.branching_at(batch.iteration)
@@ -120,7 +120,7 @@ class Sampling:
     def regenerate(
         self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
     ) -> tuple[Rollout, RewardTable]:
-        """A forest in the training precision, with all steps; scored while it is samples."""
+        """A forest in the training precision, with all steps; scored while it is drawn."""
         s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
         s.meter.reward_calls += len(forest) * len(scorers)

@@ -125,7 +125,7 @@ class Sentinel:
     def _sharpness_of(self, stills: Tensor) -> Tensor:
         return self._sharpness(RewardBatch(stills, [""] * len(stills))).raw
 
-    def judge(self, found: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
+    def compare(self, found: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
         """Compare a held-out evaluation, and the samples since the one before, with what was.
 
         Args:
@@ -159,7 +159,7 @@ class Sentinel:
                 self.report(f"{message} Look at the pictures; compare checkpoints.")
         return metrics
 
-    def act(self) -> None:
+    def check(self) -> None:
         """End the run if the last evaluation was bad enough; called when that evaluation is written down.
 
         Raises:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.config.objective import Objective
 from diffrl.config.schema import Config
-from diffrl.records import Credit, Forest, Rollout, Samples
+from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
 
@@ -80,12 +80,19 @@ def sketch(
     rows = torch.nonzero(forest.prompt == row).flatten()
     number = {node: i for i, node in enumerate(rows.tolist())}
     leaves = _leaves(config.objective, samples, credit, forest, sample_of, number)
-    columns = credit.values, credit.step_reward, credit.advantage, ratio
-    values, credited, advantages, ratios = (_numbers(column) for column in columns)
+    values, credited, advantages, ratios = (
+        _numbers(column) for column in (credit.values, credit.step_reward, credit.advantage, ratio)
+    )
+    detail = credit.detail
+    assert detail is not None
+    centres, spreads = _numbers(detail.centre), _numbers(detail.spread)
     trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
+    used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
+    pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
+    turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
-    nodes, places = [], redrawn[rows].tolist()
+    nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
         is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
@@ -103,6 +110,10 @@ def sketch(
                 turning=is_edge and turning[own],
                 trained=is_edge and trains[own],
                 log_ratio=ratios[own] if is_edge else None,
+                centre=centres[own] if is_edge else None,
+                spread=spreads[own] if is_edge else None,
+                turns=turns.get(own, {}) if turns is not None and is_edge else None,
+                pruned=pruned[own] if is_edge else None,
                 leaf=leaves[node][0] if node in leaves else None,
             )
         )
@@ -143,6 +154,8 @@ def _leaves(
     """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
     table, chosen, paths = samples.table, samples.chosen, sample_paths(forest)
     totals, outcomes, used = _numbers(table.total), _numbers(credit.outcome), credit.used.tolist()
+    assert credit.detail is not None
+    centres, spreads = _numbers(credit.detail.sample_centre), _numbers(credit.detail.sample_spread)
     rewards = {name: _numbers(column) for name, column in {**table.raw, **table.parts}.items()}
     trained = trained_samples(objective, credit).tolist()
     proxy = samples.exploration.proxy if samples.exploration else None
@@ -163,11 +176,29 @@ def _leaves(
                 error=table.errors[own] or leaf.error,
                 advantage=outcomes[own] if used[own] else None,
                 trained=trained[own],
+                centre=centres[own] if used[own] else None,
+                spread=spreads[own] if used[own] else None,
             )
         if own >= 0 and chosen:
             leaf = replace(leaf, chosen=reworded(chosen.reason[own], number), audit=bool(chosen.audit[own]))
         leaves[node] = (leaf, own, place)
     return leaves
+
+
+def _turns(detail: CreditDetail, places: Sequence[int]) -> dict[int, dict[int, bool]]:
+    """Of each row of the rollout's forest at which paths turn: their samples' nodes in the record, and whether kept.
+
+    Args:
+        detail: of the rollout's credit.
+        places: of each node of the record, its row in the rollout's forest; -1 is nowhere.
+    """
+    number = {own: i for i, own in enumerate(places) if own >= 0}
+    found: dict[int, dict[int, bool]] = {}
+    columns = detail.turn_node.tolist(), detail.turn_leaf.tolist(), detail.turn_kept.tolist()
+    for node, leaf, kept in zip(*columns, strict=True):
+        if node in number:
+            found.setdefault(node, {})[number[leaf]] = kept
+    return found
 
 
 def reworded(reason: str, number: Mapping[int, int]) -> str:

@@ -6,34 +6,24 @@
     trees/000020-3/aim-12.webp     the prediction that training asks for at the split of node 12; before-12 and after-12
                                    are what the network predicted there before and after the updates
 
-Reading needs neither torch nor PIL.
+`trees.read` reads it with neither torch nor PIL. Keys may be added; older records lack them, and read as unknown.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from diffrl.errors import DiffrlError
-from diffrl.tracking.places import place
-from diffrl.trees.checks import (
-    LEAF,
-    NODE,
-    PUSH,
-    RECORD,
-    require_kinds,
-    require_order,
-    require_pulls,
-    require_steps,
-)
+from pydantic import ConfigDict, Field
 
-TREES, DOCUMENT = "trees", "tree.json"
-FORMAT = 1
-NAME = re.compile(r"([0-9]{6,12})-([0-9]{1,9})")
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""How a document is read: no other keys, no text for a number, no number without end."""
+Picture = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A file in the tree's folder."""
+Word = bool | Annotated[int, Field(gt=-(2**64), lt=2**64)] | float | str | None
+Scaling = Annotated[Mapping[Annotated[str, Field(pattern="^(weight|shift|scale)$")], float], Field(min_length=3)]
+"""How a reward enters the total: weight * (raw - shift) / scale."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +41,15 @@ class TreeLeaf:
         error: why a scorer failed on the finished picture, else on the proxy's.
         advantage: of the sample as a whole; None if it was not used.
         trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
+        centre: what the advantage subtracts from the total; None where it is no such quotient, and in older records.
+        spread: what it divides by.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     path: tuple[int, ...] = ()
     proxy: float | None = None
-    proxy_picture: str | None = None
+    proxy_picture: Picture | None = None
     chosen: str | None = None
     audit: bool = False
     total: float | None = None
@@ -63,6 +57,8 @@ class TreeLeaf:
     error: str | None = None
     advantage: float | None = None
     trained: bool = False
+    centre: float | None = None
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,8 @@ class Push:
         after: of the prediction at the same latents after the updates.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     sigma: float
     trained: bool
     size: float | None
@@ -94,9 +92,9 @@ class Push:
     moved: float | None = None
     cosine: float | None = None
     eta: float = 1.0
-    before: str | None = None
-    aim: str | None = None
-    after: str | None = None
+    before: Picture | None = None
+    aim: Picture | None = None
+    after: Picture | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,15 @@ class TreeNode:
         credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
             point the way to the end; None where edges are credited with the advantages of their samples.
         pushed: of nodes that split, where these train; None elsewhere, and in older records.
+        centre: what the advantage subtracts from `credited`; None where it is no such quotient, as where edges are
+            credited with the advantages of their samples, and in older records.
+        spread: what it divides by. The advantage is the quotient, cut to the rule's clamp.
+        turns: of the paths that turn here, by the node that their samples grow from, whether balancing kept the turn;
+            None where no turning points were looked for, and in older records.
+        pruned: pruning took the edge out of the gradient; None at roots, of what was not drawn, and in older records.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     id: int
     parent: int | None
@@ -137,10 +143,14 @@ class TreeNode:
     turning: bool = False
     trained: bool = False
     log_ratio: float | None = None
-    picture: str | None = None
+    picture: Picture | None = None
     leaf: TreeLeaf | None = None
     credited: float | None = None
     pushed: Push | None = None
+    centre: float | None = None
+    spread: float | None = None
+    turns: Mapping[int, bool] | None = None
+    pruned: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,10 @@ class TreeRecord:
         metadata: JSON values that came with the prompt.
         weights: of each reward that was asked, "weight", "shift" and "scale" in this iteration: a leaf's total is the
             sum of weight * (raw - shift) / scale.
+        format: of the document.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     iteration: int
     group: int
@@ -175,11 +188,12 @@ class TreeRecord:
     seed: int
     sigmas: Sequence[float]
     branching: Mapping[int, int]
-    rule: Mapping[str, Any]
-    explored: Mapping[str, Any] | None
+    rule: Mapping[str, Word]
+    explored: Mapping[str, Word] | None
     nodes: Sequence[TreeNode]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    weights: Mapping[str, Scaling] = field(default_factory=dict)
+    format: Literal[1] = 1
 
     @property
     def name(self) -> str:
@@ -192,6 +206,9 @@ class TreeRecord:
         for node in self.nodes:
             found.setdefault(node.parent, []).append(node)
         return found
+
+
+TREES, DOCUMENT = "trees", "tree.json"
 
 
 def tree_name(iteration: int, group: int) -> str:
@@ -216,52 +233,3 @@ PUSHED = ("before", "aim", "after")
 def push_picture(which: str, node: int) -> str:
     """The file of one of `PUSHED` at a node."""
     return f"{which}-{node}.webp"
-
-
-def list_trees(run_dir: Path) -> list[tuple[int, int]]:
-    """Iteration and group of the trees that were kept, ascending."""
-    folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
-    found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
-    return sorted((int(match[1]), int(match[2])) for match in found)
-
-
-def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
-    """A tree that was kept.
-
-    Raises:
-        DiffrlError: it is missing, no tree, or lies elsewhere.
-    """
-    path = place(run_dir, f"{TREES}/{tree_name(iteration, group)}/{DOCUMENT}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
-        if data.pop("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
-        require_kinds(data, RECORD, "record")
-        if (data["iteration"], data["group"]) != (iteration, group):
-            raise ValueError(f"it is of iteration {data['iteration']}, group {data['group']}")
-        nodes = [_node(entry) for entry in data.pop("nodes")]
-        require_order(nodes)
-        require_pulls(nodes)
-        branching = {int(step): int(children) for step, children in data.pop("branching").items()}
-        require_steps(data["sigmas"], branching, nodes)
-        return TreeRecord(branching=branching, nodes=nodes, **data)
-    except FileNotFoundError:
-        raise DiffrlError(f"There is no tree of iteration {iteration}, group {group} in {run_dir}.") from None
-    except KeyError as error:
-        raise DiffrlError(f"The tree {path} cannot be read: it lacks {error}.") from error
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DiffrlError(f"The tree {path} cannot be read: {error}.") from error
-
-
-def _node(entry: dict[str, Any]) -> TreeNode:
-    require_kinds(entry, NODE, "node")
-    leaf = entry.pop("leaf")
-    if leaf is not None:
-        require_kinds(leaf, LEAF, "leaf")
-        leaf = TreeLeaf(**{**leaf, "path": tuple(leaf["path"])})
-    pushed = entry.pop("pushed", None)
-    if pushed is not None:
-        require_kinds(pushed, PUSH, "push")
-        pulls = {int(node): weight for node, weight in pushed.pop("pulls", {}).items()}
-        pushed = Push(pulls=pulls, **pushed)
-    return TreeNode(leaf=leaf, pushed=pushed, **entry)

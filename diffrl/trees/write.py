@@ -15,7 +15,8 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
-from diffrl.trees.record import DOCUMENT, FORMAT, NAME, TREES, TreeRecord, tree_name
+from diffrl.trees.read import NAME
+from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
 from reward_models.media import save_media, to_pil
 
 CRISP = 64
@@ -41,7 +42,7 @@ def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor]
     folder = run_dir / TREES / tree_name(record.iteration, record.group)
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
-        content = {"format": FORMAT, **_plain(asdict(record))}
+        content = _plain(asdict(record))
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)

@@ -11,7 +11,7 @@ from reward_models.images.affine_head import AffineHead
 from reward_models.images.clip_preprocess import CenterCrop
 from reward_models.images.clip_towers import TransformersClip, unit
 from reward_models.neural import dtype_of, find_file, inference, load_strict, read_state
-from reward_models.self_test import SIDE, Contrast, Sample, noise
+from reward_models.self_test import SIDE, Contrast, contrast, noise
 
 FILE = "sac+logos+ava1-l14-linearMSE.pth"
 ADDRESS = (
@@ -98,7 +98,7 @@ class AestheticScorer:
 
     def contrasts(self) -> list[Contrast]:
         """A sunset over hills against noise; that the published weights prefer it was not tried here."""
-        return [Contrast(Sample(_sunset(), ""), Sample(noise(), ""), "it is a sunset, and the other is noise")]
+        return [contrast(_sunset(), noise(), "it is a sunset, and the other is noise")]
 
 
 def _sunset() -> torch.Tensor:

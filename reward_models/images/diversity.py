@@ -14,7 +14,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.errors import RewardError
 from reward_models.images.clip_towers import TransformersClip, unit
 from reward_models.neural import dtype_of, inference
-from reward_models.self_test import Contrast, Sample, drawing
+from reward_models.self_test import Contrast, contrast, drawing
 
 CLIP = "openai/clip-vit-base-patch32"
 SIDE = 32
@@ -106,10 +106,10 @@ class DiversityScorer:
             distances = self._distances(frames[rows]).float().cpu()
             raw[rows] = (distances.sum(1) - distances.diagonal()) / (len(rows) - 1)
         ok = torch.isfinite(raw)
-        told = [
+        errors = [
             error if good or error else "its features are not finite" for good, error in zip(ok, errors, strict=True)
         ]
-        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, told)
+        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors)
 
     def to(self, device: str | torch.device) -> DiversityScorer:
         """Move CLIP; without it there is nothing to move."""
@@ -121,7 +121,7 @@ class DiversityScorer:
         """Pictures that differ from their mirror image against ones that hardly do (a group is a picture and that)."""
         symmetric = drawing("red", "circle")
         return [
-            Contrast(Sample(drawing(color, shape, x=0.25), "a picture"), Sample(symmetric, "a picture"), why)
+            contrast(drawing(color, shape, x=0.25), symmetric, why)
             for color, shape in (("black", "square"), ("blue", "triangle"))
             for why in [f"its {shape} is on the other side in the other sample of the group"]
         ]

@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.media import to_pil
-from reward_models.self_test import Contrast, Sample, drawing, noise
+from reward_models.self_test import Contrast, contrast, drawing, noise
 
 QUALITY = 95
 """Of the JPEG encoder, as in DDPO."""
@@ -25,7 +25,7 @@ def kilobytes(picture: Tensor) -> float:
     return buffer.tell() / 1000
 
 
-class IncompressibilityScorer:
+class IncompressibilityScorer(WithoutWeights):
     """How much a picture resists compression: + the size of its JPEG in kB.
 
     raw = bytes / 1000 of the picture as a JPEG of quality 95 (Pillow, otherwise its defaults, so chroma is halved), as
@@ -61,17 +61,13 @@ class IncompressibilityScorer:
             return output_of_rows([(math.nan, {}, why)] * len(batch))
         return output_of_rows([(self.sign * kilobytes(picture), {}, None) for picture in batch.media])
 
-    def to(self, device: str | torch.device) -> IncompressibilityScorer:
-        """Nothing to move: JPEG is written on the CPU."""
-        return self
-
     def contrasts(self) -> list[Contrast]:
         """Noise is larger than a drawing, and a drawing larger than a flat picture."""
         steps = [torch.full_like(noise(), 128), drawing("red", "circle"), noise()]
         pairs = list(zip(steps, steps[1:], strict=False))
         why = "fewer details make a smaller file" if self.sign < 0 else "more details make a larger file"
         ordered = [(small, large) if self.sign < 0 else (large, small) for small, large in pairs]
-        return [Contrast(Sample(good, "a picture"), Sample(bad, "a picture"), why) for good, bad in ordered]
+        return [contrast(good, bad, why) for good, bad in ordered]
 
 
 class CompressibilityScorer(IncompressibilityScorer):

@@ -7,12 +7,13 @@ Values are of the stored (gamma-encoded) sRGB pixels, never linearised, as in th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows, output_of_scores
-from reward_models.self_test import Contrast, Sample, drawing, noise
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows, output_of_scores
+from reward_models.self_test import Contrast, contrast, drawing, noise
 
 LUMA = (0.299, 0.587, 0.114)
 
@@ -40,7 +41,7 @@ def laplacian_variance(pictures: Tensor) -> Tensor:
     return (around - 4 * middle).flatten(1).var(dim=1, correction=0)
 
 
-def rms_contrast(pictures: Tensor) -> Tensor:
+def rmscontrast(pictures: Tensor) -> Tensor:
     """Standard deviation of the luma in [0, 1] of pictures (B, 3, H, W) uint8, (B,) float32."""
     return (luma_of(pictures) / 255).flatten(1).std(dim=1, correction=0)
 
@@ -57,7 +58,23 @@ def colourfulness(pictures: Tensor) -> Tensor:
     return spread + 0.3 * opponents.mean(dim=2).square().sum(0).sqrt()
 
 
-class SharpnessScorer:
+class _PixelScorer(WithoutWeights):
+    """Measures each picture on its own."""
+
+    spec: ScorerSpec
+    measure: Callable[[Tensor], Tensor]
+
+    def __call__(self, batch: RewardBatch) -> RewardOutput:
+        """Score a batch of pictures.
+
+        Raises:
+            RewardError: the media are videos.
+        """
+        self.spec.require(batch)
+        return output_of_scores(self.measure(batch.media))
+
+
+class SharpnessScorer(_PixelScorer):
     """Sharpness: the variance of the Laplacian of the luma.
 
     raw = variance of Y(y-1, x) + Y(y+1, x) + Y(y, x-1) + Y(y, x+1) - 4 Y(y, x) over the inner pixels, Y the BT.601 luma
@@ -76,6 +93,7 @@ class SharpnessScorer:
         scaling=(0.0, 1000.0),
         citation="https://doi.org/10.1109/ICPR.2000.903548",
     )
+    measure = staticmethod(laplacian_variance)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Score a batch of pictures; below 3 x 3 pixels there is no Laplacian, and the score is NaN.
@@ -88,23 +106,19 @@ class SharpnessScorer:
         if min(height, width) < 3:
             error = f"a picture of {width} x {height} pixels has no inner pixels to measure sharpness at"
             return output_of_rows([(math.nan, {}, error)] * len(batch))
-        return output_of_scores(laplacian_variance(batch.media))
-
-    def to(self, device: str | torch.device) -> SharpnessScorer:
-        """Nothing to move: it computes where the media are."""
-        return self
+        return super().__call__(batch)
 
     def contrasts(self) -> list[Contrast]:
         """A drawing against the same one blurred, and against a flat picture."""
         sharp = drawing("red", "square")
         blurred = torch.nn.functional.avg_pool2d(sharp.float(), 9, 1, 4, count_include_pad=False).round().byte()
         return [
-            _contrast(sharp, blurred, "its edges are sharper"),
-            _contrast(sharp, torch.full_like(sharp, 128), "it has edges at all"),
+            contrast(sharp, blurred, "its edges are sharper"),
+            contrast(sharp, torch.full_like(sharp, 128), "it has edges at all"),
         ]
 
 
-class ContrastScorer:
+class ContrastScorer(_PixelScorer):
     """Root-mean-square contrast: the standard deviation of the luma.
 
     raw = standard deviation of the BT.601 luma in [0, 1] over all pixels (Peli 1990, "Contrast in complex images"); 0
@@ -127,22 +141,18 @@ class ContrastScorer:
             RewardError: the media are videos.
         """
         self.spec.require(batch)
-        return output_of_scores(rms_contrast(batch.media))
-
-    def to(self, device: str | torch.device) -> ContrastScorer:
-        """Nothing to move: it computes where the media are."""
-        return self
+        return output_of_scores(rmscontrast(batch.media))
 
     def contrasts(self) -> list[Contrast]:
         """A dark shape on light ground against a light one, and against a flat picture."""
         dark = drawing("black", "square")
         return [
-            _contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
-            _contrast(dark, torch.full_like(dark, 128), "a flat picture has no contrast"),
+            contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
+            contrast(dark, torch.full_like(dark, 128), "a flat picture has no contrast"),
         ]
 
 
-class ColourfulnessScorer:
+class ColourfulnessScorer(_PixelScorer):
     """Colourfulness as people see it, after Hasler and Süsstrunk (2003).
 
     raw = sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2) with rg = R - G, yb = (R + G) / 2 - B and channels
@@ -158,28 +168,12 @@ class ColourfulnessScorer:
         scaling=(0.0, 100.0),
         citation="https://doi.org/10.1117/12.477378",
     )
-
-    def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures.
-
-        Raises:
-            RewardError: the media are videos.
-        """
-        self.spec.require(batch)
-        return output_of_scores(colourfulness(batch.media))
-
-    def to(self, device: str | torch.device) -> ColourfulnessScorer:
-        """Nothing to move: it computes where the media are."""
-        return self
+    measure = staticmethod(colourfulness)
 
     def contrasts(self) -> list[Contrast]:
         """Coloured pictures against grey ones."""
         red, coloured = drawing("red", "circle"), noise()
         return [
-            _contrast(red, drawing("black", "circle"), "red is a colour and black is none"),
-            _contrast(coloured, coloured[:1].expand(3, -1, -1).contiguous(), "grey noise has no colour"),
+            contrast(red, drawing("black", "circle"), "red is a colour and black is none"),
+            contrast(coloured, coloured[:1].expand(3, -1, -1).contiguous(), "grey noise has no colour"),
         ]
-
-
-def _contrast(good: Tensor, bad: Tensor, why: str) -> Contrast:
-    return Contrast(Sample(good, "a picture"), Sample(bad, "a picture"), why)

@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, SHAPES, FoundObject, Perception, coverage, perceive
 
@@ -213,7 +212,7 @@ def _lies(relation: str, first: FoundObject, second: FoundObject, separation: fl
     return along >= separation and along > across
 
 
-class ShapesScorer:
+class ShapesScorer(WithoutWeights):
     """Partial credit in [0, 1]: the mean of the parts that apply (relation only where the prompt has one).
 
     Args:
@@ -241,10 +240,6 @@ class ShapesScorer:
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
         rows = [self._score(picture, text) for picture, text in zip(pictures, batch.prompts, strict=True)]
         return output_of_rows(rows, PARTS)
-
-    def to(self, device: str | torch.device) -> ShapesScorer:
-        """Nothing to move: perception runs on the CPU."""
-        return self
 
     def _score(self, picture: NDArray[np.uint8], text: str) -> tuple[float, dict[str, float], str | None]:
         try:

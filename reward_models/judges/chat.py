@@ -7,6 +7,7 @@ by its deadline, or at once if the user interrupts it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.utils
 import json
@@ -14,18 +15,16 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from torch import Tensor
 
 from reward_models.errors import RewardError
-from reward_models.judges.chat_batch import ChatBatch
 from reward_models.serving.lossless import encode_picture
-from reward_models.serving.transport import Answer, Lane, UnreachableError
+from reward_models.serving.transport import Answer, Client, UnreachableError, side_by_side, wait_for
 from reward_models.text.answers import AnswerError, shortened
 
 LONGEST_WAIT = 60.0
@@ -47,6 +46,33 @@ class Reply:
     text: str
     complete: bool
     first_token: Sequence[tuple[str, float]]
+
+
+@dataclass
+class _Batch:
+    """Questions under way.
+
+    Args:
+        deadline: seconds that the batch may take.
+        until: instant of `time.monotonic` at which it ends, whatever is missing.
+        problems: what went wrong at the last attempt of a question.
+        dead: whether the last that is known of the servers is that none answered.
+    """
+
+    deadline: float
+    until: float
+    problems: dict[int, str] = field(default_factory=dict)
+    dead: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no further attempt may begin."""
+        return time.monotonic() >= self.until
+
+    def late(self, number: int) -> str:
+        """Why a question has no answer that was not given in time, with what went wrong before."""
+        before = self.problems.get(number)
+        return f"no answer by the batch's deadline of {self.deadline:g} s" + (f"; before, {before}" if before else "")
 
 
 class ChatClient:
@@ -118,10 +144,10 @@ class ChatClient:
         self.deadline, self.concurrency = deadline, concurrency
         self._fields = {"temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
         self._turn, self._lock = 0, threading.Lock()
-        self._lanes: deque[Lane] = deque()  # those that no request goes through
+        self._client = Client(self.urls[0], self._key or None)
         if check:
             for base in self.urls:
-                self._check(base)
+                wait_for(self._check(base))
 
     def ask_all(self, contents: Sequence[Callable[[], Sequence[Mapping[str, Any]]]], **fields: Any) -> list[Any]:
         """Ask questions at once; the order stays.
@@ -138,38 +164,41 @@ class ChatClient:
             return []
         with self._lock:
             first, self._turn = self._turn, self._turn + len(contents)
-        batch: ChatBatch[Reply | AnswerError] = ChatBatch(len(contents), self.deadline)
+        batch = _Batch(self.deadline, time.monotonic() + self.deadline)
 
-        def ask(number: int, lane: Lane) -> Reply | AnswerError:
+        async def ask(number: int) -> Reply | AnswerError:
+            if batch.over:
+                return AnswerError(batch.late(number))
             try:
-                content = list(contents[number]())
-                body = {"model": self.model, "messages": [{"role": "user", "content": content}]}
-                body |= {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
-                return self._ask(batch, number, first + number, json.dumps(body).encode(), lane)
+                data = await asyncio.to_thread(self._request, contents[number], fields)
+                return await self._ask(batch, number, first + number, data)
             except AnswerError as error:
                 return error
 
-        lanes = [self._lane() for _ in range(min(self.concurrency, len(contents)))]
-        answers, free = batch.run(ask, lanes)
-        self._lanes.extend(free)
+        answers = wait_for(side_by_side(ask, len(contents), self.concurrency, batch.until))
         return [AnswerError(batch.late(number)) if answer is None else answer for number, answer in enumerate(answers)]
 
-    def _ask(self, batch: ChatBatch[Any], number: int, turn: int, data: bytes, lane: Lane) -> Reply:
+    def _request(self, content: Callable[[], Sequence[Mapping[str, Any]]], fields: Mapping[str, Any]) -> bytes:
+        body = {"model": self.model, "messages": [{"role": "user", "content": list(content())}]}
+        body |= {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
+        return json.dumps(body).encode()
+
+    async def _ask(self, batch: _Batch, number: int, turn: int, data: bytes) -> Reply:
         """Try until there is an answer, or no attempt or no time left."""
-        attempts = 1 if batch.dead.is_set() else self.retries + 1
+        attempts = 1 if batch.dead else self.retries + 1
         for attempt in range(attempts):
             if batch.over:
                 raise AnswerError(batch.late(number))
             base = self.urls[(turn + attempt) % len(self.urls)]
             wait, status = self.backoff * 2**attempt, None
             try:
-                answer = self._send(lane, "POST", f"{base}/v1/chat/completions", batch.until, data)
+                answer = await self._send("POST", f"{base}/v1/chat/completions", batch.until, data)
             except UnreachableError as error:
                 if batch.over:  # it was cut off, which says nothing of the server
                     raise AnswerError(batch.late(number)) from None
                 problem = self._clean(f"{base} did not answer: {error}")
             else:
-                batch.dead.clear()
+                batch.dead = False
                 status = answer.status
                 if status == 200:
                     return _reply(answer.body, base)
@@ -178,48 +207,36 @@ class ChatClient:
                     raise AnswerError(problem)
                 wait = max(wait, _asked_wait(answer.headers.get("Retry-After", "")))
             batch.problems[number] = problem
-            if attempt < attempts - 1 and not batch.pause(min(wait, LONGEST_WAIT)):
-                raise AnswerError(batch.late(number))
+            if attempt < attempts - 1:
+                wait = min(wait, LONGEST_WAIT)
+                if time.monotonic() + wait >= batch.until:
+                    raise AnswerError(batch.late(number))
+                await asyncio.sleep(wait)
         if status is None:
-            batch.dead.set()
+            batch.dead = True
         raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
 
-    def _lane(self) -> Lane:
-        try:
-            return self._lanes.popleft()
-        except IndexError:
-            return Lane(self.urls[0], self._key or None)
-
-    def _send(self, lane: Lane, method: str, url: str, until: float = math.inf, data: bytes | None = None) -> Answer:
+    async def _send(self, method: str, url: str, until: float = math.inf, data: bytes | None = None) -> Answer:
         """One attempt, which ends within the time-out and by an instant of `time.monotonic`, whatever happens."""
         until = min(until, time.monotonic() + self.timeout)
-        timer = threading.Timer(max(until - time.monotonic(), 0.0), lane.cut)
-        timer.daemon = True  # the end of the program does not wait for it
-        timer.start()
-        try:
-            headers = {"Content-Type": "application/json"}
-            return lane.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)
-        finally:
-            timer.cancel()
+        headers = {"Content-Type": "application/json"}
+        return await self._client.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
-    def _check(self, base: str) -> None:
+    async def _check(self, base: str) -> None:
         advice = "Start it, mend url, or give check=False to find out with the first batch"
-        lane = self._lane()
         try:
-            answer = self._send(lane, "GET", f"{base}/v1/models")
+            answer = await self._send("GET", f"{base}/v1/models")
         except UnreachableError as error:
             raise RewardError(
                 f"The chat server {base} must answer /v1/models within {self.timeout:g} s. It did not "
                 f"({self._clean(str(error))}). {advice}."
             ) from None
-        finally:
-            self._lanes.append(lane)
         if answer.status != 200:
-            told = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
-            raise RewardError(f"The chat server {base} must answer /v1/models. It {told}. {advice}.")
+            problem = self._clean(f"answered {answer.status}{_reason(answer.status, answer.body)}")
+            raise RewardError(f"The chat server {base} must answer /v1/models. It {problem}. {advice}.")
         try:
             names = [str(item["id"]) for item in json.loads(answer.body)["data"]]
         except (ValueError, KeyError, TypeError):
@@ -266,10 +283,10 @@ def _reason(status: int, content: bytes) -> str:
         return ", a redirect, which is not followed: give the address that it leads to"
     try:
         found = json.loads(content)
-        told = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
+        text = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
     except (ValueError, KeyError, TypeError):
-        told = content[:400].decode(errors="replace")
-    return f" {shortened(str(told))}" if told else ""
+        text = content[:400].decode(errors="replace")
+    return f" {shortened(str(text))}" if text else ""
 
 
 def _asked_wait(header: str) -> float:

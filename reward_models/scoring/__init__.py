@@ -1,4 +1,4 @@
-"""What `diffrl score` and `python -m reward_models` do: files in, a table of scores out.
+"""What `score`, `rewards` and `serve` do, of diffrl and of `python -m reward_models`: files in, a table of scores out.
 
     sources, runs, captions   which pictures and videos, with which prompts and metadata
     choices                   which rewards, with which options
@@ -7,7 +7,7 @@
     run, groups, samples      the work itself, a window of pictures at a time
     output, summary, plots    rows in files, statistics, figures
     catalogue                 all scorers, their self-tests and the contract
-    command                   all of it, in order
+    command                   a command each, from its options to the exit code
 
 Nothing of it is imported before a command runs.
 """

@@ -1,4 +1,4 @@
-"""What there is, and whether it works: `--list`, `--self-test` and `--check`."""
+"""What there is, and whether it works: `rewards list`, `rewards check` and `rewards self-test`."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def show_entries(console: Console) -> None:
     for entry in entries():
         install = Text(f"pip install '{entry.install}'" if entry.install else "", style="yellow")
         facts = _facts(entry.spec) if entry.spec is not None else ("", "", "")
-        told = Text(entry.spec.description) if entry.spec is not None else Text(entry.problem or "", style="red")
+        description = Text(entry.spec.description) if entry.spec is not None else Text(entry.problem or "", style="red")
         if narrow:
             line = Text.assemble((entry.name, "bold"), "  ", ("; ".join(filter(None, facts)), "dim"), "  ", install)
             console.print(line)
-            console.print(Padding(told, (0, 0, 0, 2)))
+            console.print(Padding(description, (0, 0, 0, 2)))
         else:
-            table.add_row(entry.name, *facts, install, told)
+            table.add_row(entry.name, *facts, install, description)
     if not narrow:
         console.print(table)
 

@@ -81,7 +81,7 @@ def choose(rewards: Sequence[str], options: Sequence[str], config: Path | None =
         label, separator, name = text.partition("=")
         choices.append(Choice(name if separator else text, label))
     if not choices:
-        raise RewardError("At least one reward is needed. Give --reward NAME; diffrl score --list shows all.")
+        raise RewardError("At least one reward is needed. Give --reward NAME; diffrl rewards list shows all.")
     for choice in choices:
         resolve_scorer(choice.name)
     labels = [choice.label for choice in choices]

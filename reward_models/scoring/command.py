@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from reward_models.errors import RewardError
+from reward_models.options import ResultOptions, RewardOptions, ServerOptions
 from reward_models.scoring.cache import ScoreCache, default_path
 from reward_models.scoring.catalogue import entries_as_json, show_check, show_entries, show_self_test
 from reward_models.scoring.checks import check_items
 from reward_models.scoring.choices import Loaded, choose, load
-from reward_models.scoring.drawing import Draw, Drawing
 from reward_models.scoring.items import Found, peek
 from reward_models.scoring.output import Outputs, check_outputs, check_targets
 from reward_models.scoring.run import score_items
@@ -30,103 +29,76 @@ INTERRUPTED, FAILED = 130, 3
 mistake of the user's is 2."""
 
 
-@dataclass(frozen=True)
-class RewardRequest:
-    """Which rewards, and where they are computed; see `choices.choose` and `choices.load`."""
-
-    names: Sequence[str] = ()
-    options: Sequence[str] = ()
-    config: Path | None = None
-    device: str | None = None
-    dtype: str | None = None
-    batch_size: int | None = None
-
-    def load(self, examined: bool = False) -> list[Loaded]:
-        """Make the scorers; see `choices.load`."""
-        choices = choose(self.names, self.options, self.config)
-        return load(choices, self.device, self.dtype, self.batch_size, examined)
+def load_rewards(names: Sequence[str], options: RewardOptions, examined: bool = False) -> list[Loaded]:
+    """Make the scorers that the command line asks for; see `choices.choose` and `choices.load`."""
+    choices = choose(names, options.option or (), options.config)
+    return load(choices, options.device, options.dtype, options.batch_size, examined)
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
-    """A scoring run.
+def run(
+    selection: Selection,
+    names: Sequence[str],
+    options: RewardOptions,
+    results: ResultOptions,
+    draw: Callable[[], Sequence[str]] | None = None,
+) -> int:
+    """Score and report.
 
     Args:
         selection: which samples.
-        rewards: which rewards.
-        outs: files for the rows.
-        plot: a folder or a picture file for figures.
-        cache: file of known scores; None: the default one.
-        use_cache: False: nothing is looked up nor kept.
-        strict: a sample that failed makes the exit code 3.
-        as_json: print the summary as JSON.
-        drawing: pictures to draw first; the selection's path is their folder then.
-    """
+        names: which rewards.
+        options: how they are made.
+        results: files, figures and the cache.
+        draw: draws the samples first; returns lines for the user.
 
-    selection: Selection
-    rewards: RewardRequest
-    outs: Sequence[Path] = ()
-    plot: Path | None = None
-    cache: Path | None = None
-    use_cache: bool = True
-    strict: bool = False
-    as_json: bool = False
-    drawing: Drawing | None = None
-
-
-def run(request: ScoreRequest, draw: Draw | None) -> int:
-    """Score and report; returns the exit code: 0, or 3 if every reward failed for every file (`strict`: for any).
+    Returns:
+        The exit code: 0, or 3 if every reward failed for every file (`strict`: for any).
 
     Raises:
         RewardError: something is wrong with the request, or a reward cannot work at all.
     """
-    check_outputs(request.outs)
-    if request.plot is not None:
+    outs = results.out or ()
+    check_outputs(outs)
+    if results.plot is not None:
         from reward_models.scoring.plots import check_plot
 
-        check_plot(request.plot)
+        check_plot(results.plot)
     console = Console()
-    say = Console(stderr=True) if request.as_json else console
-    choose(request.rewards.names, request.rewards.options, request.rewards.config)  # before anything takes long
-    if request.drawing is None:
-        found = collect(request.selection)
-        rewards = request.rewards.load()
+    say = Console(stderr=True) if results.as_json else console
+    choose(names, options.option or (), options.config)  # before anything takes long
+    if draw is None:
+        found = collect(selection)
+        rewards = load_rewards(names, options)
     else:
-        rewards = request.rewards.load()
-        for line in _drawn(request.drawing, draw):
+        rewards = load_rewards(names, options)
+        for line in draw():
             say.print(line, markup=False, highlight=False, soft_wrap=True)
-        found = collect(replace(request.selection, paths=[str(request.drawing.images)]))
-    others = [path for path in (request.selection.prompts, request.rewards.config, request.cache) if path is not None]
-    check_targets(request.outs, request.plot, found.items, others, request.selection.paths)
+        found = collect(selection)
+    others = [path for path in (selection.prompts, options.config, results.cache) if path is not None]
+    check_targets(outs, results.plot, found.items, others, selection.paths)
     started = time.monotonic()
-    with ScoreCache((request.cache or default_path()) if request.use_cache else None) as cache:
+    with ScoreCache(None if results.no_cache else results.cache or default_path()) as cache:
         try:
-            summary = _score(request, rewards, found, cache)
+            summary = _score(outs, rewards, found, cache)
         except KeyboardInterrupt:
-            kept = "What was scored is in the cache: run the same command again to go on." if request.use_cache else ""
+            kept = "" if results.no_cache else "What was scored is in the cache: run the same command again to go on."
             sys.stderr.write(f"Interrupted. {kept}\n")
             return INTERRUPTED
     seconds = time.monotonic() - started
-    written = list(request.outs)
-    if request.plot is not None:
+    written = list(outs)
+    if results.plot is not None:
         from reward_models.scoring.plots import draw as draw_figures
 
-        written += draw_figures(summary.series, request.plot)
-    _report(request, summary, found, written, seconds, console)
-    return FAILED if summary.nothing_scored or (request.strict and summary.failed_files) else 0
+        written += draw_figures(summary.series, results.plot)
+    _report(results.as_json, summary, found, written, seconds, console)
+    return FAILED if summary.nothing_scored or (results.strict and summary.failed_files) else 0
 
 
-def _drawn(drawing: Drawing, draw: Draw | None) -> Sequence[str]:
-    if draw is None:
-        raise RewardError("Drawing pictures needs diffrl: use `diffrl score --pipeline`, or score pictures that exist.")
-    return draw(drawing)
-
-
-def _score(request: ScoreRequest, rewards: Sequence[Loaded], found: Found, cache: ScoreCache) -> Summary:
+def _score(outs: Sequence[Path], rewards: Sequence[Loaded], found: Found, cache: ScoreCache) -> Summary:
     peeks = [peek(item.path) for item in found.items]
     check_items(rewards, found.items, peeks)
     summary = Summary(rewards)
-    with _progress() as bar, Outputs(request.outs, rewards) as outputs:
+    with _progress() as bar, Outputs(outs, rewards) as outputs:
         task = bar.add_task("scoring", total=len(found.items) * len(rewards))
         for row in score_items(rewards, found.items, peeks, cache, lambda count: bar.advance(task, count)):
             outputs.write(row)
@@ -142,9 +114,9 @@ def _progress() -> Progress:
 
 
 def _report(
-    request: ScoreRequest, summary: Summary, found: Found, written: Sequence[Path], seconds: float, console: Console
+    as_json: bool, summary: Summary, found: Found, written: Sequence[Path], seconds: float, console: Console
 ) -> None:
-    if request.as_json:
+    if as_json:
         facts: dict[str, Any] = {**summary.as_json(), "left_out": dict(found.skipped), "seconds": round(seconds, 3)}
         print(json.dumps({**facts, "written": [str(path) for path in written]}, indent=2, ensure_ascii=False))
         return
@@ -162,38 +134,45 @@ def _report(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_list(as_json: bool) -> int:
-    """Print all registered rewards; returns the exit code."""
+def show_list(as_json: bool) -> None:
+    """Print all registered rewards."""
     if as_json:
         print(json.dumps(entries_as_json(), indent=2, ensure_ascii=False))
     else:
         show_entries(Console())
-    return 0
 
 
-def examine(rewards: RewardRequest, contract: bool) -> int:
-    """Run the self-test, or the contract's checks, of rewards; returns 0 if all pass, else 3."""
+def examine(names: Sequence[str], options: RewardOptions, contract: bool) -> int:
+    """Run the contract's checks, or the self-test, of rewards; returns 0 if all pass, else 3."""
     console = Console()
     show = show_check if contract else show_self_test
-    return 0 if all([show(reward, console) for reward in rewards.load(contract)]) else FAILED
+    return 0 if all([show(reward, console) for reward in load_rewards(names, options, contract)]) else FAILED
 
 
-def serve_rewards(rewards: RewardRequest, server_options: Sequence[str], **address: Any) -> int:
+def serve_rewards(names: Sequence[str], options: RewardOptions, server: ServerOptions) -> None:
     """Serve rewards to `remote` scorers elsewhere until the process is stopped."""
     from reward_models.scoring.values import read_yaml
     from reward_models.serving.server import serve
 
     limits: dict[str, Any] = {}
-    for text in server_options:
+    for text in server.server_option or ():
         key, separator, value = text.partition("=")
         if not separator or not key.isidentifier():
             raise RewardError(f"--server-option is KEY=VALUE, such as max_samples=64. Got {text!r}.")
         limits[key] = read_yaml(value, f"The value of --server-option {key}")
-    loaded = rewards.load()
+    loaded = load_rewards(names, options)
 
     def ready(url: str) -> None:
         names = ", ".join(reward.label for reward in loaded)
         Console().print(f"Serving {names} at {url}; stop with Ctrl-C.", markup=False, highlight=False, soft_wrap=True)
 
-    serve({reward.label: reward.scorer for reward in loaded}, ready=ready, **address, **limits)
-    return 0
+    serve(
+        {reward.label: reward.scorer for reward in loaded},
+        host=server.host,
+        port=server.port,
+        token=server.token,
+        token_file=server.token_file,
+        allow_anonymous=server.allow_anonymous,
+        ready=ready,
+        **limits,
+    )

@@ -61,8 +61,8 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             there = database.execute(
                 "SELECT stage, min(iteration), max(iteration) FROM samples GROUP BY stage"
             ).fetchall()
-            told = "; ".join(f"{name}, iterations {low} to {high}" for name, low, high in there) or "nothing"
-            raise RewardError(f"{index} holds no samples of that stage and iteration. It has: {told}.")
+            known = "; ".join(f"{name}, iterations {low} to {high}" for name, low, high in there) or "nothing"
+            raise RewardError(f"{index} holds no samples of that stage and iteration. It has: {known}.")
     skipped[NO_PICTURE] += sum(row[-1] is None for row in rows)
     return [_item(run, row) for row in rows if row[-1] is not None]
 

@@ -33,7 +33,7 @@ INDIFFERENT = (
     "fastapi",
     "httpx",
     "huggingface_hub",
-    "requests",
+    "pydantic",
     "rich",
     "safetensors",
     "tqdm",

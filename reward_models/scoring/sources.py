@@ -76,10 +76,10 @@ def collect(selection: Selection) -> Found:
         skipped[f"not {'an' if selection.media == 'image' else 'a'} {selection.media}"] = len(items) - len(kept)
         items = kept
     if not items:
-        told = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
         raise RewardError(
-            f"There is no picture or video in {', '.join(selection.paths)}{f' ({told})' if told else ''}. Files must "
-            f"end in {', '.join(MEDIA_SUFFIXES)}."
+            f"There is no picture or video in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. Files "
+            f"must end in {', '.join(MEDIA_SUFFIXES)}."
         )
     if selection.prompt is not None:
         items = [replace(item, prompt=selection.prompt) for item in with_captions(items)]

@@ -53,7 +53,7 @@ class Series:
         self.cached += cached
         if error is not None:
             self.failed += 1
-            if len(self.errors) < EXTREMES and error not in (told for _, told in self.errors):
+            if len(self.errors) < EXTREMES and error not in (text for _, text in self.errors):
                 self.errors.append((name, error))
 
     @property
@@ -164,9 +164,9 @@ class Summary:
         lines = []
         for series in self.series[: len(self._rewards)]:
             if series.failed:
-                told = "; ".join(f"{name}: {error}" for name, error in series.errors)
+                text = "; ".join(f"{name}: {error}" for name, error in series.errors)
                 more = "; ..." if series.failed > len(series.errors) else ""
-                lines.append(f"{series.label} failed for {series.failed} of {len(self.names)} files. {told}{more}")
+                lines.append(f"{series.label} failed for {series.failed} of {len(self.names)} files. {text}{more}")
         return lines
 
 

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
@@ -113,7 +112,7 @@ class Service:
 
     async def health(self, request: Request) -> bytes:
         """Whether it is ready, for how long, what waits and what it has done."""
-        told = {
+        facts = {
             "ready": not self.closing,
             "uptime_s": round(time.monotonic() - self.started, 1),
             "queue": {name: len(batcher) for name, batcher in self.batchers.items()},
@@ -125,12 +124,12 @@ class Service:
             "batches": {name: batcher.batches for name, batcher in self.batchers.items()},
             "dropped": self.dropped,
         }
-        return json.dumps(told).encode()
+        return json.dumps(facts).encode()
 
     async def rewards(self, request: Request) -> bytes:
         """The specs of the scorers, and the limits that clients keep to."""
         specs = {name: encode_spec(batcher.scorer.spec) for name, batcher in self.batchers.items()}
-        return json.dumps({"rewards": specs, "limits": asdict(self.limits)}).encode()
+        return json.dumps({"rewards": specs, "limits": self.limits.model_dump()}).encode()
 
     async def score(self, request: Request) -> bytes:
         """Scores of the request's batch."""
@@ -167,14 +166,14 @@ class Service:
         kind, _, shown = header.partition(" ")
         right = hmac.compare_digest(shown.strip().encode(), self.token.encode())
         if kind.lower() != "bearer" or not right:
-            said = "a wrong one" if shown else "none"
-            raise RefusedError(401, f"This server asks for a token: 'Authorization: Bearer TOKEN'. Got {said}.")
+            got = "a wrong one" if shown else "none"
+            raise RefusedError(401, f"This server asks for a token: 'Authorization: Bearer TOKEN'. Got {got}.")
 
     async def _body(self, request: Request, ticket: Ticket) -> bytearray:
         """Receive the body, holding no more of it than allowed, for as long as it gets on."""
         most = int(self.limits.max_body_mb * 1e6)
-        told = request.headers.get("content-length", "0")
-        size = int(told) if told.isdecimal() and len(told) < 20 else most + 1
+        length = request.headers.get("content-length", "0")
+        size = int(length) if length.isdecimal() and len(length) < 20 else most + 1
         too_large = RefusedError(
             413, f"A request may have {self.limits.max_body_mb:g} MB. Got more. Send fewer at once."
         )

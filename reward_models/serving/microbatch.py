@@ -21,7 +21,7 @@ from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import BrokenScorerError, RewardError
 from reward_models.media import batches_of
-from reward_models.messages import printable, told
+from reward_models.messages import describe, printable
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class MicroBatcher:
             return ask(self.scorer, batch, name)
         except (BrokenScorerError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:  # its own, here
             log.exception("The reward %s failed on %d samples of shape %s", name, len(batch), batch.media.shape[1:])
-            raise ScorerError(told(error.__cause__) if error.__cause__ else printable(error)) from error
+            raise ScorerError(describe(error.__cause__) if error.__cause__ else printable(error)) from error
 
 
 def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:

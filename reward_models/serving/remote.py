@@ -1,30 +1,29 @@
-"""A reward that a server computes: the client of `diffrl score --serve` (docs/reward-server.md)."""
+"""A reward that a server computes: the client of `diffrl serve` (docs/reward-server.md)."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 from urllib.parse import urlsplit
 
-import torch
-
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.media import batches_of
 from reward_models.registry import SCORERS
-from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, said
-from reward_models.serving.transport import Lane, Replicas, UnreachableError
+from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, sentence_of
+from reward_models.serving.replicas import Replicas
+from reward_models.serving.transport import Client, UnreachableError, wait_for
 from reward_models.serving.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
 
 
-class RemoteScorer:
+class RemoteScorer(WithoutWeights):
     """Any reward behind a diffrl reward server, with that reward's own scores, parts and errors, bit for bit.
 
     Its spec is the served reward's, asked for at the start. A batch is cut into pieces that are sent side by side, to
@@ -88,15 +87,14 @@ class RemoteScorer:
         if not isinstance(reward, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", reward):
             raise RewardError(f"reward must be the name of a reward that the server has. Got {reward!r}.")
         self.chunk, self.concurrency = chunk, concurrency
-        self._token = _token(token_env)
+        self._client = Client(self.urls[0], _token(token_env))
         self._replicas = Replicas(self.urls, self.backoff)
         self._attempts = retries + len(self.urls)
-        self._lanes: deque[Lane] = deque()
-        found = [self._listed(address, time.monotonic() + patience) for address in self.urls]
-        told = [asdict(spec) for spec, _ in found]
-        unlike = [key for key in told[0] if any(other[key] != told[0][key] for other in told)]
+        found = [wait_for(self._listed(address, time.monotonic() + patience)) for address in self.urls]
+        specs = [asdict(spec) for spec, _ in found]
+        unlike = [key for key in specs[0] if any(other[key] != specs[0][key] for other in specs)]
         if unlike:
-            seen = "; ".join(f"{key}: {', '.join(str(other[key]) for other in told)}" for key in unlike[:3])
+            seen = "; ".join(f"{key}: {', '.join(str(other[key]) for other in specs)}" for key in unlike[:3])
             raise RewardError(
                 f"All servers must have the same reward {reward} in one version. At {', '.join(self.urls)} it has "
                 f"{seen}. Bring them to one."
@@ -113,17 +111,9 @@ class RemoteScorer:
         self.spec.require(batch)
         if not len(batch) or not batch.media.numel():
             return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
-        self._replicas.begin()
         sending = Sending(self.reward, self.spec.version, self.format, (self.connect, self.answer), self._attempts)
-        call = Call(batch, self._pieces(batch), sending, self._replicas, self.deadline)
-        lanes = [self._lane() for _ in range(min(self.concurrency, len(call.pieces)))]
-        output, free = call.run(lanes)
-        self._lanes.extend(free)
-        return output
-
-    def to(self, device: str | torch.device) -> RemoteScorer:
-        """Nothing to move: the weights are elsewhere."""
-        return self
+        call = Call(batch, self._pieces(batch), sending, self._client, self._replicas, self.deadline)
+        return wait_for(call.run(self.concurrency))
 
     def _pieces(self, batch: RewardBatch) -> list[list[int]]:
         """Rows of each request, within what all servers take on."""
@@ -133,45 +123,34 @@ class RemoteScorer:
         keys = list(batch.groups or batch.prompts) if self.spec.scope == "group" else ()
         return batches_of(range(len(batch)), most, keys)
 
-    def _lane(self) -> Lane:
-        try:
-            return self._lanes.popleft()
-        except IndexError:
-            return Lane(self.urls[0], self._token)
-
-    def _listed(self, address: str, until: float) -> tuple[ScorerSpec, Limits]:
+    async def _listed(self, address: str, until: float) -> tuple[ScorerSpec, Limits]:
         """What a server says of the reward; waits for it to come up."""
-        lane, timeout = self._lane(), (self.connect, min(self.answer, 10.0))
+        timeout = (self.connect, min(self.answer, 10.0))
         while True:
-            guard = threading.Timer(sum(timeout), lane.cut)
-            guard.daemon = True
-            guard.start()
             try:
-                answer = lane.ask("GET", f"{address}/v1/rewards", timeout, math.inf)
+                answer = await self._client.ask("GET", f"{address}/v1/rewards", timeout, math.inf)
                 if answer.status not in RETRIED:
                     break
-                why = f"it answered {answer.status}: {said(answer)}"
+                why = f"it answered {answer.status}: {sentence_of(answer)}"
             except UnreachableError as error:
                 why = str(error)
-            finally:
-                guard.cancel()
             if time.monotonic() >= until:
                 raise RewardError(
-                    f"No reward server answers at {address}: {why}. Start one there: diffrl score --serve "
+                    f"No reward server answers at {address}: {why}. Start one there: diffrl serve "
                     f"--reward {_served(self.reward)} --port {urlsplit(address).port or 80}. Or correct the address."
                 )
-            time.sleep(0.2)
-        self._lanes.append(lane)
+            await asyncio.sleep(0.2)
         if answer.status != 200:
             raise refused(address, answer)
         try:
-            specs, limits = decode_listing(answer.body)
-            known = sorted(specs)
-            if self.reward in specs:
-                return decode_spec(specs[self.reward]), limits
+            listing = decode_listing(answer.body)
+            if self.reward in listing.rewards:
+                return decode_spec(listing.rewards[self.reward]), listing.limits
         except ValueError as error:
             raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
-        raise RewardError(f"The server {address} has no reward {self.reward!r}. It has: {', '.join(known)}.")
+        raise RewardError(
+            f"The server {address} has no reward {self.reward!r}. It has: {', '.join(sorted(listing.rewards))}."
+        )
 
 
 def _served(reward: str) -> str:

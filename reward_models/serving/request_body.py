@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from reward_models.base import RewardBatch
@@ -25,7 +26,7 @@ from reward_models.serving.lossless import (
     decode_picture,
     picture_size,
 )
-from reward_models.serving.wire import JSON, SAFETENSORS, SIDE, Limits, RefusedError
+from reward_models.serving.wire import JSON, SAFETENSORS, Limits, RefusedError, Side
 
 VALUE = 256
 """Bytes that a value takes once JSON is parsed, at most, beside its text: a key and an object to be in."""
@@ -69,21 +70,17 @@ def decode_request(
 
 def _batch(media: Tensor, side: Mapping[str, Any]) -> RewardBatch:
     """Check the fields beside the media."""
-    unknown = sorted(set(side) - set(SIDE))
+    unknown = sorted(set(side) - set(Side.model_fields))
     if unknown:
-        raise RefusedError(
-            422, f"A request has media, {', '.join(SIDE)}. Got also {', '.join(map(repr, unknown))[:200]}."
-        )
-    prompts, fps = side.get("prompts", []), side.get("fps")
-    metadata, groups = ([] if side.get(name) is None else side[name] for name in ("metadata", "groups"))
-    for name, values, kind in (("prompts", prompts, str), ("metadata", metadata, dict), ("groups", groups, int)):
-        if not isinstance(values, list) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in values):
-            word = {str: "texts", dict: "objects", int: "whole numbers"}[kind]
-            raise RefusedError(422, f"{name} must be a list of {word}, one a sample. Got {_kind_of(values)}.")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps <= 1e6):
-        raise RefusedError(422, f"fps must be a number > 0, or null. Got {fps!r}.")
+        known = ", ".join(Side.model_fields)
+        raise RefusedError(422, f"A request has media, {known}. Got also {', '.join(map(repr, unknown))[:200]}.")
     try:
-        return RewardBatch(media, prompts, metadata, None if fps is None else float(fps), groups)
+        fields = Side.model_validate(side)
+        return RewardBatch(media, fields.prompts, fields.metadata or [], fields.fps, fields.groups or [])
+    except ValidationError as error:
+        name = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
+        rule = Side.model_fields[name].description
+        raise RefusedError(422, f"{name} must be {rule}. Got {_kind_of(side[name])}.") from None
     except RewardError as error:
         raise RefusedError(422, str(error)) from None
 
@@ -145,10 +142,12 @@ def _media_of_files(files: Any, limits: Limits, reserve: Reserve) -> Tensor:
     if not clips[0]:
         raise RefusedError(422, "A clip must have at least one frame. Got an empty list.")
     raw = [[_base64(file, row) for file in clip] for row, clip in enumerate(clips)]
-    sizes = {_told(row, picture_size, file) for row, clip in enumerate(raw) for file in clip}
+    sizes = {_of_picture(row, picture_size, file) for row, clip in enumerate(raw) for file in clip}
     if len(sizes) > 1:
-        told = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:4])
-        raise RefusedError(422, f"All pictures of a request must have one size. Got {told}. Send each size on its own.")
+        different = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:4])
+        raise RefusedError(
+            422, f"All pictures of a request must have one size. Got {different}. Send each size on its own."
+        )
     ((width, height),) = sizes
     shape = (len(raw), len(raw[0]), 3, height, width)
     _claim(shape, limits, reserve)
@@ -156,7 +155,7 @@ def _media_of_files(files: Any, limits: Limits, reserve: Reserve) -> Tensor:
         media = torch.empty(shape, dtype=torch.uint8)
         for row, clip in enumerate(raw):
             for frame, file in enumerate(clip):
-                media[row, frame] = _told(row, decode_picture, file, limits.max_pixels)
+                media[row, frame] = _of_picture(row, decode_picture, file, limits.max_pixels)
     return media if isinstance(files[0], list) else media[:, 0]
 
 
@@ -167,7 +166,7 @@ def _base64(text: Any, row: int) -> bytes:
         raise RefusedError(422, f"Picture {row} must be a text in base64 (RFC 4648). Got {_kind_of(text)}.") from None
 
 
-def _told(row: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def _of_picture(row: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call, and say which picture was at fault."""
     try:
         return function(*arguments)
@@ -189,8 +188,8 @@ def _safetensors(body: bytes | bytearray, limits: Limits, reserve: Reserve) -> t
     if not isinstance(shape, list) or not all(type(n) is int for n in shape) or not isinstance(notes, dict):
         raise RefusedError(400, "The header of the safetensors file is wrong: it must state the tensor's shape.")
     if entry.get("dtype") != "U8" or len(shape) not in (4, 5) or shape[-3] != 3 or min(shape) < 1:
-        told = f"{str(entry.get('dtype'))[:20]} of shape {shape[:8]}"
-        raise RefusedError(422, f"media must be uint8 (U8) RGB of shape (B, 3, H, W) or (B, F, 3, H, W). Got {told}.")
+        got = f"{str(entry.get('dtype'))[:20]} of shape {shape[:8]}"
+        raise RefusedError(422, f"media must be uint8 (U8) RGB of shape (B, 3, H, W) or (B, F, 3, H, W). Got {got}.")
     _refuse_many(shape[0], limits)
     _claim(shape, limits, reserve)
     size = math.prod(shape)

@@ -9,7 +9,6 @@ docs/reward-server.md has the endpoints and what they refuse. Needs fastapi and 
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import re
@@ -22,8 +21,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from reward_models.base import Scorer
 from reward_models.errors import RewardError
+from reward_models.serving.addresses import is_loopback
 from reward_models.serving.endpoints import Service
 from reward_models.serving.wire import TOKEN_VARIABLE, Limits
 
@@ -183,7 +185,7 @@ def _server(
     import uvicorn
 
     token = find_token(token, token_file)
-    if token is None and not allow_anonymous and not _is_loopback(host):
+    if token is None and not allow_anonymous and not is_loopback(host):
         raise RewardError(
             f"A reward server that others can reach needs a token. Got host={host!r} and none. Set {TOKEN_VARIABLE}, "
             "listen on 127.0.0.1, or say allow_anonymous."
@@ -210,11 +212,18 @@ def _server(
 
 
 def _limits(given: Mapping[str, float]) -> Limits:
+    unknown = [name for name in given if name not in Limits.model_fields]
+    if unknown:
+        raise RewardError(
+            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(unknown)}."
+        )
     try:
-        return Limits(**given)  # type: ignore[arg-type]
-    except TypeError:
-        known = ", ".join(Limits.__dataclass_fields__)
-        raise RewardError(f"Limits of the reward server are {known}. Got {', '.join(given)}.") from None
+        return Limits(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = f"{first['loc'][0]} of the reward server: " if first["loc"] else ""
+        got = f" Got {first['input']!r}." if first["loc"] else ""
+        raise RewardError(f"{where}{first['msg']}.{got} Change it.") from None
 
 
 def _need_extra() -> None:
@@ -223,13 +232,6 @@ def _need_extra() -> None:
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise RewardError(f"The reward server needs {' and '.join(missing)}. Run: pip install fastapi uvicorn.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

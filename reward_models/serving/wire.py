@@ -12,11 +12,12 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, FailFast, Field, InstanceOf, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
@@ -26,8 +27,12 @@ from reward_models.serving.lossless import encode_picture
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 TOKEN_VARIABLE = "DIFFRL_REWARD_TOKEN"
 Format = Literal["safetensors", "png", "webp"]
-SIDE = ("prompts", "metadata", "fps", "groups")
-"""What a request says beside its media."""
+Text = InstanceOf[str]
+"""pydantic's own `str` refuses lone surrogates, which JSON can write and prompts may hold."""
+Whole = Annotated[int, Field(ge=1)]
+Amount = Annotated[int | float, Field(gt=0, lt=math.inf)]
+M = TypeVar("M", bound=BaseModel)
+Numbers = list[Annotated[float, Field(allow_inf_nan=False)] | None]
 
 
 class RefusedError(Exception):
@@ -43,8 +48,47 @@ class RefusedError(Exception):
         self.status, self.sentence = status, sentence if len(sentence) < 600 else sentence[:600] + "..."
 
 
-@dataclass(frozen=True)
-class Limits:
+class Side(BaseModel):
+    """What a request says beside its media. The first mistake ends a list: a million of them would fill the memory."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompts: Annotated[list[Text], FailFast(), Field(description="a list of texts, one a sample")] = []
+    metadata: Annotated[
+        list[InstanceOf[dict[str, Any]]] | None, FailFast(), Field(description="a list of objects, one a sample")
+    ] = None
+    fps: Annotated[float | None, Field(gt=0, le=1e6, description="a number > 0, or null")] = None
+    groups: Annotated[list[int] | None, FailFast(), Field(description="a list of whole numbers, one a sample")] = None
+
+
+class Scores(BaseModel):
+    """An answer with scores.
+
+    Args:
+        raw: scores; null where there is none.
+        ok: whether there is one.
+        errors: why there is none.
+        parts: by name, as `raw`.
+        version: the scorer's `spec.version`.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    raw: Numbers
+    ok: list[bool]
+    errors: list[Text | None]
+    parts: dict[Text, Numbers]
+    version: str
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        counts = {len(self.raw), len(self.ok), len(self.errors), *map(len, self.parts.values())}
+        if len(counts) > 1 or [score is not None for score in self.raw] != self.ok:
+            raise ValueError("every sample must have a score or be not ok, and a place in every list")
+        return self
+
+
+class Limits(BaseModel):
     """What the service takes on.
 
     Args:
@@ -63,35 +107,37 @@ class Limits:
         request_timeout: seconds from a request's first byte to its answer.
     """
 
-    max_body_mb: float = 64
-    max_side_mb: float = 4
-    max_values: int = 200_000
-    max_media_mb: float = 256
-    max_pixels: int = 4096 * 4096
-    max_samples: int = 256
-    max_batch: int = 16
-    max_batch_pixels: int = 4096 * 4096
-    max_wait_ms: float = 5.0
-    queue_size: int = 64
-    max_held_mb: float = 1024
-    body_timeout: float = 10.0
-    request_timeout: float = 120.0
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    def __post_init__(self) -> None:
-        """Refuse what would let nothing through."""
-        whole = ("max_values", "max_pixels", "max_samples", "max_batch", "max_batch_pixels", "queue_size")
-        for item in fields(self):
-            value = getattr(self, item.name)
-            least = 0 if item.name == "max_wait_ms" else 1 if item.name in whole else 1e-6
-            right = isinstance(value, int if item.name in whole else (int, float)) and not isinstance(value, bool)
-            if not right or not least <= value < math.inf:
-                kind = "a whole number >= 1" if item.name in whole else "a number " + (">= 0" if least == 0 else "> 0")
-                raise RewardError(f"{item.name} of the reward server must be {kind}. Got {value!r}.")
+    max_body_mb: Amount = 64
+    max_side_mb: Amount = 4
+    max_values: Whole = 200_000
+    max_media_mb: Amount = 256
+    max_pixels: Whole = 4096 * 4096
+    max_samples: Whole = 256
+    max_batch: Whole = 16
+    max_batch_pixels: Whole = 4096 * 4096
+    max_wait_ms: Annotated[int | float, Field(ge=0, lt=math.inf)] = 5.0
+    queue_size: Whole = 64
+    max_held_mb: Amount = 1024
+    body_timeout: Amount = 10.0
+    request_timeout: Amount = 120.0
+
+    @model_validator(mode="after")
+    def _holds_one_request(self) -> Self:
         if self.max_held_mb < self.max_body_mb + self.max_media_mb:
-            raise RewardError(
-                "max_held_mb of the reward server must hold at least one request: max_body_mb + max_media_mb. "
-                f"Got {self.max_held_mb:g} < {self.max_body_mb:g} + {self.max_media_mb:g}. Raise it or lower them."
+            raise ValueError(
+                "max_held_mb must hold at least one request, max_body_mb + max_media_mb; "
+                f"{self.max_held_mb:g} < {self.max_body_mb:g} + {self.max_media_mb:g}"
             )
+        return self
+
+
+class Listing(BaseModel):
+    """The answer to GET /v1/rewards: specs as JSON by name, and the limits that clients keep to."""
+
+    rewards: dict[str, dict[str, Any]]
+    limits: Limits
 
 
 def encode_request(batch: RewardBatch, form: Format = "safetensors") -> tuple[str, bytes]:
@@ -144,8 +190,8 @@ def encode_output(output: RewardOutput, version: str) -> bytes:
         elif not ok[row]:
             raw[row] = None
     parts = {name: _numbers(values) for name, values in output.parts.items()}
-    answer = {"raw": raw, "ok": ok, "errors": errors, "parts": parts, "version": version}
-    return json.dumps(answer, allow_nan=False).encode()
+    scores = Scores(raw=raw, ok=ok, errors=errors, parts=parts, version=version)
+    return json.dumps(dict(scores), allow_nan=False).encode()
 
 
 def _numbers(values: Tensor) -> list[float | None]:
@@ -162,21 +208,23 @@ def decode_output(body: bytes, count: int) -> tuple[RewardOutput, str]:
     Raises:
         ValueError: it is cut off, or not an answer to this many samples.
     """
+    scores = _read(Scores, body)
+    if len(scores.raw) != count:
+        raise ValueError(f"scores of {count} samples were expected, of {len(scores.raw)} came")
+    errors = [None if good else error or "not scored" for good, error in zip(scores.ok, scores.errors, strict=True)]
+    parts = {name: _tensor(values) for name, values in scores.parts.items()}
+    return RewardOutput(_tensor(scores.raw), torch.tensor(scores.ok, dtype=torch.bool), errors, parts), scores.version
+
+
+def _read(kind: type[M], body: bytes) -> M:
+    """JSON as this model; what is wrong is told in one line."""
     try:
-        answer = json.loads(body)
-        raw, ok, errors, parts = answer["raw"], answer["ok"], answer["errors"], answer["parts"]
-        lengths = {len(raw), len(ok), len(errors), *(len(values) for values in parts.values())}
-        right = all(
-            type(good) is bool and good == (score is not None and math.isfinite(score))
-            for good, score in zip(ok, raw, strict=True)
-        )
-        if lengths != {count} or not right or not isinstance(answer["version"], str):
-            raise ValueError(f"scores of {count} samples were expected")
-        tensors = {name: _tensor(values) for name, values in parts.items()}
-        told = [None if good else str(error or "not scored") for good, error in zip(ok, errors, strict=True)]
-        return RewardOutput(_tensor(raw), torch.tensor(ok, dtype=torch.bool), told, tensors), answer["version"]
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no scores in it ({error!r})") from error
+        return kind.model_validate(json.loads(body))  # pydantic's own parser refuses lone surrogates
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()) from None
 
 
 def _tensor(values: Sequence[float | None]) -> Tensor:
@@ -188,34 +236,24 @@ def encode_spec(spec: ScorerSpec) -> dict[str, Any]:
     return {**asdict(spec), "range": [bound if math.isfinite(bound) else None for bound in spec.range]}
 
 
-def decode_spec(told: Mapping[str, Any]) -> ScorerSpec:
+def decode_spec(spec: Mapping[str, Any]) -> ScorerSpec:
     """The spec that a server tells; fields of a newer server that are unknown here are left out.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        known = {item.name: told[item.name] for item in fields(ScorerSpec) if item.name in told}
-        low, high = known["range"]
-        known["range"] = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-        for name in ("media", "requires", "scaling"):
-            known[name] = tuple(known[name])
-        return ScorerSpec(**known)
+        low, high = spec["range"]
+        bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+        return TypeAdapter(ScorerSpec).validate_python({**spec, "range": bounds})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no description of a reward ({error!r})") from error
 
 
-def decode_listing(body: bytes) -> tuple[Mapping[str, Any], Limits]:
-    """Specs by name, still as JSON, and the limits of a server, in its answer to GET /v1/rewards.
+def decode_listing(body: bytes) -> Listing:
+    """A server's answer to GET /v1/rewards.
 
     Raises:
         ValueError: it is no such answer.
     """
-    try:
-        told = json.loads(body)
-        limits = {item.name: told["limits"][item.name] for item in fields(Limits) if item.name in told["limits"]}
-        if not isinstance(told["rewards"], dict):
-            raise ValueError("no rewards in it")
-        return told["rewards"], Limits(**limits)
-    except (KeyError, TypeError, RecursionError, RewardError) as error:
-        raise ValueError(f"no list of rewards ({error!r})") from error
+    return _read(Listing, body)

@@ -104,8 +104,8 @@ def yes_probability(options: Sequence[tuple[str, float]], words: tuple[str, str]
             mass[word] += math.exp(logprob)
     yes, no = mass.values()
     if not yes + no >= LEAST_MASS:
-        told = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
-        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {told}")
+        found = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
+        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {found}")
     return yes / (yes + no)
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.media import from_pil, to_pil
 from reward_models.neural import require_package
-from reward_models.self_test import SIDE, Contrast, Sample
+from reward_models.self_test import SIDE, Contrast, contrast
 from reward_models.text.levenshtein import levenshtein
 from reward_models.text.quotes import quoted as quoted
 
@@ -55,7 +54,7 @@ def similarity(read: str, target: str) -> float:
     return 1 - distance / len(target)
 
 
-class OcrScorer:
+class OcrScorer(WithoutWeights):
     """Text rendering: 1 minus the normalised edit distance of what is read in the picture to the target.
 
     raw = 1 - d / len(target); d = 0 if the target is contained in what was read, else min(Levenshtein distance,
@@ -117,17 +116,13 @@ class OcrScorer:
         rows = [self._score(batch.media[i], prompt, batch.meta(i)) for i, prompt in enumerate(batch.prompts)]
         return output_of_rows(rows, PARTS)
 
-    def to(self, device: str | torch.device) -> OcrScorer:
-        """Nothing to move: both engines read on the CPU."""
-        return self
-
     def contrasts(self) -> list[Contrast]:
         """A drawn word against another word, and against an empty picture."""
         made = []
         for word, other in (("HELLO", "MUSIC"), ("MUSIC", "")):
             prompt = f'a sign that says "{word}"'
             why = f"the word {word} can be read in it"
-            made.append(Contrast(Sample(written(word), prompt), Sample(written(other), prompt), why))
+            made.append(contrast(written(word), written(other), why, prompt))
         return made
 
     def _score(

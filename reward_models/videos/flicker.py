@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
-from reward_models.self_test import Contrast, Sample, clip
+from reward_models.self_test import Contrast, clip, contrast
 
 PARTS = ("change", "steadiness")
 
@@ -32,7 +32,7 @@ def second_difference(frames: Tensor) -> float:
     return int(bends.sum(dtype=torch.int64)) / (2 * 255 * bends.numel())
 
 
-class TemporalFlickerScorer:
+class TemporalFlickerScorer(WithoutWeights):
     """Absence of flicker, exactly as VBench's temporal flickering.
 
     raw = (255 - mean |f_t - f_{t+1}|) / 255 over all pairs of neighbouring frames, pixels and channels, which is 1 for
@@ -74,21 +74,17 @@ class TemporalFlickerScorer:
         self.spec.require(batch)
         return output_of_rows([self._score(frames) for frames in batch.media], PARTS)
 
-    def to(self, device: str | torch.device) -> TemporalFlickerScorer:
-        """Nothing to move: it computes where the media are."""
-        return self
-
     def contrasts(self) -> list[Contrast]:
         """A calm clip against one that flickers; with a gate, a moving clip against a frozen one."""
         moving = clip("red", "circle")
         frozen = moving[:1].expand_as(moving).contiguous()
         if self.motion_gate:
-            return [_contrast(moving, frozen, "it moves, and the other is frozen")]
+            return [contrast(moving, frozen, "it moves, and the other is frozen")]
         flickering = frozen.clone()
         flickering[::2] = flickering[::2] // 2
         return [
-            _contrast(moving, flickering, "the other flickers"),
-            _contrast(frozen, moving, "nothing changes in it (this score cannot tell motion from flicker)"),
+            contrast(moving, flickering, "the other flickers"),
+            contrast(frozen, moving, "nothing changes in it (this score cannot tell motion from flicker)"),
         ]
 
     def _score(self, frames: Tensor) -> tuple[float, dict[str, float], str | None]:
@@ -127,15 +123,11 @@ class MotionSmoothnessScorer(TemporalFlickerScorer):
         """Even motion against the same frames out of order; with a gate, a moving clip against a frozen one."""
         moving = clip("red", "circle")
         if self.motion_gate:
-            return [_contrast(moving, moving[:1].expand_as(moving).contiguous(), "it moves, and the other is frozen")]
+            return [contrast(moving, moving[:1].expand_as(moving).contiguous(), "it moves, and the other is frozen")]
         jumping = moving[[0, 7, 1, 6, 2, 5, 3, 4]]
         flickering = moving.clone()
         flickering[::2] = flickering[::2] // 2
         return [
-            _contrast(moving, jumping, "its frames are in order"),
-            _contrast(moving, flickering, "the other flickers"),
+            contrast(moving, jumping, "its frames are in order"),
+            contrast(moving, flickering, "the other flickers"),
         ]
-
-
-def _contrast(good: Tensor, bad: Tensor, why: str) -> Contrast:
-    return Contrast(Sample(good, "a clip"), Sample(bad, "a clip"), why)

@@ -16,10 +16,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.images.shapes import COLORS, SHAPES, SceneSpec, Thing, Tolerances, judge
 from reward_models.images.shapes_vision import FoundObject, Perception, perceive
@@ -164,7 +163,7 @@ def _smoothness(track: Sequence[FoundObject | None], motion: MotionTolerances) -
     return sum(even(a, b) for a, b in pairs) / len(pairs)
 
 
-class MovingShapesScorer:
+class MovingShapesScorer(WithoutWeights):
     """Partial credit in [0, 1]: the mean of object, direction and smooth.
 
     Args:
@@ -197,10 +196,6 @@ class MovingShapesScorer:
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)
         rows = [self._score(video, text) for video, text in zip(videos, batch.prompts, strict=True)]
         return output_of_rows(rows, PARTS)
-
-    def to(self, device: str | torch.device) -> MovingShapesScorer:
-        """Nothing to move: perception runs on the CPU."""
-        return self
 
     def _score(self, video: NDArray[np.uint8], text: str) -> tuple[float, dict[str, float], str | None]:
         try:

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.neural import require_package
-from reward_models.self_test import Contrast, Sample, clip
+from reward_models.self_test import Contrast, clip, contrast
 
 RATE = 8.0
 """Frames per second that VBench looks at; also the rate of clips that do not say theirs, as in VBench."""
@@ -71,7 +70,7 @@ def moves(magnitudes: list[float], frames: int, side: int, fps: float) -> tuple[
     return over >= max(1, round(4 * frames / 16)), over / len(magnitudes)
 
 
-class DynamicDegreeScorer:
+class DynamicDegreeScorer(WithoutWeights):
     """Whether a clip moves, 1 or 0, after VBench's dynamic degree; a stand-in for it.
 
     Frames are thinned to about 8 a second (every round(fps / 8)-th). For each pair of neighbours the mean of the
@@ -111,16 +110,12 @@ class DynamicDegreeScorer:
         clips = batch.media.cpu().permute(0, 1, 3, 4, 2).numpy()  # (B, F, H, W, 3)
         return output_of_rows([self._score(frames, fps) for frames in clips], PARTS)
 
-    def to(self, device: str | torch.device) -> DynamicDegreeScorer:
-        """Nothing to move: the flow is computed on the CPU."""
-        return self
-
     def contrasts(self) -> list[Contrast]:
         """A clip that moves against the same one standing still, or hardly moving."""
         moving, slow = clip("red", "circle"), clip("red", "circle", 0.49, 0.51)
         frozen = moving[:1].expand_as(moving).contiguous()
         return [
-            Contrast(Sample(moving, "a clip"), Sample(still, "a clip"), why)
+            contrast(moving, still, why)
             for still, why in ((frozen, "the other is frozen"), (slow, "the other moves less than a pixel a frame"))
         ]
 

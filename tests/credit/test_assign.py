@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.functional.tree_values import step_rewards
 from diffrl.functional.turning_points import turning_point_rewards
 from diffrl.records import Forest
 from diffrl.rollout.tree import plan_forest, subset
@@ -392,3 +393,44 @@ def test_finished_advantages_are_not_normalised_again():
             forest.parent.tolist(), strict=True,
         )
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", FORESTS)
+@pytest.mark.parametrize(("reward", "how"), RULES)
+def test_the_detail_gives_back_the_advantages(shape, reward, how):
+    """What viewers show as a sum is the sum: (reward - centre) / spread, cut; and nothing where there is none."""
+    forest, total, usable = FORESTS[shape]()
+    credit = assign_credit(forest, total, usable, CreditRule(reward, normalise=how, clamp=1.1))
+    detail = credit.detail
+    for value, centre, spread, advantage in (
+        (credit.step_reward, detail.centre, detail.spread, credit.advantage),
+        (total, detail.sample_centre, detail.sample_spread, credit.outcome),
+    ):
+        known = spread.isfinite()
+        assert torch.equal(known, centre.isfinite()) and not known[advantage.isnan()].any()
+        close(((value - centre) / spread).clamp(-1.1, 1.1)[known], advantage[known].tolist())
+        if reward != "outcome" or advantage is credit.outcome:
+            assert not advantage[~known].any()
+    assert bool(detail.spread.isfinite().any()) >= (reward != "outcome" and bool(credit.advantage.any()))
+    assert reward != "outcome" or not detail.spread.isfinite().any()
+
+
+def test_the_detail_names_the_paths_that_turn_and_what_balancing_dropped():
+    forest, total, usable = whole_forest(3)
+    for balance in (True, False):
+        credit = assign_credit(forest, total, usable, CreditRule("turning_point", constraint=False, balance=balance))
+        detail, step = credit.detail, step_rewards(credit.values, forest.parent)
+        turned = torch.zeros_like(credit.turning)
+        turned[detail.turn_node[detail.turn_kept]] = True
+        assert torch.equal(turned, credit.turning) and bool(detail.turn_kept.all()) != balance
+        kept = list(
+            zip(detail.turn_node[detail.turn_kept].tolist(), detail.turn_leaf[detail.turn_kept].tolist(), strict=True)
+        )
+        for node in torch.nonzero(credit.turning).flatten().tolist():
+            good = Naive(forest, total, usable)
+            leaves = [leaf for i, leaf in enumerate(good.leaf) if good.good[i] and node in good.path(leaf)]
+            ends = [
+                credit.values[leaf] - credit.values[forest.parent[node]] if (node, leaf) in kept else step[node]
+                for leaf in leaves
+            ]
+            close(credit.step_reward[node], float(torch.stack(ends).mean()))

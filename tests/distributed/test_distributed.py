@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffrl.models.tiny import build_pipeline, save_pipeline
-from diffrl.trees.record import list_trees
+from diffrl.trees.read import list_trees
 from tests.conftest import WORDS
 from tests.training.harness import (
     BRIGHTNESS,

@@ -19,7 +19,7 @@ from reward_models.media import to_pil
 from tests.gallery.made import PROMPTS, eval_sample, flat, make_run
 from tests.patience import until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 CURRENT = "[...document.querySelectorAll('.item')].indexOf(document.activeElement)"
 FITS = "document.documentElement.scrollWidth"

@@ -18,7 +18,7 @@ from diffrl.gallery.static_links import StaticLinks
 from tests.gallery.made import make_run, metrics_rows
 from tests.patience import until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 LIGHT, DARK = (0x1B, 0x7F, 0x6B), (0x4F, 0xC3, 0xA5)
 """The first line's colour in the two themes, as the style sheet has it."""
 

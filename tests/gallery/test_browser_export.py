@@ -9,7 +9,7 @@ from diffrl.gallery.sources import find_sources
 from tests.gallery import made_trees
 from tests.gallery.made import keep_columns, make_run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from diffrl.gallery import progress
 from tests.gallery.made import add_evaluation, make_run, metrics_rows
 from tests.patience import LONG
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 @pytest.fixture

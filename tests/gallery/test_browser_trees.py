@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from diffrl.trees.record import read_tree
+from diffrl.trees.read import read_tree
 from tests.gallery import made_trees
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 CONTRAST = """(css) => {
   const light = (text) => {

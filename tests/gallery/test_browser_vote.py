@@ -9,7 +9,7 @@ import pytest
 from diffrl.gallery.votes import read_votes
 from tests.gallery.made import make_run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 def go_on(page, key):

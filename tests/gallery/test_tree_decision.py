@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from diffrl.gallery.tree_glossary import glossary
-from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import sums
+from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.words import sums
 from reward_models.images.shapes import PARTS
 from tests.gallery import made_trees
 from tests.gallery.made_trees import leaf

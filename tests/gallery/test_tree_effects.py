@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.tree_panel import notes, step_facts
-from diffrl.gallery.tree_words import sums
+from diffrl.gallery.trees.panel import notes, step_facts
+from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffrl.gallery.tree_layout import MARGIN, lay_out
+from diffrl.gallery.trees.layout import MARGIN, lay_out
 from diffrl.trees.record import TreeLeaf, TreeNode
 from tests.gallery import made_trees
 

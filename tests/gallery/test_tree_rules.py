@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.tree_glossary import glossary
-from diffrl.gallery.tree_layout import lay_out
-from diffrl.gallery.tree_panel import notes, step_facts
-from diffrl.gallery.tree_rule import place, rules
-from diffrl.gallery.tree_words import sums
+from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.layout import lay_out
+from diffrl.gallery.trees.panel import notes, step_facts
+from diffrl.gallery.trees.rule import place, rules
+from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record

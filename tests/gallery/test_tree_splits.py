@@ -9,14 +9,14 @@ import pytest
 
 from diffrl.gallery.export import export_site
 from diffrl.gallery.sources import find_sources
-from diffrl.gallery.tree_figure import tree_figure
-from diffrl.gallery.tree_glossary import glossary
-from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
-from diffrl.gallery.tree_rule import rules
-from diffrl.gallery.tree_sentences import Ref
-from diffrl.gallery.tree_splits import rows, splits, train, weight, why_not
-from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import sums
+from diffrl.gallery.trees.figure import tree_figure
+from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
+from diffrl.gallery.trees.rule import rules
+from diffrl.gallery.trees.sentences import Ref
+from diffrl.gallery.trees.splits import rows, splits, train, weight, why_not
+from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.words import sums
 from tests.gallery import made_trees
 from tests.gallery.made_trees import tilted
 

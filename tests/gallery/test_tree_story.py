@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.tree_numbers import push, share, tiny
-from diffrl.gallery.tree_sentences import Ref, joined, plain
-from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import sums, verdict
+from diffrl.gallery.trees.numbers import push, share, tiny
+from diffrl.gallery.trees.sentences import Ref, joined, plain
+from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.words import sums, verdict
 from diffrl.trees.record import TreeLeaf, TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, NFT, leaf, record

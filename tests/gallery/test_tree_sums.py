@@ -6,124 +6,57 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.tree_numbers import factor, likelier, share, signed
-from diffrl.gallery.tree_panel import notes, sample_facts, step_facts
-from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum, weights_text
-from diffrl.gallery.tree_words import sums
+from diffrl.gallery.trees.numbers import factor, likelier, share, signed
+from diffrl.gallery.trees.panel import notes, sample_facts, step_facts
+from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum, weights_text
+from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, OUTCOME, leaf, record
 
 STEPWISE = {**DIFFRL, "reward": "incremental"}
 HALVES = {name: {"weight": 0.5, "shift": 0.0, "scale": 1.0} for name in ("shapes", "shapes_strict")}
-LEVEL = "of the 4 steps at this noise level"
+LEVEL = "with the mean and deviation of this prompt's steps at this noise level"
+MEDIAN = LEVEL.replace("mean", "median")
 
 
-def steps(credited, advantages, rule=STEPWISE, above=0.5, **more):
+def steps(credited, advantages, rule=STEPWISE, above=0.5, centre=None, spread=None):
     """One noise worth `above` and the steps to its pictures, each with what it was credited with."""
     nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=above)]
     for child, (amount, advantage) in enumerate(zip(credited, advantages, strict=True)):
         nodes.append(
-            TreeNode(child + 1, 0, 0, child, 2, 0.25, value=above + (amount or 0), advantage=advantage, trained=True,
-                     credited=amount, leaf=leaf(above + (amount or 0), (child,)))
+            TreeNode(child + 1, 0, 0, child, 2, 0.25, value=above + amount, advantage=advantage, trained=True,
+                     credited=amount, leaf=leaf(above + amount, (child,)), centre=centre, spread=spread)
         )  # fmt: skip
-    return sums(record(nodes, **{"branching": {2: len(credited)}, "rule": rule, **more}))
+    return sums(record(nodes, branching={2: len(credited)}, rule=rule))
 
 
-def sums_of(given):
-    return [step_sum(given, node) for node in given.edges]
-
-
-def test_a_step_is_compared_with_those_of_its_noise_level():
-    # mean 0.8 / 4 = 0.2; squared distances 0.09, 0.09, 0.04, 0.16: root of their mean 0.308221, plus 0.0001
-    given = steps([0.5, 0.5, 0.0, -0.2], [0.973, 0.973, -0.6487, -1.2974])
-    assert sums_of(given) == [
-        f"(+0.500 − 0.200) / 0.308, with the mean and deviation {LEVEL}",
-        f"(+0.500 − 0.200) / 0.308, with the mean and deviation {LEVEL}",
-        f"(0.000 − 0.200) / 0.308, with the mean and deviation {LEVEL}",
-        f"(−0.200 − 0.200) / 0.308, with the mean and deviation {LEVEL}",
-    ]
-    assert dict(step_facts(given, given.edges[2]))["Advantage"].startswith("−0.65 = (0.000 − 0.200) / 0.308, with")
-
-
-def test_the_median_is_called_so():
-    # median (0.0 + 0.5) / 2 = 0.25; the deviation stays that about the mean
-    given = steps([0.5, 0.5, 0.0, -0.2], [0.8108, 0.8108, -0.8108, -1.4596], {**STEPWISE, "baseline": "median"})
-    assert sums_of(given)[3] == f"(−0.200 − 0.250) / 0.308, with the median and deviation {LEVEL}"
-    assert sums_of(replace(given, record=replace(given.record, rule=STEPWISE))) == [""] * 4
-
-
-def test_a_sum_that_is_not_the_recorded_number_is_not_shown():
-    assert sums_of(steps([0.5, 0.5, 0.0, -0.2], [0.99, 0.973, 0.6487, 0.0])) == [
-        "",
-        f"(+0.500 − 0.200) / 0.308, with the mean and deviation {LEVEL}",
-        "",
-        "",
-    ]
-    assert sums_of(steps([0.25] * 3, [0.0] * 3)) == [""] * 3, "without a deviation there is nothing to divide by"
-
-
-def test_steps_without_credit_are_not_among_those_compared():
-    # 0.5 and -0.1: mean 0.2, deviation 0.3
-    given = steps([0.5, None, -0.1, None], [0.9997, 0.0, -0.9997, 0.0])
-    among = "of the 2 of 4 steps that have credit at this noise level"
-    assert sums_of(given) == [
-        f"(+0.500 − 0.200) / 0.300, with the mean and deviation {among}",
-        "",
-        f"(−0.100 − 0.200) / 0.300, with the mean and deviation {among}",
-        "",
-    ]
-
-
-def test_two_noise_levels_are_two_comparisons_or_one():
-    """Levels of 2 and 4 steps, credits +-0.2 and +-0.1: deviations 0.2 and 0.1; together root(0.12 / 6) = 0.141421."""
-    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=0.5)]
-    for parent, step, sign in ((0, 0, 1), (0, 0, -1), (1, 2, 1), (1, 2, -1), (2, 2, 1), (2, 2, -1)):
-        size = 0.2 if step == 0 else 0.1
-        nodes.append(
-            TreeNode(len(nodes), parent, 0, int(sign < 0), step, 0.75 if step == 0 else 0.25, value=0.5,
-                     credited=sign * size, advantage=sign * (0.9995 if step == 0 else 0.999), trained=True)
-        )  # fmt: skip
-    given = sums(record(nodes, rule=STEPWISE))
-    assert (
-        sums_of(given)[0] == "(+0.200 − 0.000) / 0.200, with the mean and deviation of the 2 steps at this noise level"
-    )
-    assert sums_of(given)[5] == f"(−0.100 − 0.000) / 0.100, with the mean and deviation {LEVEL}"
-    joint = [replace(node, advantage=node.credited and node.credited / 0.141521) for node in nodes]
-    given = sums(record(joint, rule={**STEPWISE, "normalise": "group"}))
-    assert sums_of(given)[0] == "(+0.200 − 0.000) / 0.142, with the mean and deviation of this prompt's 6 steps"
-
-
-def test_siblings_are_compared_with_what_their_node_is_worth():
-    # credited 0.9 and 0.3, worth of the node 0.5: deviation 0.3, advantages 0.4 / 0.3001 and -0.2 / 0.3001
-    rule = {**DIFFRL, "normalise": "siblings"}
-    given = steps([0.9, 0.3], [1.3329, -0.6664], {**rule, "reward": "fused"})
-    level = "of the 2 steps at this noise level"
-    assert sums_of(given) == [
-        f"(+0.900 − 0.500) / 0.300, less the worth of 1, over the deviation {level}",
-        f"(+0.300 − 0.500) / 0.300, less the worth of 1, over the deviation {level}",
-    ]
-    given = steps([0.4, -0.2], [1.3329, -0.6664], {**rule, "reward": "incremental"})
-    assert sums_of(given) == [
-        f"+0.400 / 0.300, over the deviation {level}",
-        f"−0.200 / 0.300, over the deviation {level}",
-    ]
+@pytest.mark.parametrize(
+    ("rule", "centre", "spread", "advantage", "expected"),
+    [
+        ({}, 0.2, 0.308321, -1.2974, f"(−0.200 − 0.200) / 0.308, {LEVEL}"),
+        ({"baseline": "median"}, 0.25, 0.308321, -1.4596, f"(−0.200 − 0.250) / 0.308, {MEDIAN}"),
+        ({"normalise": "group"}, 0.2, 0.308321, -1.2974,
+         "(−0.200 − 0.200) / 0.308, with the mean and deviation of this prompt's steps"),
+        ({"normalise": "siblings"}, 0.0, 0.3, -0.6667,
+         "(−0.200 − 0.000) / 0.300, over the deviation of this prompt's steps at this noise level"),
+        ({"normalise": "siblings", "reward": "fused"}, 0.5, 0.3, -2.3333,
+         "(−0.200 − 0.500) / 0.300, less the worth of 1, "
+         "over the deviation of this prompt's steps at this noise level"),
+        ({"clamp": 1.25}, 0.2, 0.308321, -1.25, f"(−0.200 − 0.200) / 0.308, cut to −1.25, {LEVEL}"),
+        ({}, None, None, -1.2974, ""),
+    ],
+)  # fmt: skip
+def test_an_advantage_is_shown_with_the_numbers_that_were_recorded(rule, centre, spread, advantage, expected):
+    given = steps([-0.2], [advantage], {**STEPWISE, **rule}, centre=centre, spread=spread)
+    assert step_sum(given, given.edges[0]) == expected
+    shown = dict(step_facts(given, given.edges[0]))["Advantage"]
+    assert shown == f"{share(advantage)}{' = ' * bool(expected)}{expected}"
 
 
 def test_small_numbers_have_digits_enough_to_be_checked():
-    # mean 0, deviation 0.004206 + 0.0001: with three digits 0.006 / 0.004 = 1.5 would be far from 1.3238
-    given = steps([0.0057, -0.0057, 0.0017, -0.0017], [1.3238, -1.3238, 0.3948, -0.3948])
-    first = sums_of(given)[0].partition(",")[0]
-    value, deviation = (float(part) for part in first.replace("(+", "").replace(" − 0.0000)", "").split(" / "))
-    assert first == "(+0.0057 − 0.0000) / 0.0043" and value / deviation == pytest.approx(1.3238, abs=0.005)
-
-
-def test_what_is_cut_says_so():
-    # 30 steps: one of 3, the others 0: mean 0.1, deviation 0.538516; 2.9 / 0.538616 = 5.38
-    given = steps([3.0] + [0.0] * 29, [5.0] + [-0.18566] * 29)
-    assert step_sum(given, given.edges[0]).startswith("(+3.000 − 0.100) / 0.539 = +5.38, cut to +5.00, with the mean")
-    wider = replace(given, record=replace(given.record, rule={**STEPWISE, "clamp": 6.0}))
-    assert step_sum(wider, given.edges[0]) == ""
+    given = steps([0.0057], [1.3238], centre=0.0, spread=0.004306)  # 0.006 / 0.004 = 1.5 would be far from 1.3238
+    assert step_sum(given, given.edges[0]).startswith("(+0.0057 − 0.0000) / 0.0043,")
 
 
 def test_steps_of_an_outcome_share_the_credit_of_their_pictures():
@@ -139,28 +72,24 @@ def test_steps_of_an_outcome_share_the_credit_of_their_pictures():
     ]
     given = sums(record(nodes, rule=OUTCOME))
     assert step_sum(given, nodes[1]) == "the mean of its 2 pictures' advantages"
-    assert step_sum(given, replace(nodes[1], advantage=0.4)) == "", "weighed otherwise"
+    weighed = sums(record(nodes, rule={**OUTCOME, "fusion": "path_probability"}))
+    assert step_sum(weighed, nodes[1]) == "the weighted mean of its 2 pictures' advantages"
 
 
 def test_a_pictures_own_advantage():
-    # rewards 1.0, 0.25, 0.25 (an audit of 0.9 aside): mean 0.5, deviation root(0.375 / 3) = 0.353553
-    ends = [leaf(1.0, advantage=1.4138), leaf(0.25, advantage=-0.7069), leaf(0.25, advantage=-0.7069)]
-    ends.append(leaf(0.9, audit=True))
+    ends = [
+        leaf(1.0, advantage=1.4138, centre=0.5, spread=0.353653),
+        leaf(0.25, advantage=-0.7069),
+        leaf(0.9, audit=True),
+    ]
     tree = record(
         [TreeNode(i, None, i, 0, None, 1.0, leaf=end) for i, end in enumerate(ends)], branching={}, rule=OUTCOME
     )
-    given = sums(tree)
-    expected = "with the mean and deviation of this prompt's 3 pictures"
-    assert [sample_sum(given, node) for node in tree.nodes] == [
-        f"(1.000 − 0.500) / 0.354, {expected}",
-        f"(0.250 − 0.500) / 0.354, {expected}",
-        f"(0.250 − 0.500) / 0.354, {expected}",
-        "",
-    ]
-    assert dict(sample_facts(given, tree.nodes[0]))["Advantage"] == f"+1.41 = (1.000 − 0.500) / 0.354, {expected}"
-    for other in ({"std": "batch"}, {"combine": "gdpo"}):
-        given = sums(replace(tree, rule={**OUTCOME, **other}))
-        assert sample_sum(given, tree.nodes[0]) == "", "its numbers are not all of this prompt"
+    expected = "(1.000 − 0.500) / 0.354, with the mean of this prompt's pictures and their deviation"
+    assert [sample_sum(sums(tree), node) for node in tree.nodes] == [expected, "", ""]
+    assert dict(sample_facts(sums(tree), tree.nodes[0]))["Advantage"] == f"+1.41 = {expected}"
+    batch = sums(replace(tree, rule={**OUTCOME, "std": "batch"}))
+    assert sample_sum(batch, tree.nodes[0]).endswith("and all prompts' deviation")
 
 
 def test_how_a_reward_is_made_of_its_scores():

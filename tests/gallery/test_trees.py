@@ -14,9 +14,10 @@ from diffrl.gallery.pages.trees import neighbours
 from diffrl.gallery.query import Query
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
-from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, strength, tree_figure
-from diffrl.gallery.tree_words import sums
-from diffrl.trees.record import TreeLeaf, read_tree
+from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, strength, tree_figure
+from diffrl.gallery.trees.words import sums
+from diffrl.trees.read import read_tree
+from diffrl.trees.record import TreeLeaf
 from tests.gallery import made_trees
 
 HOSTILE = '<script>alert("x")</script>\' & \u202egnirts ' + "long " * 2000

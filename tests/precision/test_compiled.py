@@ -91,9 +91,9 @@ def test_any_batch_size_with_three_graphs():
     made.push(tiny())
 
 
-def test_many_copies_in_one_process(monkeypatch):
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_many_copies_in_one_process():
     """torch.compile limits the graphs of a function; copies must not share one."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     for _ in range(4):
         made = make_copy(tiny(), "int8", "auto", (), "cpu", compile=lambda graph, _: graph.forward)
         made.module(*inputs(2))

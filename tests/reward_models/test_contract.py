@@ -20,7 +20,11 @@ def test_no_scorer_is_left_out():
     assert sorted(TINY) == sorted(SCORERS)
 
 
-@pytest.mark.parametrize("name", sorted(SCORERS))
+LONG = pytest.mark.long
+"""Reading fifty pictures takes ten seconds; test_ocr.py reads some every time."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "ocr" else ()) for name in sorted(SCORERS)])
 def test_scorer_keeps_to_the_contract(name, tmp_path):
     scorer = TINY[name](tmp_path)
     assert check_scorer(scorer, METADATA.get(name)) == []

@@ -7,7 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(150, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.slow)]
+)
 def test_nothing_is_lost_under_load(count, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from load_test_rewards import load_test

@@ -25,7 +25,7 @@ from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
 from diffrl.training.session import open_session
-from diffrl.trees.record import list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
 
 BRIGHTNESS, GREEN = "tests.training.scorers:Brightness", "tests.training.scorers:Green"
 VARYING = re.compile(r"seconds/.*|cost/seconds|peak_memory_bytes")

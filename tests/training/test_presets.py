@@ -12,7 +12,8 @@ from PIL import Image
 
 from diffrl.config.rollout import Window
 from diffrl.models.families import FAMILIES
-from diffrl.trees.record import PUSHED, list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
+from diffrl.trees.record import PUSHED
 from reward_models.media import read_media
 from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
@@ -119,3 +120,11 @@ def it_leaves_a_readable_tree(run, config, images):
     assert any(node.trained for node in edges) == tree.rule["edges"]
     assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]
     assert any(own.trained for own in splits) == any(own.aim for own in splits) == tree.rule["nodes"]
+    for value, one in [(n.credited, n) for n in edges] + [(n.leaf.total, n.leaf) for n in drawn]:
+        if one.spread is not None:
+            whole, clamp = (value - one.centre) / one.spread, tree.rule["clamp"]
+            assert one.advantage == pytest.approx(max(-clamp, min(clamp, whole)), rel=1e-3, abs=1e-4)
+    assert any(n.spread for n in edges) >= (tree.rule["reward"] != "outcome" and any(n.advantage for n in edges))
+    assert all((n.turns is not None) == (tree.rule["reward"] == "turning_point") for n in edges)
+    assert all(n.turning == any((n.turns or {}).values()) for n in edges)
+    assert not any(n.pruned and n.trained for n in edges) and (tree.rule["prune"] or not any(n.pruned for n in edges))

@@ -9,7 +9,9 @@ import torch
 
 from diffrl.config.method import RewardHackingGuard
 from diffrl.errors import GuardStop
+from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.tree import chains
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.sentinel import Sentinel, Watch
 from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
@@ -45,12 +47,12 @@ def noise(seed, count=4, size=32):
 
 def feed(guard, reward, images=None):
     images = noise(0) if images is None else images
-    return guard.look(images, [0] * len(images), {"raw": reward})
+    return feed_groups(guard, images, [0] * len(images), reward)
 
 
 def judge(guard, *args, samples=500, rewards=TRAINING, **options):
-    found = guard.judge(evaluation(*args, samples=samples, **options), samples, rewards)
-    guard.act()
+    found = guard.compare(evaluation(*args, samples=samples, **options), samples, rewards)
+    guard.check()
     return found
 
 
@@ -72,8 +74,13 @@ def test_diversity_and_sharpness_by_hand():
     assert found["sentinel/sharpness"] == pytest.approx(np.mean(sharp), rel=1e-4)
 
 
-def feed_groups(guard, images, groups):
-    return guard.look(images, groups, {"raw": 0.5})
+def feed_groups(guard, images, groups, reward=0.5):
+    """Samples of prompts whose group ids are these, one prompt a sample."""
+    forest = chains(torch.arange(len(groups)))
+    batch = PromptBatch([Prompt("")] * len(groups), groups, 0)
+    rollout = Rollout(batch, forest, torch.empty(0), torch.empty(0), images, None)
+    table = RewardTable({"raw": torch.full((len(groups),), reward)}, {}, torch.empty(0), torch.empty(0), [])
+    return guard.measure(Samples(rollout, table), {"reward/raw": reward})
 
 
 def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
@@ -162,10 +169,10 @@ def test_a_failed_reward_is_neither_a_fall_nor_a_best():
     missing = evaluation(0.6)
     missing.means.pop("good")
     missing.counts.pop("good")
-    assert "sentinel/change/good" not in guard.judge(missing, 500, TRAINING) and not said
+    assert "sentinel/change/good" not in guard.compare(missing, 500, TRAINING) and not said
     few = evaluation(0.1)
     few.counts["good"] = 249  # fewer than half: what is left may be no fair sample
-    assert "sentinel/change/good" not in guard.judge(few, 500, TRAINING) and not said
+    assert "sentinel/change/good" not in guard.compare(few, 500, TRAINING) and not said
     assert guard.watch.best["good"]["mean"] == 0.6
 
 

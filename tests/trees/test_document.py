@@ -27,7 +27,7 @@ from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.pictures import decode_whole
-from diffrl.trees.record import list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.tracing import Tracer
 from reward_models.media import read_media
 from tests.run.test_resume import Crash, crash_at

@@ -12,7 +12,8 @@ from PIL import Image
 
 import diffrl.trees.write as trees_write
 from diffrl.errors import DiffrlError
-from diffrl.trees.record import DOCUMENT, TREES, Push, TreeLeaf, TreeNode, TreeRecord, list_trees, read_tree
+from diffrl.trees.read import list_trees, read_tree
+from diffrl.trees.record import DOCUMENT, TREES, Push, TreeLeaf, TreeNode, TreeRecord
 from diffrl.trees.write import drop_trees, write_tree
 from reward_models.media import read_media, save_media
 
@@ -32,7 +33,26 @@ def record(iteration=20, group=3, **changes):
     nodes = [
         TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp", pushed=push),
         TreeNode(1, 0, 0, 0, 2, 0.25, drawn=False, leaf=TreeLeaf(path=(0,), proxy=0.125, error="no such picture")),
-        TreeNode(2, 0, 0, 1, 2, 0.25, True, 0.5, -1.25, True, True, -0.001, "node-2.webp", leaf),
+        TreeNode(
+            2,
+            0,
+            0,
+            1,
+            2,
+            0.25,
+            True,
+            0.5,
+            -1.25,
+            True,
+            True,
+            -0.001,
+            "node-2.webp",
+            leaf,
+            centre=0.125,
+            spread=0.1001,
+            turns={2: True},
+            pruned=False,
+        ),
     ]
     fields = {
         "prompt": PROMPT,
@@ -62,15 +82,18 @@ def test_what_is_written_is_read_back(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["node-0.webp", "node-2.webp", "tree.json"]
 
 
-def test_records_without_weights_credits_and_pushes_are_read(tmp_path):
+def test_records_without_what_came_later_are_read(tmp_path):
     """As they were written before there were any."""
     write_tree(tmp_path, record(), {})
     data = json.loads(document(tmp_path).read_text(encoding="utf-8"))
     del data["weights"]
     for node in data["nodes"]:
-        del node["credited"], node["pushed"]
+        for key in ("credited", "pushed", "centre", "spread", "turns", "pruned"):
+            del node[key]
+        for key in ("centre", "spread") if node["leaf"] else ():
+            del node["leaf"][key]
     document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
-    nodes = [replace(node, pushed=None) for node in record().nodes]
+    nodes = [replace(node, pushed=None, centre=None, spread=None, turns=None, pruned=None) for node in record().nodes]
     assert read_tree(tmp_path, 20, 3) == record(weights={}, nodes=nodes)
 
 
@@ -239,6 +262,9 @@ CORRUPTIONS = {
     "a pull of no node": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"3": 1.0})),
     "a pull of a node before the first": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"-1": 1.0})),
     "a pull of no sample": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"0": 1.0})),
+    "a turn of no sample": edited(lambda data: data["nodes"][2].update(turns={"0": True})),
+    "a turn of numbers": edited(lambda data: data["nodes"][2].update(turns={"2": 1})),
+    "a spread of text": edited(lambda data: data["nodes"][2].update(spread="wide")),
     "a pull of words": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"first": 1.0})),
     "an aim elsewhere": edited(lambda data: data["nodes"][0]["pushed"].update(aim="../config.yaml")),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
@@ -273,5 +299,5 @@ def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, diffrl.trees.record; sys.exit(bool({'torch', 'PIL', 'numpy'} & set(sys.modules)))"
+    code = "import sys, diffrl.trees.read; sys.exit(bool({'torch', 'PIL', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

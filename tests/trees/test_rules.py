@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
-from diffrl.gallery.tree_words import push, pushed, sums
+from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
+from diffrl.gallery.trees.words import push, pushed, sums
 from tests.training.harness import BRIGHTNESS, FOREST, make_run
 from tests.trees.test_document import BOTH, CHAINS, WIDE, kept
 from tests.trees.test_recorder import forest_run

@@ -12,15 +12,16 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.tree_figure import TREE_FIGURE_CSS, node_view, tree_figure
-from diffrl.gallery.tree_glossary import glossary
-from diffrl.gallery.tree_numbers import counted, three
-from diffrl.gallery.tree_panel import panel, picture_rows, step_rows
-from diffrl.gallery.tree_rule import place, rules
-from diffrl.gallery.tree_splits import pictures, rows, train
-from diffrl.gallery.tree_story import story
-from diffrl.gallery.tree_words import sums, total
-from diffrl.trees.record import NAME, TREES, TreeRecord, list_trees, read_tree, tree_name
+from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, node_view, tree_figure
+from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.numbers import counted, three
+from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
+from diffrl.gallery.trees.rule import place, rules
+from diffrl.gallery.trees.splits import pictures, rows, train
+from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.words import sums, total
+from diffrl.trees.read import NAME, list_trees, read_tree
+from diffrl.trees.record import TREES, TreeRecord, tree_name
 
 PER_PAGE = 24
 

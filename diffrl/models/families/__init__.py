@@ -13,6 +13,8 @@ from diffrl.models.family import Family
 from diffrl.registry import resolve
 from reward_models.messages import LONGEST_NAME, cut, show
 
+__all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
+
 FILES = (sd3, flux, sana, wan, qwen_image)
 """A new family is one file and its name here; docs/add-a-model.md."""
 

@@ -4,7 +4,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPImageProcessor, CLIPModel
 
-from reward_models import RewardBatch, RewardError, diversity, load_reward
+from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.images import diversity
 from reward_models.self_test import self_test
 from tests.reward_models.tiny_clip import save_clip
 

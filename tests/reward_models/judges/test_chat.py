@@ -1,17 +1,18 @@
 """The chat client against a real server on this machine that hangs, breaks, refuses and talks nonsense."""
 
+import asyncio
 import email.utils
 import re
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from reward_models.judges import chat
 from reward_models.judges.chat import Reply, image_content
-from reward_models.judges.chat_batch import ChatBatch
 from reward_models.text.answers import AnswerError
 from tests.reward_models.judges.judge_server import ask, client, judges, pictures_of, said
 
@@ -85,7 +86,7 @@ def test_no_retries_is_one_attempt(start):
     assert str(ask(client(judge, retries=0))[0]).endswith(", 1 attempt") and len(judge.asked) == 1
 
 
-@pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.parametrize("form", ["seconds", pytest.param("date", marks=pytest.mark.long)])
 def test_retry_after_is_kept_to(start, form):
     times = []
 
@@ -102,7 +103,11 @@ def test_retry_after_is_kept_to(start, form):
 
 def test_waiting_is_bounded_and_doubles(start, monkeypatch):
     waits = []
-    monkeypatch.setattr(ChatBatch, "pause", lambda batch, seconds: waits.append(seconds) is None)
+
+    async def note(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(chat, "asyncio", SimpleNamespace(sleep=note, to_thread=asyncio.to_thread))
     judge = start(
         lambda handler, number, body: handler.reply(429, b"", Retry_After="86400" if number == 2 else "nonsense")
     )
@@ -125,6 +130,7 @@ def test_a_hanging_server_is_left(start):
     assert 0.4 <= time.monotonic() - began < 30
 
 
+@pytest.mark.long
 def test_a_dead_server_does_not_hold_up_a_batch(start):
     asker = client(start(never), timeout=0.2, retries=3, concurrency=2, check=False)
     errors = ask(asker, 8)

@@ -1,5 +1,6 @@
 """How a batch of questions ends: by its deadline, by Ctrl-C at once, and by an error of the caller's own."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from reward_models.judges.chat import ChatClient, Reply
+from reward_models.serving.transport import _loop
 from reward_models.text.answers import AnswerError
 from tests.patience import until
 from tests.reward_models.judges.judge_server import judges, said
@@ -76,6 +78,7 @@ def timed(call):
     return answers, time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["deaf", "closed"])
 def test_ctrl_c_ends_the_program_at_once(server, request):
     process = subprocess.Popen(
@@ -128,7 +131,7 @@ def test_no_request_begins_after_the_deadline(deaf):
             break
     assert seconds < SOON and told == [True] * 2 + [False] * 7
     assert all(str(answer).startswith(f"no answer by the batch's deadline of {deadline:g} s") for answer in answers)
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "chat"])
+    until(lambda: not asyncio.all_tasks(_loop()))
 
 
 def test_a_pause_beyond_the_deadline_is_not_begun(closed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def score(capsys) -> Callable[..., Done]:
+def command(capsys) -> Callable[..., Done]:
     """Run `python -m reward_models ARGUMENTS` in this process."""
 
     def run(*arguments: object) -> Done:
@@ -47,16 +48,28 @@ def score(capsys) -> Callable[..., Done]:
 
 
 @pytest.fixture
-def refused(score) -> Callable[..., str]:
-    """Run it and expect one sentence on stderr, exit code 2 and nothing on stdout."""
+def score(command) -> Callable[..., Done]:
+    """Run `python -m reward_models score ARGUMENTS` in this process."""
+    return partial(command, "score")
+
+
+@pytest.fixture
+def command_refused(command) -> Callable[..., str]:
+    """Run a command and expect one sentence on stderr, exit code 2 and nothing on stdout."""
 
     def run(*arguments: object) -> str:
-        done = score(*arguments)
+        done = command(*arguments)
         assert done.code == 2, done
         assert done.err.startswith("error: ") and "Traceback" not in done.err and done.out == ""
         return done.err
 
     return run
+
+
+@pytest.fixture
+def refused(command_refused) -> Callable[..., str]:
+    """Run `score` and expect to be refused."""
+    return partial(command_refused, "score")
 
 
 @pytest.fixture

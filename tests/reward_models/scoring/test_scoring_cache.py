@@ -228,6 +228,7 @@ def test_unknown_parts_survive_and_failures_are_not_kept(tmp_path):
         assert found.parts["p"] != found.parts["p"] and cache.get("b") is None
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_path):
     for number in range(5, 30):
         picture = pictures / f"{number:02d}.png"
@@ -242,6 +243,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
         sys.executable,
         "-m",
         "reward_models",
+        "score",
         str(pictures),
         "--reward",
         name,

@@ -27,7 +27,7 @@ finally:
 def test_it_imports_neither_diffrl_nor_accelerate(pictures, tmp_path):
     command = ["--reward", "shapes", "--reward", "sharpness", "--out", "s.csv", "--plot", "p.png"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(pictures), *command],
+        [sys.executable, "-c", PROGRAM, "score", str(pictures), *command],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -46,15 +46,14 @@ def test_help_loads_nothing_heavy():
         "assert not {'torch', 'numpy', 'yaml', 'PIL', 'sqlite3'} & set(sys.modules), sorted(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and "--self-test" in done.stdout, done.stderr
+    assert done.returncode == 0 and "rewards" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "one thing to do"),
+        ([], "`score` takes files or folders"),
         (["IN"], "At least one reward"),
-        (["IN", "--list"], "Got 2 of them"),
         (["IN", "--reward", "shaps"], "Did you mean 'shapes'"),
         (["IN", "--reward", "no_such_module:X"], "cannot be imported"),
         (["IN", "--reward", "json:JSONDecoder"], "callable with a `spec`"),
@@ -78,16 +77,31 @@ def test_help_loads_nothing_heavy():
         (["IN", "--reward", "shapes", "--media", "sound"], "--media is image or video"),
         (["IN", "--reward", "shapes", "--prompt", "x", "--prompts", "y.txt"], "Give one of them"),
         (["IN", "--reward", "shapes", "--prompts", "y.csv"], ".txt file"),
-        (["--pipeline", "x", "--images", "y", "--reward", "shapes"], "draws no pictures"),
-        (["IN", "--images", "y", "--reward", "shapes"], "go together"),
-        (["--self-test", "shaps"], "Did you mean 'shapes'"),
-        (["--serve"], "At least one reward"),
-        (["--serve", "--reward", "shapes", "--server-option", "x"], "KEY=VALUE"),
-        (["--serve", "--reward", "shapes", "--server-option", "max_samples=0"], "max_samples"),
     ],
 )
 def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
     assert expected in refused(*[pictures if argument == "IN" else argument for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("rewards check", "At least one reward"),
+        ("rewards self-test shaps", "Did you mean 'shapes'"),
+        ("serve", "At least one reward"),
+        ("serve --reward shapes --server-option x", "KEY=VALUE"),
+        ("serve --reward shapes --server-option max_samples=0", "max_samples"),
+        ("pictures --reward shapes", "takes a command: score, serve, rewards. Got 'pictures'"),
+        ("--list", " rewards list."),
+        ("score pictures --list", " rewards list."),
+        ("score --self-test shapes", " rewards self-test NAME."),
+        ("score --check=shapes", " rewards check NAME."),
+        ("score --serve --reward shapes", " serve --reward NAME."),
+    ],
+)
+def test_a_mistake_with_the_other_commands_is_one_sentence(command_refused, arguments, expected):
+    """Also what were options of `score` once, and are commands now."""
+    assert expected in command_refused(*arguments.split())
 
 
 def test_options_are_values_and_belong_to_labels(score, pictures, rows, tmp_path):
@@ -100,11 +114,11 @@ def test_options_are_values_and_belong_to_labels(score, pictures, rows, tmp_path
     assert made[0]["rewards"]["easy"]["scorer"] == "shapes_strict"
 
 
-def test_the_list_shows_every_reward_and_what_it_lacks(score, monkeypatch):
-    entries = {entry["name"]: entry for entry in json.loads(score("--list", "--json").out)}
+def test_the_list_shows_every_reward_and_what_it_lacks(command, monkeypatch):
+    entries = {entry["name"]: entry for entry in json.loads(command("rewards", "list", "--json").out)}
     assert set(entries) == set(SCORERS)
     assert entries["shapes"]["range"] == [0, 1] and entries["jpeg_compressibility"]["range"][0] is None
-    text = score("--list").out
+    text = command("rewards", "list").out
     assert all(name in text for name in SCORERS)
 
     class Hidden:
@@ -117,13 +131,13 @@ def test_the_list_shows_every_reward_and_what_it_lacks(score, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "reward_models.images.shapes")
-    entries = {entry["name"]: entry for entry in json.loads(score("--list", "--json").out)}
+    entries = {entry["name"]: entry for entry in json.loads(command("rewards", "list", "--json").out)}
     assert entries["shapes"]["install"] == "diffrl[clip]" and "open_clip" in entries["shapes"]["problem"]
-    assert "pip install 'diffrl[clip]'" in score("--list").out
+    assert "pip install 'diffrl[clip]'" in command("rewards", "list").out
 
 
-def test_the_self_test_tells_a_working_reward_from_a_dead_one(score, tmp_path, monkeypatch):
-    good = score("--self-test", "shapes", "--option", "overlap=0.9")
+def test_the_self_test_tells_a_working_reward_from_a_dead_one(command, tmp_path, monkeypatch):
+    good = command("rewards", "self-test", "shapes", "--option", "overlap=0.9")
     assert good.code == 0 and "PASS" in good.out and "a red circle" in good.out
     (tmp_path / "dead.py").write_text(
         "import dataclasses, torch\nfrom reward_models.base import output_of_scores\n"
@@ -132,20 +146,20 @@ def test_the_self_test_tells_a_working_reward_from_a_dead_one(score, tmp_path, m
         "    def __call__(self, batch):\n        return output_of_scores(torch.zeros(len(batch)))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    bad = score("--self-test", "dead:Dead")
+    bad = command("rewards", "self-test", "dead:Dead")
     assert bad.code == 3 and "FAIL" in bad.out and "All scores are 0" in bad.out
 
 
-def test_the_contract_is_checked(score, tmp_path, monkeypatch):
-    assert score("--check", "sharpness").code == 0
+def test_the_contract_is_checked(command, tmp_path, monkeypatch):
+    assert command("rewards", "check", "sharpness").code == 0
     (tmp_path / "rude.py").write_text(
         "from reward_models.images.shapes import ShapesScorer\n"
         "class Rude(ShapesScorer):\n    def to(self, device):\n        return type(self)()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    done = score("--check", "rude:Rude")
+    done = command("rewards", "check", "rude:Rude")
     assert done.code == 3 and "must return the scorer itself" in done.out
-    assert "rude:Rude returns Rude. End it with `return self`" in score("--self-test", "rude:Rude").err
+    assert "rude:Rude returns Rude. End it with `return self`" in command("rewards", "self-test", "rude:Rude").err
     (tmp_path / "wild.py").write_text(
         "import dataclasses\nfrom reward_models.images.shapes import ShapesScorer\n"
         "class Sized(ShapesScorer):\n    spec = dataclasses.replace(ShapesScorer.spec, batch_size=0)\n"
@@ -158,31 +172,48 @@ def test_the_contract_is_checked(score, tmp_path, monkeypatch):
         ("Wild", "raised KeyError"),
         ("Nowhere", "must return the scorer itself. Got NoneType"),
     ):
-        done = score("--check", f"wild:{name}")
+        done = command("rewards", "check", f"wild:{name}")
         assert done.code == 3 and sentence in done.out, done
-    assert "cannot be moved to cpu: KeyError: 'no such place'" in score("--check", "wild:Stuck").err
-    assert "batch_size must be a whole number" in score("--self-test", "wild:Sized").err
-    assert "could not be scored: KeyError: 1" in score("--self-test", "wild:Wild").out
+    assert "cannot be moved to cpu: KeyError: 'no such place'" in command("rewards", "check", "wild:Stuck").err
+    assert "batch_size must be a whole number" in command("rewards", "self-test", "wild:Sized").err
+    assert "could not be scored: KeyError: 1" in command("rewards", "self-test", "wild:Wild").out
 
 
-def test_advice_of_other_libraries_to_their_developers_is_not_ours(score, monkeypatch, caplog):
+def test_advice_of_other_libraries_to_their_developers_is_not_ours(command, monkeypatch, caplog):
     loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "huggingface_hub.utils._http")]
     for logger in loggers:
         monkeypatch.setattr(logger, "filters", [])
         monkeypatch.setattr(logger, "handlers", [caplog.handler])  # older libraries keep theirs to themselves
         monkeypatch.setattr(logger, "propagate", False)
-    score("--list", "--json")
+    command("rewards", "list", "--json")
     for logger in loggers:
         logger.warning("advice")
         logger.error("trouble")
     assert [record.getMessage() for record in caplog.records] == ["trouble", "trouble"]
 
 
+def test_the_server_gets_what_the_command_says(command, tmp_path, monkeypatch):
+    served = {}
+
+    def serve(rewards, **options):
+        served.update(rewards=rewards, **options)
+
+    monkeypatch.setattr("reward_models.serving.server.serve", serve)
+    (tmp_path / "token").write_text("a-token-of-tests")
+    rewards = ["--reward", "easy=shapes", "--reward", "sharpness", "--option", "easy.overlap=0.5"]
+    address = ["--host", "::1", "--port", 0, "--token-file", tmp_path / "token", "--allow-anonymous"]
+    assert command("serve", *rewards, *address, "--server-option", "max_batch=7").code == 0
+    assert list(served["rewards"]) == ["easy", "sharpness"] and served["rewards"]["easy"].tolerances.overlap == 0.5
+    assert (served["host"], served["port"], served["token"], served["allow_anonymous"]) == ("::1", 0, None, True)
+    assert served["token_file"] == tmp_path / "token" and served["max_batch"] == 7
+
+
+@pytest.mark.long
 def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
     """Scores over HTTP are the same numbers, and what the cache cannot know of a server is said."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    command = [sys.executable, "-m", "reward_models", "--serve", "--reward", "easy=shapes", "--option", "overlap=0.5"]
+    command = [sys.executable, "-m", "reward_models", "serve", "--reward", "easy=shapes", "--option", "overlap=0.5"]
     server = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -158,8 +158,8 @@ def test_nothing_that_is_read_is_written_over(refused, score, pictures, tmp_path
 
 
 @pytest.mark.parametrize("width", ["80", "200"])
-def test_the_list_fits_the_terminal(score, width, monkeypatch):
+def test_the_list_fits_the_terminal(command, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
-    lines = score("--list").out.splitlines()
+    lines = command("rewards", "list").out.splitlines()
     assert max(map(len, lines)) <= int(width) and len(lines) < 3.5 * 27
     assert any(line.startswith("clip_score") for line in lines) and "cosine of their CLIP" in " ".join(lines)

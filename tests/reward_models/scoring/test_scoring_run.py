@@ -291,7 +291,18 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     )
 
     def peak(count: int) -> int:
-        command = [sys.executable, "-c", program, str(folder), "--reward", "flat:Flat", "--limit", str(count), "--json"]
+        command = [
+            sys.executable,
+            "-c",
+            program,
+            "score",
+            str(folder),
+            "--reward",
+            "flat:Flat",
+            "--limit",
+            str(count),
+            "--json",
+        ]
         command += ["--batch-size", "16"]
         done = subprocess.run([*command, "--no-cache"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
         assert done.returncode == 0, done.stderr

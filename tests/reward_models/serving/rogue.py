@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from reward_models.base import ScorerSpec
 from reward_models.serving.wire import Limits, encode_spec
@@ -109,7 +108,7 @@ class Rogue(socketserver.ThreadingTCPServer):
 
     def __init__(self, behaviour: Behaviour, listing: bytes | None, late: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        told = {"rewards": {"mean": encode_spec(SPEC)}, "limits": asdict(Limits())}
+        told = {"rewards": {"mean": encode_spec(SPEC)}, "limits": Limits().model_dump()}
         self.rogue, self.behaviour, self.late = self, behaviour, late
         self.heads: list[str] = []
         self.listing = json.dumps(told).encode() if listing is None else listing

@@ -309,7 +309,10 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.long), pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_a_signal_lets_requests_finish_and_refuses_new_ones(number):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], text=True, env=dict(os.environ), **pipes)

@@ -22,6 +22,7 @@ from reward_models import RewardBatch, RewardError, RewardOutput
 from reward_models.base import ScorerSpec
 from reward_models.serving.lossless import encode_picture, picture_size
 from reward_models.serving.request_body import decode_request
+from reward_models.serving.server import make_app
 from reward_models.serving.wire import (
     JSON,
     SAFETENSORS,
@@ -34,6 +35,7 @@ from reward_models.serving.wire import (
     encode_request,
     encode_spec,
 )
+from tests.reward_models.serving.test_microbatch import Mean
 
 
 def noise(*shape):
@@ -327,4 +329,4 @@ def test_metadata_that_json_cannot_carry_are_refused_by_the_client():
 )  # fmt: skip
 def test_limits_that_let_nothing_through_are_refused(limits):
     with pytest.raises(RewardError, match=next(iter(limits))):
-        Limits(**limits)
+        make_app({"mean": Mean()}, **limits)

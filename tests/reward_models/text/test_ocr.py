@@ -18,6 +18,7 @@ from reward_models import RewardBatch, RewardError, load_reward
 from reward_models.cli import main
 from reward_models.media import from_pil, to_pil
 from reward_models.self_test import self_test
+from reward_models.text import ocr
 from reward_models.text.levenshtein import levenshtein
 from reward_models.text.ocr import plain, quoted, similarity, target_of
 
@@ -138,7 +139,8 @@ def test_metadata_text_before_the_prompts():
 
 def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
     """A line with only the text works, and so does one with an empty prompt."""
-    pytest.importorskip("rapidocr")
+    engine = rapidocr().read
+    monkeypatch.setattr(ocr, "_rapidocr", lambda threads: engine)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     to_pil(drawn("Hello World")).save(tmp_path / "a.png")
     index, table = tmp_path / "texts.jsonl", tmp_path / "scores.csv"
@@ -147,7 +149,7 @@ def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeyp
         index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
         options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
         with pytest.raises(SystemExit):
-            main([str(tmp_path / "a.png"), *options])
+            main(["score", str(tmp_path / "a.png"), *options])
         (row,) = csv.DictReader(table.open())
         scores.append(row["ocr"])
         table.unlink()

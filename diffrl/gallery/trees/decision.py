@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.gallery.tree_numbers import NOTHING, known, level, push, share, three
-from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
-from diffrl.gallery.tree_splits import draws, train, weight, why_not
-from diffrl.gallery.tree_words import Sums, pushed, skipped, total
+from diffrl.gallery.trees.numbers import NOTHING, known, level, push, share, three
+from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.trees.splits import draws, train, weight, why_not
+from diffrl.gallery.trees.words import Sums, pushed, skipped, total
 from diffrl.trees.record import TreeNode
 
 MOST = 3

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from diffrl.gallery.tree_numbers import NOTHING, counted, known, push
-from diffrl.gallery.tree_sentences import Paragraph, sentence
-from diffrl.gallery.tree_splits import idle_splits, pulled, splits, train
-from diffrl.gallery.tree_words import Sums, pushed, total
+from diffrl.gallery.trees.numbers import NOTHING, counted, known, push
+from diffrl.gallery.trees.sentences import Paragraph, sentence
+from diffrl.gallery.trees.splits import idle_splits, pulled, splits, train
+from diffrl.gallery.trees.words import Sums, pushed, total
 from diffrl.trees.record import TreeNode
 
 
@@ -101,7 +101,7 @@ def _idle_steps(given: Sums) -> list[str]:
 
 
 def _why_not(given: Sums, edge: TreeNode) -> str:
-    if push(edge.advantage):
+    if edge.pruned if edge.pruned is not None else push(edge.advantage):
         return "pruned"
     if given.pulled(edge):
         return "pulled"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from diffrl.gallery.tree_numbers import NOTHING, compact, counted, known, level, number, push, share, three
-from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
-from diffrl.gallery.tree_words import Sums
+from diffrl.gallery.trees.numbers import NOTHING, compact, counted, known, level, number, push, share, three
+from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.trees.words import Sums
 from diffrl.trees.record import PUSHED, Push, TreeNode
 
 TITLE = "What the splits teach"

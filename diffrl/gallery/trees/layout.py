@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.tree_numbers import known, level
+from diffrl.gallery.trees.numbers import known, level
 from diffrl.trees.record import TreeNode, TreeRecord
 
 THUMB, PROXY, SMALL, DOT = 64.0, 44.0, 30.0, 14.0

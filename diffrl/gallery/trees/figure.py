@@ -10,13 +10,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from diffrl.gallery.tree_layout import Edge, Layout, deep, lay_out
-from diffrl.gallery.tree_numbers import known, level, push, share, signed, three
-from diffrl.gallery.tree_splits import asked, draws, train, weight, why_not
-from diffrl.gallery.tree_words import Sums, change, pushed, sums
+from diffrl.gallery.trees.layout import Edge, Layout, deep, lay_out
+from diffrl.gallery.trees.numbers import known, level, push, share, signed, three
+from diffrl.gallery.trees.splits import asked, draws, train, weight, why_not
+from diffrl.gallery.trees.words import Sums, change, pushed, sums
 from diffrl.trees.record import TreeNode, TreeRecord
 
-TREE_FIGURE_CSS = (Path(__file__).parent / "static" / "tree_figure.css").read_text(encoding="utf-8")
+TREE_FIGURE_CSS = (Path(__file__).parents[1] / "static" / "tree_figure.css").read_text(encoding="utf-8")
 """What `tree_figure` needs, all of it below the class `treefig`."""
 LEVELS = (0.1, 0.5, 1.0)
 """Sizes of advantages at which lines grow wider: the same in every tree, so that trees can be compared."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diffrl.gallery.tree_numbers import known, level, number, push, share, signed, three, tiny, weak
-from diffrl.gallery.tree_splits import asked, split_panel, train, weight, weights_of
-from diffrl.gallery.tree_sums import reward_sum, sample_sum, step_sum
-from diffrl.gallery.tree_turning import mean_of_paths, paths_through
-from diffrl.gallery.tree_words import Sums, change, pushed, rounding, whole_change
+from diffrl.gallery.trees.numbers import known, level, number, push, share, signed, three, tiny, weak
+from diffrl.gallery.trees.splits import asked, split_panel, train, weight, weights_of
+from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
+from diffrl.gallery.trees.turning import paths_through
+from diffrl.gallery.trees.words import Sums, change, pushed, rounding, whole_change
 from diffrl.trees.record import TreeNode
 
 Fact = tuple[str, str]
@@ -114,10 +114,10 @@ def _credited(given: Sums, node: TreeNode) -> str:
     if not known(node.credited) or (not node.turning and step is not None and signed(step) == signed(node.credited)):
         return ""
     if node.turning:
-        if words := mean_of_paths(given, node):
-            return f"{signed(node.credited)} = {words}"
         paths = paths_through(given, node)
         why = "the way to the end" if paths <= 1 else f"the mean over its {paths} paths"
+        if node.turns and paths > 1:
+            why += f", of which {sum(node.turns.values())} count as the way to the end"
         return f"{signed(node.credited)}, {why}"
     if given.record.rule.get("reward") == "fused":
         return f"{three(node.credited)}, what {given.names[node.id]} is worth"

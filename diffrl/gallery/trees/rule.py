@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.tree_numbers import factor, number
-from diffrl.gallery.tree_sums import weights_text
-from diffrl.gallery.tree_words import Sums
+from diffrl.gallery.trees.numbers import factor, number
+from diffrl.gallery.trees.sums import weights_text
+from diffrl.gallery.trees.words import Sums
 from diffrl.trees.record import TreeRecord
 
 Gloss = Mapping[Any, str] | Callable[[float], str]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.tree_numbers import known, likelier, number, push, tiny
+from diffrl.gallery.trees.numbers import known, likelier, number, push, tiny
 from diffrl.trees.record import TreeNode, TreeRecord
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from diffrl.gallery.tree_drawn import precision
-from diffrl.gallery.tree_numbers import known, number
-from diffrl.gallery.tree_splits import train
-from diffrl.gallery.tree_sums import sample_sum, step_sum
-from diffrl.gallery.tree_turning import rule as turning_rule
-from diffrl.gallery.tree_words import WORTH, Sums
+from diffrl.gallery.trees.drawn import precision
+from diffrl.gallery.trees.numbers import known, number
+from diffrl.gallery.trees.splits import train
+from diffrl.gallery.trees.sums import sample_sum, step_sum
+from diffrl.gallery.trees.turning import rule as turning_rule
+from diffrl.gallery.trees.words import WORTH, Sums
 
 FORMATS = {
     "nvfp4": "numbers of 4 bits in blocks of 16 that share a scale",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.gallery.tree_numbers import compact, counted, known, likelier, number, push, tiny, weak
-from diffrl.gallery.tree_outcomes import outcomes
-from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, sentence
-from diffrl.gallery.tree_splits import moves, train
-from diffrl.gallery.tree_words import Sums, pushed, rounding, skipped, unclear, whole_change
+from diffrl.gallery.trees.numbers import compact, counted, known, likelier, number, push, tiny, weak
+from diffrl.gallery.trees.outcomes import outcomes
+from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.trees.splits import moves, train
+from diffrl.gallery.trees.words import Sums, pushed, rounding, skipped, unclear, whole_change
 from diffrl.trees.record import TreeNode
 
 MOST_WENT = 0.8

@@ -6,15 +6,15 @@ function below writes one paragraph, or none where there is nothing to tell.
 
 from __future__ import annotations
 
-from diffrl.gallery.tree_decision import decision
-from diffrl.gallery.tree_drawn import drawn
-from diffrl.gallery.tree_effects import idle
-from diffrl.gallery.tree_numbers import NOTHING, counted, known, push, share, three
-from diffrl.gallery.tree_sentences import Paragraph, Ref, Sentence, joined, sentence
-from diffrl.gallery.tree_splits import lesson, train
-from diffrl.gallery.tree_turning import turning
-from diffrl.gallery.tree_update import update
-from diffrl.gallery.tree_words import WORTH, Sums, sums, total
+from diffrl.gallery.trees.decision import decision
+from diffrl.gallery.trees.drawn import drawn
+from diffrl.gallery.trees.idle import idle
+from diffrl.gallery.trees.numbers import NOTHING, counted, known, push, share, three
+from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, joined, sentence
+from diffrl.gallery.trees.splits import lesson, train
+from diffrl.gallery.trees.turning import turning
+from diffrl.gallery.trees.update import update
+from diffrl.gallery.trees.words import WORTH, Sums, sums, total
 from diffrl.trees.record import TreeNode, TreeRecord
 
 MOST = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffrl.gallery.tree_numbers import counted, known, level, push
-from diffrl.gallery.tree_sentences import Paragraph, Sentence, joined, plain, sentence
-from diffrl.gallery.tree_splits import draws, weights_of
-from diffrl.gallery.tree_splits import train as splits_train
-from diffrl.gallery.tree_words import Sums, skipped
+from diffrl.gallery.trees.numbers import counted, known, level, push
+from diffrl.gallery.trees.sentences import Paragraph, Sentence, joined, plain, sentence
+from diffrl.gallery.trees.splits import draws, weights_of
+from diffrl.gallery.trees.splits import train as splits_train
+from diffrl.gallery.trees.words import Sums, skipped
 from diffrl.trees.record import TreeNode
 
 KINDS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diffrl.gallery.tree_numbers import NOTHING, counted, known, likelier, push, three, tiny
-from diffrl.gallery.tree_sentences import Ref, Sentence, sentence
-from diffrl.gallery.tree_words import Sums, pushed, rounding, total, whole_change
+from diffrl.gallery.trees.numbers import NOTHING, counted, known, likelier, push, three, tiny
+from diffrl.gallery.trees.sentences import Ref, Sentence, sentence
+from diffrl.gallery.trees.words import Sums, pushed, rounding, total, whole_change
 from diffrl.trees.record import TreeNode
 
 
