@@ -52,8 +52,8 @@ MUTATIONS = [
     ),
     Mutation(
         "functional/advantages.py",
-        "trains = usable & ~(flat | few)[table.row]",
-        "trains = usable & ~flat[table.row]",
+        "trains = usable & centre.isfinite() & ~(flat | few)[table.row]",
+        "trains = usable & centre.isfinite() & ~flat[table.row]",
         "functional/test_advantages.py",
     ),
     Mutation(
@@ -64,8 +64,8 @@ MUTATIONS = [
     ),
     Mutation(
         "functional/advantages.py",
-        "usable = _usable(rewards, ok) & (parent >= 0)",
-        "usable = _usable(rewards, ok)",
+        "edges = parent >= 0 if ok is None else ok & (parent >= 0)",
+        "edges = parent >= -1 if ok is None else ok",
         "functional/test_tree_advantages.py",
     ),
     Mutation(
@@ -183,8 +183,8 @@ MUTATIONS = [
     # --- credit and objectives
     Mutation(
         "credit/assign.py",
-        "step_reward.where(~_lone(forest, usable), torch.nan)",
-        "step_reward",
+        "reward.where(~_lone(scored.forest, scored.usable), torch.nan)",
+        "reward",
         "credit/test_assign.py",
     ),
     Mutation(

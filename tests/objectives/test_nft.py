@@ -76,6 +76,15 @@ def test_the_noise_levels_of_a_prompt_are_spread_evenly():
     assert abs(float(ones.mean())) < 0.15 and float(ones.std()) == pytest.approx(1.0, abs=0.1)
 
 
+def test_what_the_network_sees_is_the_clean_sample_and_noise_at_its_level(rollout):
+    seen = examples_of(NFT(seed=1, levels=2), rollout)
+    noise_alone = examples_of(NFT(seed=1, levels=2), rollout_of([5, 7], torch.zeros(6, *SHAPE)))
+    clean = rollout.latents.repeat_interleave(2, 0)
+    for row, sigma in enumerate(seen.sigma.tolist()):
+        expected = noise_alone.latents[row] + (1 - sigma) * clean[row]
+        torch.testing.assert_close(seen.latents[row], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_old_policy_is_asked_where_there_is_something_to_learn(rollout):
     old = Policy(0.4)
     examples = examples_of(NFT(seed=1, levels=2), rollout, old=old)

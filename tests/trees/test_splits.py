@@ -72,7 +72,7 @@ def rms(tensor):
     return math.sqrt(float(tensor.double().square().mean()))
 
 
-@pytest.mark.parametrize("name", daily(ROLLOUTS, ["explored", "pruned"]))
+@pytest.mark.parametrize("name", daily(ROLLOUTS, ["pruned"]))
 def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_path, name):
     """The second iteration's, so that the policy that drew is not the one that the run began with."""
     rollout, credit = ROLLOUTS[name]
