@@ -96,6 +96,8 @@ class TrainingRun:
 
     def _write_trees(self, done: Iteration) -> None:
         """Keep the iteration's trees. That one cannot be kept ends nothing: nobody trains on it."""
+        if not done.trees:  # most iterations keep none
+            return
         try:
             with self.trainer.clock("trees"):
                 self.journal.trees(done.trees)

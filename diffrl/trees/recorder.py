@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class TreeRecorder:
         skipped: int,
         learning_rate: float,
         weights: Mapping[str, Mapping[str, Any]],
-    ) -> Iterator[KeptTree]:
+    ) -> Iterable[KeptTree]:
         """The trees of an iteration whose updates are done, their pictures made as they are asked for, one by one.
 
         Args:
@@ -100,7 +100,7 @@ class TreeRecorder:
         """
         settings = self.config.track.trees
         if trace is None or settings is None:
-            return iter(())
+            return ()
         after = self.velocities(trace, conditioning)
         with self.clock("trees"):
             ratio, pushes = torch.full(credit.values.shape, torch.nan), None

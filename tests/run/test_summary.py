@@ -190,12 +190,12 @@ def test_a_run_that_an_error_ended_leaves_its_report(ends, error):
     assert "Ended by an error after 1 of 3 iterations." in (run / "report.html").read_text(encoding="utf-8")
 
 
-def test_an_error_stays_the_same_where_nothing_can_be_written(ends, monkeypatch):
+def test_an_error_stays_the_same_where_nothing_can_be_written(ends, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left")
 
     def fails(trainer):
-        (run.journal.run_dir / "log.txt").mkdir()  # where nobody can write
+        (tmp_path / "run" / "log.txt").mkdir()  # where nobody can write
         monkeypatch.setattr("diffrl.gallery.report.write_report", full)
         trainer.messages.report("a message that is shown all the same")
         raise RewardError("gone")

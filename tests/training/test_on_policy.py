@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import diffrl.rollout.denoise as denoising
-import diffrl.rollout.regenerate as regenerating
 from diffrl.config.load import make_config
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import GuardStop
 from diffrl.functional.dynamics import Step
 from diffrl.rollout.denoise import velocity_of
+from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.transition import make_transition
 from diffrl.training.session import make_losses
 from tests.tiers import daily
@@ -56,7 +56,7 @@ WAYS = list(itertools.product(DYNAMICS, ROLLOUTS, [1.0, 3.0]))
 @pytest.mark.parametrize(("dynamics", "rollout", "guidance_scale"), daily(WAYS, WAYS[::4] + WAYS[3::4]))
 def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dynamics, rollout, guidance_scale):
     changes, steps = ROLLOUTS[rollout]
-    tolerance = 1e-5 * guidance_scale  # guidance magnifies how batches of other sizes round
+    tolerance = 1.5e-5 * guidance_scale  # guidance magnifies how batches of other sizes round
     data = settings(random_sd3, "unused", train={"micro_batch": 7}, guards={"on_policy_tolerance": tolerance})
     data["rollout"] |= {"dynamics": DYNAMICS[dynamics], "guidance_scale": guidance_scale, "micro_batch": 5, **changes}
     session, config = trainer.session, make_config(data)
@@ -71,7 +71,7 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
     drawn = trainer.sampling.draw(batch, conditioning).rollout
     predict = velocity_of(session.adapter, conditioning, guidance_scale)
     for micro_batch in (1, 7, 128):
-        errors = session.parts[0].objective.on_policy_errors(drawn, predict, micro_batch)
+        errors = session.losses[0].objective.on_policy_errors(drawn, predict, micro_batch)
         assert [step for step, _ in errors] == steps
         assert max(error for _, error in errors) < tolerance
     trainer.gate(drawn, predict)
@@ -80,13 +80,8 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
 
 def with_edges(monkeypatch, change):
     """Let `change` have the rollout's edges before anyone else sees them."""
-    original = regenerating.denoise
-
-    def changed(*args, **kwargs):
-        drawn = original(*args, **kwargs)
-        return replace(drawn, edges=change(drawn.edges))
-
-    monkeypatch.setattr(regenerating, "denoise", changed)
+    edges = EdgeRecorder.edges
+    monkeypatch.setattr(EdgeRecorder, "edges", lambda recorder: change(edges(recorder)))
 
 
 def shifted_density(trainer, monkeypatch):

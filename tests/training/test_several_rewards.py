@@ -119,7 +119,7 @@ def test_held_out_diversity_needs_two_samples_a_prompt(random_sd3, tmp_path):
 
     with pytest.raises(ConfigError, match="eval.samples must be at least twice .* Got 5 samples of 3 prompts"):
         trainer(5, "few")
-    assert trainer(6, "enough").held_out()["held_out/diversity"] > 0
+    assert trainer(6, "enough").evaluate().means["diversity"] > 0
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import diffrl.cost.meter as clocks
+import diffrl.run.execution as execution
 import diffrl.run.journal as journal
 import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
@@ -567,7 +568,7 @@ def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypa
     """A clock that goes on only where it is told to: 7 s outside any phase, 100 s in writing the trees."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
-    for module in (loop, clocks):
+    for module in (execution, clocks):
         monkeypatch.setattr(module, "time", clock)
     trainer, run = make_run(forest_run(random_sd3, tmp_path))
     samples, written = run.journal.train_samples, run.journal.trees
