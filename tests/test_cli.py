@@ -279,6 +279,7 @@ def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same
     assert "load_lora_weights" in card and "base_model" in card and "| strict |" in card
 
 
+@pytest.mark.long
 def test_an_exported_full_fine_tune_is_a_whole_pipeline(runs, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 

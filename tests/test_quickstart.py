@@ -12,6 +12,8 @@ from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 from diffrl.run.lifecycle import train
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -65,6 +65,7 @@ def test_words_are_single_tokens_and_the_encoders_know_the_special_ones(pipeline
         assert tokenizer.eos_token_id not in tokenizer("an Écureuil, 7!", add_special_tokens=False).input_ids
 
 
+@pytest.mark.long
 def test_reconstructions_pass_strictly(pipeline):
     rng = np.random.default_rng(0)
     texts = [p.text for p in prompts("held_out") + prompts("train")[::20]]

@@ -71,6 +71,7 @@ def test_words_are_single_tokens_and_the_encoder_knows_the_special_ones(pipeline
     assert config.pad_token_id == tokenizer.pad_token_id and config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.long
 def test_reconstructions_pass_strictly_and_latents_are_normalised(pipeline):
     rng = np.random.default_rng(0)
     texts = [p.text for p in prompts("held_out") + prompts("train")[::2]]

@@ -63,8 +63,9 @@ BOUNDED = {
 ALIKE = {
     *("chains", "forest", "forest, all, uneven branches", "ode values of chains", "explore chains"),
     *("explore a forest", "explore a forest, tilt"),
+    *("predicted_x0", "nft", "ode values of a forest, two rewards"),
 }
-"""Cases of which another one asks for more."""
+"""Cases of which another one asks for more, or nearly the same."""
 
 
 def some(cases):
@@ -129,6 +130,7 @@ def check_columns(rows, summary):
 
 
 @pytest.mark.parametrize("case", some(BOUNDED))
+@pytest.mark.long
 def test_where_samples_are_chosen_the_plan_is_a_bound(random_sd3, tmp_path, case):
     plan, summary, rows, run_dir = run_of(random_sd3, tmp_path, BOUNDED[case])
     counts, found = summary["counts"], summary["network_evaluations"]

@@ -44,6 +44,7 @@ def inputs(transformer):
 
 
 @needs_modelopt
+@pytest.mark.long
 def test_fp8_round_trip(run, tmp_path):
     """Restored into a fresh network by modelopt, against the packed checkpoint read by hand."""
     import modelopt.torch.opt as mto

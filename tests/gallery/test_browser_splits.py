@@ -6,7 +6,7 @@ import pytest
 
 from tests.gallery import made_trees
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 def test_a_split_shows_before_aim_and_after_and_leads_to_its_pictures(strict_page, served, made):

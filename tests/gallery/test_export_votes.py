@@ -47,6 +47,7 @@ def runs(tmp_path):
     return *(run_without_curves(tmp_path / "runs" / name) for name in ("mine", "secret")), tmp_path / "votes.jsonl"
 
 
+@pytest.mark.long
 def test_votes_on_other_runs_stay_at_home(runs, tmp_path):
     mine, secret, file = runs
     for number, choice in enumerate(("a", "b", "tie")):

@@ -16,6 +16,8 @@ import pytest
 from tests.gallery.made import keep_columns, make_run
 from tests.patience import LONG, until
 
+pytestmark = pytest.mark.long
+
 COMMAND = [sys.executable, "-m", "diffrl.cli", "gallery"]
 
 

@@ -21,6 +21,8 @@ from diffrl.tracking.store import SampleStore
 from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, make_run, metrics_rows
 from tests.patience import LONG, until
 
+pytestmark = pytest.mark.long
+
 WRITER = """
 import sys
 from pathlib import Path

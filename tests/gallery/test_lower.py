@@ -270,6 +270,7 @@ def test_folders_take_it_from_the_scorer(tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_an_exported_page_judges_as_the_server_does(run, tmp_path, page):
     export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})
     page.goto((tmp_path / "site" / "index.html").as_uri())

@@ -236,6 +236,7 @@ def test_browsers_ask_again_and_get_new_pictures_only(client_of, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_the_browser_shows_the_new_picture_and_turns_as_the_thumbnails_do(served, tmp_path, page):
     """Pictures 400 wide and 100 high, with EXIF data that tell to turn them or are broken."""
     folder = tmp_path / "pictures"

@@ -353,6 +353,7 @@ def test_a_summary_by_another_hand_does_not_break_the_costs(summary):
     assert costs_of(summary, Track("r", "r")).phases == []
 
 
+@pytest.mark.long
 def test_it_is_made_without_torch(made, tmp_path):
     code = (
         "import sys; from pathlib import Path; from diffrl.gallery.report import write_report;"

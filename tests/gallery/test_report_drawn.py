@@ -86,6 +86,7 @@ def test_where_only_ratios_stand_still_they_are_not_named_twice(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_numbers_near_the_largest_float_are_gaps(made):
     for low, high in ((-8e307, 8e307), (1e308, 1.5e308), (0.1, 1e308)):
         rows = [

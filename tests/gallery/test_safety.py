@@ -97,6 +97,7 @@ def addresses(key: str) -> list[str]:
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_hostile_texts_stay_texts_on_every_page(served, strict_page, tmp_path):
     page = strict_page
     run = hostile_run(tmp_path / "runs" / NAME.replace("/", ""))

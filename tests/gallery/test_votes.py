@@ -272,6 +272,7 @@ def test_votes_of_a_browser_without_fetch_metadata_are_known_by_their_origin(mad
     assert len(read_votes(file).votes) == 2
 
 
+@pytest.mark.long
 def test_several_voters_lose_no_votes(tmp_path, client_of, file):
     client = client_of(make_run(tmp_path / "runs" / "made", prompts=[f"p {n}" for n in range(20)], roots=1))
     voters = [Voter(client, f"/vote?voter=v{n}") for n in range(4)]

@@ -81,6 +81,7 @@ def test_new_weights_without_a_new_graph(precision, engine):
     made.push(source)
 
 
+@pytest.mark.long
 def test_any_batch_size_with_three_graphs():
     made = make_copy(tiny(), "fp8", "auto", (), "cpu", compile=lambda graph, _: graph.forward)
     for batch in (2, 3, 5, 4, 1, 7, 2, 1, 11, 3):
@@ -92,6 +93,7 @@ def test_any_batch_size_with_three_graphs():
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
+@pytest.mark.long
 def test_many_copies_in_one_process():
     """torch.compile limits the graphs of a function; copies must not share one."""
     for _ in range(4):

@@ -45,6 +45,7 @@ def test_no_generator_is_read_or_moved():
     assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
+@pytest.mark.long
 def test_another_process_draws_the_same_bits():
     code = (
         "import sys\n"

@@ -157,6 +157,7 @@ def alarms_of(run):
     return " ".join(re.sub("<[^>]*>", " ", html.unescape(section)).split())
 
 
+@pytest.mark.long
 def test_the_alarm_of_a_guard_that_names_no_setting_is_seen(ends):
     """Weights of NaN: the guard that sees them speaks of samples and of no setting."""
 
@@ -205,6 +206,7 @@ def test_an_error_stays_the_same_where_nothing_can_be_written(ends, tmp_path, mo
     assert "a message that is shown all the same" in said and said.count("log.txt cannot be written") == 1
 
 
+@pytest.mark.long
 def test_an_interrupted_report_is_told_and_the_summary_stands(ends, monkeypatch):
     def interrupted(run_dir):
         raise KeyboardInterrupt
@@ -225,6 +227,7 @@ def test_an_interrupted_run_leaves_its_report(ends, number):
 
 
 @pytest.mark.parametrize("number", daily([None, signal.SIGTERM], [None]))
+@pytest.mark.long
 def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(ends, monkeypatch, number):
     def failing(run_dir):
         raise OSError("the disk\nis full")

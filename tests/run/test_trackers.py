@@ -15,6 +15,7 @@ def quiet():
     return Console(quiet=True)
 
 
+@pytest.mark.long
 def test_tensorboard_gets_the_rows_of_metrics_jsonl(run_settings):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -205,6 +205,7 @@ def test_problems_name_their_configuration(config, cost, trained, override, opti
     assert "mine" in message and expected in message and not trained
 
 
+@pytest.mark.long
 def test_what_is_finished_stays_and_what_is_begun_goes_on(config, cost, trained, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ("compare", config, f"b: {config} rollout.steps=7", "--budget", f"evaluations={9 * cost}", "--out", out)

@@ -184,6 +184,7 @@ def test_skipped_updates_train_nothing_and_the_next_one_does(random_sd3, tmp_pat
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.long
 def test_a_run_that_trained_nothing_does_not_end_well_nor_does_it_when_resumed(random_sd3, tmp_path, action):
     guards = {"nothing_trained": {"action": action, "patience": 3}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards, run={"checkpoint_every": 1})

@@ -163,6 +163,7 @@ def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told)
         assert "below 0.3 for 3 iterations" in said
 
 
+@pytest.mark.long
 def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tmp_path, monkeypatch):
     trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY | {"fidelity": {"action": "widen", "patience": 1}})
     sizes = []

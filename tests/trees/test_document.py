@@ -183,6 +183,7 @@ def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
         (None, 2, []),
     ],
 )
+@pytest.mark.long
 def test_which_iterations_keep_trees(random_sd3, tmp_path, trees, eval_every, expected):
     data = settings(random_sd3, tmp_path, eval={"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1})
     data["rollout"] |= {"steps": 3, "stochastic": {"kind": "all"}}
@@ -309,6 +310,7 @@ def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random
         assert drawn == {node.id for node in tree.nodes if node.drawn}
 
 
+@pytest.mark.long
 def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
     """Of both prompts: below the node that is named, two children hold leaves whose proxies differ by the gap."""
     rollout = FOREST | {"explore": WIDE["explore"] | {"select": "sibling_contrast", "audit": 0}}
@@ -386,6 +388,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
 
 
 @pytest.mark.parametrize("rollout", [WIDE, CHAINS | {"explore": EXPLORE | {"keep": 4}}], ids=["forest", "chains"])
+@pytest.mark.long
 def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
     """What leads to an audit alone is in no loss, though the reference pulls at every other step."""
     trainer, run = make_run(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
@@ -401,6 +404,7 @@ def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
     assert left_out >= 2
 
 
+@pytest.mark.long
 def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path, train={"learning_rate": 1e-4, "updates_per_iteration": 3})
     data["model"] |= {"dtype": "bfloat16"}
@@ -414,6 +418,7 @@ def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("action", daily(["widen", "fall_back"], ["widen"]))
+@pytest.mark.long
 def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypatch, action):
     """The first iteration's ranking is bad: the second explores otherwise. The watch's words are an alarm."""
     measured = sampling.fidelity_metrics
@@ -480,6 +485,7 @@ def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_pat
     assert len(proxies) == limit and all(node.drawn for node in proxies)
 
 
+@pytest.mark.long
 def test_only_what_is_kept_is_held(random_sd3, tmp_path):
     """Proxies that no tree shows are let go of when it is known which; all of it once the trees are written."""
     for limit in (0, 3):
@@ -585,6 +591,7 @@ def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypa
     assert [row["seconds/trees"] for row in rows[1:]] == [100, 100]
 
 
+@pytest.mark.long
 def test_the_time_of_candidates_pictures_is_time_of_trees(random_sd3, tmp_path, monkeypatch):
     """They are made small while the pool is decoded: 5 s each, of the two kept prompts' 24 candidates each."""
     now, small = [0.0], illustration
@@ -617,6 +624,7 @@ def test_a_phase_within_another_is_not_counted_twice(monkeypatch):
     assert clock.seconds["e"] == 18 and clock.seconds["d"] == 20 and sum(clock.seconds.values()) == now[0]
 
 
+@pytest.mark.long
 def test_a_failed_scorer_is_named(random_sd3, tmp_path):
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report", "failures": 2}}]
     data = forest_run(random_sd3, tmp_path, rewards=reward)

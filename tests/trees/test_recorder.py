@@ -57,6 +57,7 @@ def everything(pipeline, directory):
     return data
 
 
+@pytest.mark.long
 def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch):
     measured = sampling.fidelity_metrics
     monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args: measured(*args) | {"fidelity/tau": 0.1})

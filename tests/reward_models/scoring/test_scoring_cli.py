@@ -24,6 +24,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_it_imports_neither_diffrl_nor_accelerate(pictures, tmp_path):
     command = ["--reward", "shapes", "--reward", "sharpness", "--out", "s.csv", "--plot", "p.png"]
     done = subprocess.run(

@@ -120,6 +120,7 @@ def test_correlations_are_scipys_over_what_both_scored():
         assert matrix[0, 1] == matrix[1, 0] and matrix[0, 0] == pytest.approx(1) and math.isnan(matrix[0, 2])
 
 
+@pytest.mark.long
 def test_figures_show_every_reward(score, refused, with_failures, tmp_path):
     assert score(with_failures, *REWARDS, "--plot", tmp_path / "figures").code == 0
     names = ["correlation.png", "histogram-shapes.png", "histogram-sharpness.png", "histogram-size.png"]

@@ -120,6 +120,7 @@ def test_target():
             target_of(prompt, metadata)
 
 
+@pytest.mark.long
 def test_rapidocr_reads_scores_and_fails_per_sample():
     media = torch.stack([drawn("Hello World"), drawn("Hello World"), drawn(""), drawn("Hello World")])
     prompts = ['a "hello world" sign', 'a "jello world" sign', 'a "hello" sign', "a sign"]
@@ -137,6 +138,7 @@ def test_metadata_text_before_the_prompts():
     assert output.raw.tolist() == [1.0]
 
 
+@pytest.mark.long
 def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
     """A line with only the text works, and so does one with an empty prompt."""
     engine = rapidocr().read
@@ -169,6 +171,7 @@ def test_an_engine_that_fails_is_no_zero():
     assert output.errors == ["the text could not be read: ValueError: out of ink"]
 
 
+@pytest.mark.long
 def test_nothing_is_downloaded(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a connection was opened")
@@ -180,6 +183,7 @@ def test_nothing_is_downloaded(monkeypatch):
     assert scorer(RewardBatch(drawn("Offline")[None], ['"offline"'])).raw.tolist() == [1.0]
 
 
+@pytest.mark.long
 def test_self_test_of_rapidocr():
     assert self_test(rapidocr()).passed
 

@@ -62,6 +62,7 @@ def test_partial_credit_is_full_exactly_where_strict_passes(truth):
     assert ((partial.raw >= 0) & (partial.raw <= 1)).all()
 
 
+@pytest.mark.long
 def test_a_decoder_like_blur_and_a_larger_picture_still_pass(truth):
     clips, texts = truth
     blurred = [ndimage.gaussian_filter(c.astype(float), (0.2, 0.5, 0.5, 0)).round().astype(np.uint8) for c in clips]
