@@ -11,14 +11,17 @@ from diffrl.gallery.trees.words import sums
 from reward_models.images.shapes import PARTS
 from tests.gallery import made_trees
 from tests.gallery.made_trees import leaf
-from tests.gallery.test_tree_story import alone, split, told
+from tests.gallery.test_tree_story import alone, named, split, told
 
 
 def test_of_several_splits_the_one_with_the_largest_difference_is_told():
-    assert told(alone(made_trees.forest()))["decision"].startswith(
-        "The split at noise level 1.00: from the starting noise 2, one branch, 2a, ended, on average, at 1.000 and the "
-        "other, 2b, at 0.250. No other split made as large a difference in reward. The update pushes towards the first"
-    )
+    tree = alone(made_trees.forest())
+    found, values = told(tree)["decision"], [node.value for node in tree.nodes]
+    assert found["Splits within 5 % of it"] == "1 of 11" and found["Largest difference between branches"] == "0.750"
+    refs = named(tree, "decision")
+    best, worst = refs["Best branch of 2"][0], refs["Worst branch of 2"][0]
+    assert tree.nodes[best].parent == tree.nodes[worst].parent and values[best] - values[worst] == 0.75
+    assert not any(label.startswith("Split at 1") for label in found)
 
 
 def test_finished_pictures_stand_for_the_branches():
@@ -27,7 +30,7 @@ def test_finished_pictures_stand_for_the_branches():
     nodes = [replace(n, value=2.0) if n.id == 22 else n for n in tree.nodes]
     (found,) = [paragraph for paragraph in story(replace(tree, nodes=nodes)) if paragraph.key == "decision"]
     assert [sums(tree).names[node] for node in found.shown] == ["4aa", "4ba"]
-    assert found.note == "Shown: the best picture of 4a and the picture of 4b."
+    assert found.note == "Shown: the best picture of 4a and the worst picture of 4b."
     (lone,) = [paragraph for paragraph in story(split({}, {})) if paragraph.key == "decision"]
     assert (lone.shown, lone.note) == ([1, 2], "")
     failed = split({}, {"leaf": leaf(None)})  # its value is known, its picture has no reward
@@ -41,9 +44,8 @@ def test_what_the_losing_branch_lacks_begins_with_the_cause_and_says_what_it_lea
     ends = [{"leaf": leaf(1.0, rewards={f"r/{name}": parts[name] for name in names})} for parts in (
         dict.fromkeys(names, 1.0), worse,
     )]  # fmt: skip
-    assert (
-        "What the second lacks: count (0.500 against 1.000), colour (0.000 against 1.000), shape (0.000 against 1.000) "
-        "and 2 more. The update" in told(split(*ends))["decision"]
+    assert told(split(*ends))["decision"]["What 1b lacks"] == (
+        "count 0.500 against 1.000, colour 0.000 against 1.000, shape 0.000 against 1.000, 2 more"
     )
 
 
@@ -67,6 +69,16 @@ def test_advantages_of_steps_and_of_pictures_are_told_apart():
     assert own in dict(glossary(sums(made_trees.forest())))["advantage"]
     assert own not in dict(glossary(sums(made_trees.pool())))["advantage"]  # no steps
     assert own not in dict(glossary(sums(made_trees.chains(3, 2))))["advantage"]  # a step has its picture's
+
+
+def test_what_the_losing_pictures_lack():
+    """Means over the pictures below; parts that two rewards share are named once, sums of parts not at all."""
+    whole = {"r": 1.0, "r/strict": 1.0, "r/shape": 1.0, "r/count": 1.0, "r/colour": 0.5, "q/count": 1.0}
+    broken = {"r": 0.25, "r/strict": 0.0, "r/shape": 0.25, "r/count": 0.5, "r/colour": 0.5, "q/count": 0.5}
+    tree = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards=broken)})
+    assert told(tree)["decision"]["What 1b lacks"] == "count 0.500 against 1.000, shape 0.250 against 1.000"
+    same = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards={"r": 0.25})})
+    assert "What 1b lacks" not in told(same)["decision"]
 
 
 def test_finished_pictures_show_the_decision(client_of, made):

@@ -9,7 +9,7 @@ import pytest
 
 from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.layout import lay_out
-from diffrl.gallery.trees.panel import notes, step_facts
+from diffrl.gallery.trees.panel import step_facts
 from diffrl.gallery.trees.rule import place, rules
 from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
@@ -33,18 +33,11 @@ NEW = {
 def test_a_change_is_told_for_the_whole_step_too():
     # 256 * 0.002 = 0.512, e to that 1.67; 256 * -0.0005 = -0.128, e to that 0.88
     tree = split({"log_ratio": 0.002}, {"log_ratio": -0.0005}, rule=NEW)
-    given = sums(tree)
-    assert [notes(given, node)[0] for node in tree.nodes[1:]] == [
-        "The update made this step 1.7 times as likely.",
-        "The update made this step 0.88 times as likely.",
+    changes = [dict(step_facts(sums(tree), node))["Change of log-likelihood"] for node in tree.nodes[1:]]
+    assert changes == [
+        "+0.0020 per dimension × 256 = +0.51, 1.7 times as likely",
+        "−0.00050 per dimension × 256 = −0.13, 0.88 times as likely",
     ]
-    assert dict(step_facts(given, tree.nodes[1]))["Change of log-likelihood"] == "+0.0020 per dimension × 256 = +0.51"
-    astray = sums(split({"log_ratio": -0.002}, {}, rule=NEW))
-    assert notes(astray, astray.record.nodes[1]) == [
-        "The update made this step 0.60 times as likely, against its push.",
-    ]
-    level = sums(split({"log_ratio": 1e-7}, {}, rule=NEW))
-    assert dict(step_facts(level, level.record.nodes[1]))["Change of log-likelihood"] == "≈ 0 per dimension"
 
 
 def split_twice(early, late):
@@ -62,57 +55,49 @@ def split_twice(early, late):
 
 def test_of_splits_that_mattered_as_much_the_earlier_one_is_told_first():
     for late in (0.4, 0.41):  # within a twentieth
-        text = split_twice(0.4, late)
-        sizes = "difference in reward, 0.400 each" if late == 0.4 else "differences in reward, 0.400 and 0.410"
-        assert text.startswith(f"Two splits made the largest {sizes}: 1a against 1b, and 1aa against 1ab.")
-        assert "What 1ab lacks: count (0.250 against 1.000). The update pushes towards 1a and 1aa, and away" in text
-    assert split_twice(0.4, 0.5).startswith("The split at noise level 0.50: from the half-finished picture 1a")
-    assert "wo splits" not in split_twice(0.4, 0.5) and "wo splits" not in split_twice(0.4, 0.3)
-    assert "1ab, at 0.500. No other split made as large a difference in reward. What" in split_twice(0.4, 0.5)
+        found = split_twice(0.4, late)
+        assert found["Splits within 5 % of it"] == "2 of 2"
+        assert [label for label in found if label.startswith("Split at")] == ["Split at 1", "Split at 1a"]
+        assert found["What 1ab lacks"] == "count 0.250 against 1.000"
+    for late, at, worth in ((0.5, "1a", "0.500"), (0.3, "1", "0.300")):
+        found = split_twice(0.4, late)
+        assert found["Splits within 5 % of it"] == "1 of 2"
+        assert [label for label in found if label.startswith("Split at")] == [f"Split at {at}"]
+        assert f"worth {worth}" in found[f"Worst branch of {at}"]
 
 
-def test_of_several_that_mattered_as_much_one_is_named():
+def test_of_several_that_mattered_as_much_two_are_named():
     nodes = []
     for root in range(3):
         nodes.append(TreeNode(len(nodes), None, root, 0, None, 1.0, value=0.5))
         for child, reward in enumerate((1.0, 0.0)):
             top = 3 * root
             nodes.append(TreeNode(len(nodes), top, root, child, 2, 0.25, value=reward, leaf=leaf(reward)))
-    text = told(record(nodes, branching={2: 2}, rule=NEW))["decision"]
-    assert text.startswith(
-        "Three splits made the largest difference in reward, 1.000 each: 1a against 1b, 2a against 2b, and 1 more. "
-        "Neither of the steps to 1a and 1b trains. Neither of the steps to 2a and 2b trains."
-    )
+    found = told(record(nodes, branching={2: 2}, rule=NEW))["decision"]
+    assert found["Splits within 5 % of it"] == "3 of 3" and {"Split at 1", "Split at 2"} < set(found)
+    assert "Split at 3" not in found and found["Best branch of 1"].endswith("does not train")
 
 
-def test_that_nothing_was_selected_is_told_only_where_it_is_so():
+def test_pictures_that_train_are_counted():
     ends = ({"leaf": leaf(1.0, advantage=1.0, trained=True)}, {"leaf": leaf(0.2, advantage=-1.0, trained=True)})
-    nothing = "Nothing was selected: all 2 pictures train."
-    assert nothing in told(split(*ends, rule=NEW))["drawn"]
     level = ends[0], {"leaf": leaf(0.2, advantage=0.0, trained=True)}
-    for tree in (
-        split(*level, rule=NEW),
-        split(*ends, rule={**NEW, "skipped": 1}),
-        split(*ends, rule={**NEW, "prune": True}),
-        split(*ends, rule=NEW, explored={"precision": "int8"}),
+    for tree, count in (
+        (split(*ends, rule=NEW), 2),
+        (split(*level, rule=NEW), 1),
+        (split(*ends, rule={**NEW, "skipped": 1}), 0),
+        (split({}, {}, rule=OUTCOME), 2),  # their steps train
+        (split({"trained": False}, {}, rule=OUTCOME), 1),
     ):
-        assert "Nothing" not in told(tree)["drawn"]
-    assert nothing in told(split({}, {}, rule=OUTCOME))["drawn"], "their steps train"
-    assert "Nothing" not in told(split({"trained": False}, {}, rule=OUTCOME))["drawn"]
+        assert told(tree)["drawn"]["Pictures that train"] == f"{count} of 2"
 
 
 @pytest.mark.parametrize(
-    ("branching", "words"),
-    [
-        ({0: 2, 2: 2}, "The other 2 steps add no noise, so there is nothing to choose there."),
-        ({0: 2, 1: 1, 2: 2}, "The other step adds no noise"),
-        ({0: 2, 1: 1, 2: 2, 3: 1}, None),
-    ],
+    ("branching", "still"), [({0: 2, 2: 2}, "2 of 4"), ({0: 2, 1: 1, 2: 2}, "1 of 4"), ({0: 2, 1: 1, 2: 2, 3: 1}, None)]
 )
-def test_steps_without_noise_are_told_once(branching, words):
-    text = told(split({}, {}, branching=branching))["drawn"]
-    assert (words in text) if words else "no noise" not in text
-    assert "no noise" not in told(made_trees.pool(6, 4, 1))["drawn"]
+def test_steps_without_noise_are_counted(branching, still):
+    found = told(split({}, {}, branching=branching))["drawn"]
+    assert found.get("Steps that add no noise, where there is nothing to choose") == still
+    assert found["Noise levels where paths split into 2"] == "1.00, 0.50"
 
 
 def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():

@@ -13,17 +13,12 @@ from diffrl.gallery.trees.figure import tree_figure
 from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
 from diffrl.gallery.trees.rule import rules
-from diffrl.gallery.trees.sentences import Ref
 from diffrl.gallery.trees.splits import rows, splits, train, weight, why_not
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.words import sums
 from tests.gallery import made_trees
 from tests.gallery.made_trees import tilted
-
-
-def told(tree):
-    """Text of the paragraphs by their keys."""
-    return {paragraph.key: paragraph.text for paragraph in story(tree)}
+from tests.gallery.test_tree_story import named, told
 
 
 def changed(tree, **pushes):
@@ -44,28 +39,26 @@ def drawn(tree):
 
 
 def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
-    text = told(tilted())
-    whole = " ".join(text.values())
-    assert {"contrast", "credit"}.isdisjoint(text) and "contrast" not in whole
-    assert (
-        "only finished pictures train" not in whole and "Nothing was selected: all 4 pictures train." in text["drawn"]
-    )
-    assert "2 of 3 splits have a direction" in text["splits"]
-    assert "noise level 1.00, 0.200 in latent units" in text["splits"]
-    assert "towards 1aa (+0.46)" in text["splits"] and "away from 1ab (−0.23)" in text["splits"]
-    assert "pushes towards the first and away from the second" in text["decision"]
-    assert "Of 2 predictions with a direction 1 moved along it" in text["update"]
-    assert "5.0 % of its length, cosine +0.50" in text["update"]
+    found = told(tilted())
+    assert {"contrast", "credit"}.isdisjoint(found) and found["drawn"]["Pictures that train"] == "4 of 4"
+    assert found["splits"] == {
+        "Splits with a direction": "2 of 3",
+        "Longest direction, at": "1, noise level 1.00, 0.200 in latent units",
+        "Furthest towards": "1aa (+0.46)",
+        "Furthest away from": "1ab (−0.23)",
+    }
+    assert found["decision"]["Best branch of 1a"] == "1aa: worth 1.000, weight +1.38, pushed up"
+    assert found["decision"]["Worst branch of 1a"] == "1ab: worth 0.250, weight −1.38, pushed down"
+    assert found["update"]["Predictions that moved along their direction"] == "1 of 2"
+    assert found["update"]["The longest direction, at"] == "1: moved 5.0 % of its length, cosine +0.50"
     both = changed(tilted(), n1=replace(tilted().nodes[1].pushed, cosine=0.25))
-    assert "Of 2 predictions with a direction 2 moved along it" in told(both)["update"]
-    assert "At 1 split all pictures below have the same advantage" in text["idle"]
-    assert "different branches" in text["reckoning"]
+    assert told(both)["update"]["Predictions that moved along their direction"] == "2 of 2"
+    assert list(found["idle"].values()) == ["1"] and list(found["reckoning"]) == ["objective", "nodes"]
 
 
 def test_its_references_and_pictures_are_those_of_nodes():
     (paragraph,) = [one for one in story(tilted()) if one.key == "splits"]
-    named = [part for one in paragraph.sentences for part in one if isinstance(part, Ref)]
-    assert [ref.node for ref in named] == [0, 2, 3] and paragraph.strip == 0
+    assert list(named(tilted(), "splits").values()) == [[], [0], [2], [3]] and paragraph.strip == 0
     without = changed(tilted(), n0=replace(tilted().nodes[0].pushed, before=None, aim=None, after=None))
     (paragraph,) = [one for one in story(without) if one.key == "splits"]
     assert paragraph.strip == 1
@@ -83,7 +76,7 @@ def test_its_references_and_pictures_are_those_of_nodes():
 def test_why_a_split_does_not_train(push, reason):
     tree = changed(tilted(), n4=replace(tilted().nodes[4].pushed, **push))
     given = sums(tree)
-    assert reason in why_not(given, tree.nodes[4]) and reason in told(tree)["idle"]
+    assert reason in why_not(given, tree.nodes[4]) and any(reason in label for label in told(tree)["idle"])
     assert reason in panel(given, str, str)[4]["split"]["says"] and reason in drawn_label(tree, 4)
     assert why_not(given, tree.nodes[0]) == why_not(given, tree.nodes[2]) == ""
 
@@ -95,9 +88,9 @@ def drawn_label(tree, node):
 
 def test_what_is_only_pulled_to_the_starting_model_is_told():
     tree = changed(tilted(rule=made_trees.TILT | {"kl": 0.5}), n4=replace(tilted().nodes[4].pushed, trained=True))
-    assert "1 split is only pulled to the starting model" in told(tree)["idle"]
+    assert told(tree)["idle"]["Splits only pulled to the starting model"] == "1"
     assert "only pulled" in panel(sums(tree), str, str)[4]["split"]["says"]
-    assert "only pulled" not in told(tilted())["idle"]
+    assert not any("only pulled" in label for label in told(tilted())["idle"])
 
 
 def test_equal_rewards_teach_no_split():
@@ -108,18 +101,20 @@ def test_equal_rewards_teach_no_split():
                 leaf=node.leaf and replace(node.leaf, total=0.5, advantage=0.0))
         for node in tree.nodes
     ]  # fmt: skip
-    text = told(replace(tree, nodes=nodes))
-    assert "this prompt's splits teach nothing" in text["idle"] and "0 of 3 splits" in text["splits"]
+    found = told(replace(tree, nodes=nodes))
+    assert found["idle"] == {"Equal rewards, so advantages are 0: splits": "no credit"}
+    assert found["splits"] == {"Splits with a direction": "0 of 3"}
 
 
 def test_pictures_without_weight_do_not_train():
     level = replace(tilted().nodes[0].pushed, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
-    assert "Nothing was selected" not in told(changed(tilted(), n0=level))["drawn"]
+    assert told(changed(tilted(), n0=level))["drawn"]["Pictures that train"] == "2 of 4"
 
 
 def test_a_guard_that_left_the_update_out_pushed_nowhere():
-    text = told(tilted(rule=made_trees.TILT | {"skipped": 1}))
-    assert "pushed towards neither" in text["decision"] and "Nothing was selected" not in text["drawn"]
+    found = told(tilted(rule=made_trees.TILT | {"skipped": 1}))
+    assert found["decision"]["Best branch of 1a"].endswith("left out by a guard")
+    assert found["drawn"]["Pictures that train"] == "0 of 4"
 
 
 def test_trees_of_other_objectives_do_not_speak_of_splits_that_train():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diffrl.gallery.trees.numbers import factor, likelier, share, signed
-from diffrl.gallery.trees.panel import notes, sample_facts, step_facts
+from diffrl.gallery.trees.panel import sample_facts, step_facts
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum, weights_text
 from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
@@ -130,10 +130,6 @@ def test_old_records_show_what_they_showed():
 def test_the_panel_says_what_was_credited_where_it_is_something_else():
     given = sums(made_trees.forest())
     assert dict(step_facts(given, given.record.nodes[8]))["Credited"] == "+0.750, the mean over its 2 paths"
-    assert (
-        "At least one of its 2 paths turns here: on it the step counts as the whole way"
-        in notes(given, given.record.nodes[8])[1]
-    )
     fused = steps([0.9, 0.3], [1.0, -1.0], {**DIFFRL, "reward": "fused"}, above=0.0)
     node = replace(fused.edges[0], value=0.9)
     assert "Credited" not in dict(step_facts(steps([0.4], [0.0]), steps([0.4], [0.0]).edges[0]))

@@ -10,7 +10,7 @@ from diffrl.gallery.trees.words import sums
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, leaf, record
-from tests.gallery.test_tree_story import told
+from tests.gallery.test_tree_story import named, told
 
 NEW = {**DIFFRL, "constraint": True, "balance": True}
 
@@ -28,27 +28,24 @@ def turn(turns, trained=True):
 
 
 def test_a_turn_names_the_paths_that_were_recorded():
-    text = told(turn({2: True, 3: False}))["credit"]
-    assert (
-        "1a ◆ turns up: it adds +0.200 itself, and is credited with +0.350, the mean of 3 paths. To the end, from "
-        "where it starts: 1aa (+0.500). Turns that balancing dropped: 1ab (+0.400)." in text
-    )
-    assert (
-        "Turns that balancing dropped, in all: 1." in text
-        and "1ac" not in text
-        and text.endswith("as many turns up as down are kept, the largest ones.")
-    )
+    tree = turn({2: True, 3: False})
+    found, refs = told(tree)["credit"], named(tree, "credit")
+    assert found["◆ 1a"] == "1a: turns up, adds +0.200, credited +0.350, mean of 3 paths"
+    assert found["◆ 1a, to the end from where it starts"] == "1aa (+0.500)"
+    assert found["◆ 1a, turns that balancing dropped"] == "1ab (+0.400)"
+    assert found["Turns that balancing dropped"] == "1"
+    assert refs["◆ 1a, to the end from where it starts"] == [2] and refs["◆ 1a, turns that balancing dropped"] == [3]
     gone = replace(turn({3: False}).nodes[1], turning=False)
     assert dict(step_facts(sums(turn({3: False})), gone))["Turning point"] == "no: balancing dropped it"
-    facts = dict(step_facts(sums(turn({2: True, 3: False})), turn({}).nodes[1]))
+    facts = dict(step_facts(sums(tree), tree.nodes[1]))
     assert facts["Credited"] == "+0.350, the mean over its 3 paths"
-    facts = dict(step_facts(sums(turn({2: True, 3: False})), turn({2: True, 3: False}).nodes[1]))
-    assert facts["Credited"].endswith("its 3 paths, of which 1 count as the way to the end")
+    assert facts["Turning point"] == "yes ◆, on 1 of 3 paths"
 
 
 def test_older_records_do_not_say_which_paths_turn():
-    text = told(turn(None, trained=False))["credit"]
-    assert "credited with +0.350, the mean of 3 paths, but does not train here. Where a path turns" in text
+    found = told(turn(None, trained=False))["credit"]
+    assert found["◆ 1a"].endswith("mean of 3 paths, does not train") and not any("to the end" in one for one in found)
+    assert dict(step_facts(sums(turn(None)), turn(None).nodes[1]))["Turning point"] == "yes ◆"
 
 
 def test_the_rule_follows_the_options():

@@ -142,7 +142,6 @@
     if (node.split) panel.append(split(node));
     if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
     if (node.path.length > 1) panel.append(strip(node));
-    for (const note of node.notes) panel.append(element("p", "", note));
     if (node.sample.length) panel.append(element("h3", "", "The picture"), facts(node.sample));
     if (node.parts.length) {
       const parts = element("details");

@@ -170,6 +170,7 @@ def describe(given: Sums, node: TreeNode) -> str:
 
 def _step_words(given: Sums, node: TreeNode) -> list[str]:
     said = []
+    moved = [f"change of log-likelihood {change(given, node)}"] if known(node.log_ratio) else []
     if (step := given.step_reward(node)) is not None:
         said.append(f"step {signed(step)}")
     if known(node.advantage):
@@ -177,14 +178,12 @@ def _step_words(given: Sums, node: TreeNode) -> list[str]:
     if train(given):
         above = given.parent(node)
         said.append(f"weight at the split {given.names[above.id] if above else ''} {share(weight(given, node))}")
-        return said + ([words] if (words := change(given, node)) else [])
+        return said + moved
     pulled = "step is only pulled to the starting model" if given.pulled(node) else None
     said.append("step trains" if pushed(node) else pulled or "step does not train")
     if node.turning:
         said.append("turning point")
-    if words := change(given, node):
-        said.append(words)
-    return said
+    return said + moved
 
 
 def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:

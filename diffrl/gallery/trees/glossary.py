@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from diffrl.gallery.trees.drawn import precision
 from diffrl.gallery.trees.numbers import known, number
+from diffrl.gallery.trees.rule import VALUE
 from diffrl.gallery.trees.splits import train
 from diffrl.gallery.trees.sums import sample_sum, step_sum
 from diffrl.gallery.trees.turning import rule as turning_rule
-from diffrl.gallery.trees.words import WORTH, Sums
+from diffrl.gallery.trees.words import Sums
 
 FORMATS = {
     "nvfp4": "numbers of 4 bits in blocks of 16 that share a scale",
@@ -75,7 +76,7 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     """Worth, advantages and what they are made of."""
     edges, rule, found = given.edges, given.record.rule, []
     if edges:
-        found.append(("worth", f"What a node promises for the end. {WORTH.get(str(rule.get('value')), '')}".rstrip()))
+        found.append(("worth", f"What a node promises for the end: {VALUE.get(str(rule.get('value')), 'see value')}."))
     pictures = any(node.leaf and known(node.leaf.advantage) for node in given.leaves)
     if edges or pictures:
         both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its pictures' credit
@@ -100,7 +101,8 @@ def _splits(given: Sums) -> list[tuple[str, str]]:
     direction = (
         "How advantage and picture vary together below a split (their covariance, in the numbers that the network "
         "draws with): where the pictures that did better than others differ from those that did worse. It is 0 where "
-        "all did alike. Its length is the root of the mean square of these numbers."
+        "all did alike. Its length is the root of the mean square of these numbers. It is a way and no target: the "
+        "learning rate says how far an update goes along it."
     )
     weight = (
         "How much a picture has a part in a split's direction, by how much better it did than those of the other "

@@ -1,37 +1,37 @@
-"""The last paragraph of a tree's story: what trained nothing, and why."""
+"""What trained nothing, and why: counts by reason."""
 
 from __future__ import annotations
 
-from diffrl.gallery.trees.numbers import NOTHING, counted, known, push
-from diffrl.gallery.trees.sentences import Paragraph, sentence
-from diffrl.gallery.trees.splits import idle_splits, pulled, splits, train
+from collections import Counter
+
+from diffrl.gallery.trees.facts import Paragraph, fact
+from diffrl.gallery.trees.numbers import NOTHING, known, push
+from diffrl.gallery.trees.splits import pulled, splits, train, why_not
 from diffrl.gallery.trees.words import Sums, pushed, total
 from diffrl.trees.record import TreeNode
+
+Row = tuple[str, int | str]
+PULLED = "only pulled to the starting model"
 
 
 def idle(given: Sums) -> Paragraph | None:
     """What trains nothing, and why."""
-    told = []
-    undrawn = sum(not node.drawn for node in given.leaves)
-    audits = sum(node.leaf.audit for node in given.drawn_leaves if node.leaf)
-    if undrawn:
-        told.append(f"{counted(undrawn, 'candidate')} {_was(undrawn)} only explored.")
-    if audits:
-        told.append(f"{counted(audits, 'picture')} {_was(audits)} drawn only to check the ranking.")
-    told += _left_out(given) or [*_equal(given), *_idle_steps(given), *_idle_samples(given)]
-    return Paragraph("idle", "What does not train", [sentence(text) for text in told])
+    rows: list[Row] = [
+        ("Candidates only explored", sum(not node.drawn for node in given.leaves)),
+        ("Pictures drawn only to check the ranking", sum(node.leaf.audit for node in given.drawn_leaves if node.leaf)),
+    ]
+    rows += _dropped(given) or [*_equal(given), *_steps(given), *_pictures(given)]
+    return Paragraph("idle", "What does not train", [fact(label, found) for label, found in rows if found])
 
 
-def _left_out(given: Sums) -> list[str]:
+def _dropped(given: Sums) -> list[Row]:
     """That no picture was used, and so the prompt was not."""
     samples = given.samples
     if not samples or any(node.leaf and known(node.leaf.advantage) for node in samples):
         return []
     failed = sum(not (node.leaf and known(node.leaf.total)) for node in samples)
-    why = f"{counted(failed, 'picture')} could not be scored" if failed else "Too few pictures could be compared"
-    if _any_pulled(given):
-        return [f"{why}, so the whole prompt has no credit and is only pulled to the starting model."]
-    return [f"{why}, so the whole prompt is left out of this update."]
+    why = f"{failed} of {len(samples)} pictures could not be scored" if failed else "too few pictures to compare"
+    return [("The whole prompt", f"{PULLED if _any_pulled(given) else 'left out of this update'}: {why}")]
 
 
 def _any_pulled(given: Sums) -> bool:
@@ -57,47 +57,49 @@ def _level_samples(given: Sums) -> bool:
     return _equal_rewards(given) and not any(push(node.leaf.advantage) for node in given.samples if node.leaf)
 
 
-def _equal(given: Sums) -> list[str]:
+def _equal(given: Sums) -> list[Row]:
     """That rewards without a difference teach nothing."""
     rule = given.record.rule
-    what = ["steps"] if given.edges and rule.get("edges") and _level_steps(given) else []
-    what += ["pictures"] if rule.get("samples") and _level_samples(given) else []
-    what += ["splits"] if train(given) and _level_samples(given) else []
-    if not what:
-        return []
-    teach = "are only pulled to the starting model" if _any_pulled(given) else "teach nothing"
-    return [f"Equal rewards give no credit: all advantages are 0, and this prompt's {' and '.join(what)} {teach}."]
+    level = {
+        "steps": given.edges and rule.get("edges") and _level_steps(given),
+        "pictures": rule.get("samples") and _level_samples(given),
+        "splits": train(given) and _level_samples(given),
+    }
+    what = ", ".join(name for name, found in level.items() if found)
+    return (
+        [(f"Equal rewards, so advantages are 0: {what}", PULLED if _any_pulled(given) else "no credit")] if what else []
+    )
 
 
-def _idle_steps(given: Sums) -> list[str]:
-    """Steps that are not pushed, by why."""
+def _steps(given: Sums) -> list[Row]:
+    """Steps, or splits, that are not pushed, by why."""
     edges, rule = given.edges, given.record.rule
-    if not edges:
-        return []
+    if train(given):
+        return _splits(given) if edges else []
     if not rule.get("edges"):
-        if train(given):
-            return idle_splits(given, _level_samples(given))
-        return [f"{_whole(len(edges))}: with this objective only finished pictures train."]
-    count = dict.fromkeys(("pruned", "audits", "failed", "pulled", "level"), 0)
-    for edge in edges:
-        if not pushed(edge):
-            count[_why_not(given, edge)] += 1
+        return [("Steps: with this objective only finished pictures train", len(edges))]
+    count = Counter(_why_not(given, edge) for edge in edges if not pushed(edge))
     pruned = "left out by pruning" if rule.get("prune") else "not in the gradient"
-    told = [f"{_of(count['pruned'], len(edges))} {_was(count['pruned'])} {pruned}."] if count["pruned"] else []
-    if n := count["audits"]:
-        told.append(f"{counted(n, 'step')} {'leads' if n == 1 else 'lead'} only to audits.")
-    if n := count["failed"]:
-        told.append(f"{counted(n, 'step')} {'leads' if n == 1 else 'lead'} to no picture that counts.")
+    rows: list[Row] = [
+        (f"Steps {pruned}", f"{count['pruned']} of {len(edges)}" if count["pruned"] else 0),
+        ("Steps that lead only to audits", count["audits"]),
+        ("Steps that lead to no picture that counts", count["failed"]),
+    ]
     if _level_steps(given):
-        return told
-    if lone := _lone_splits(given):
-        text = "only one branch leads to a picture that counts, which leaves nothing to compare it with"
-        told.append(f"At {counted(lone, 'split')} {text}.")
-    if n := count["pulled"]:
-        told.append(f"{counted(n, 'step')} with advantage 0 {_is(n)} only pulled to the starting model.")
-    if n := count["level"]:
-        told.append(f"{counted(n, 'step')} {'has' if n == 1 else 'have'} advantage 0.")
-    return told
+        return rows
+    return [
+        *rows,
+        ("Splits with one branch that counts, nothing to compare it with", _lone_splits(given)),
+        (f"Steps with advantage 0, {PULLED}", count["pulled"]),
+        ("Steps with advantage 0", count["level"]),
+    ]
+
+
+def _splits(given: Sums) -> list[Row]:
+    """Splits without a direction, by why; equal rewards are a reason that is told once."""
+    reasons = Counter(why for node in splits(given) if (why := why_not(given, node)))
+    rows: list[Row] = [] if _level_samples(given) else [(f"Splits: {why}", n) for why, n in reasons.items()]
+    return [*rows, (f"Splits {PULLED}", sum(map(pulled, splits(given))))]
 
 
 def _why_not(given: Sums, edge: TreeNode) -> str:
@@ -111,22 +113,22 @@ def _why_not(given: Sums, edge: TreeNode) -> str:
     return "pruned" if given.pulls else "level"  # where the reference pulls, a step without advantage trains as well
 
 
-def _idle_samples(given: Sums) -> list[str]:
+def _pictures(given: Sums) -> list[Row]:
     """Scored pictures that have no part in the contrast, by why."""
-    samples = [node for node in given.samples if node.leaf and known(node.leaf.total)]
     if not given.record.rule.get("samples"):
         return []
+    samples = [node for node in given.samples if node.leaf and known(node.leaf.total)]
     level = [node for node in samples if node.leaf and not push(node.leaf.advantage)]
     out = sum(bool(node.leaf and not node.leaf.trained) for node in samples if node not in level)
-    told = [f"{counted(out, 'scored picture')} took no part in the contrast."] if out else []
+    rows: list[Row] = [("Scored pictures that took no part in the contrast", out)]
     if _level_samples(given):
-        return told
-    pulled = sum(map(given.pulled_sample, level))
-    if pulled:
-        told.append(f"{counted(pulled, 'picture')} with advantage 0 {_is(pulled)} only pulled to the starting model.")
-    if n := len(level) - pulled:
-        told.append(f"{counted(n, 'picture')} with advantage 0 {'pulls' if n == 1 else 'pull'} neither way.")
-    return told
+        return rows
+    count = sum(map(given.pulled_sample, level))
+    return [
+        *rows,
+        (f"Pictures with advantage 0, {PULLED}", count),
+        ("Pictures with advantage 0, which pull neither way", len(level) - count),
+    ]
 
 
 def _lone_splits(given: Sums) -> int:
@@ -141,19 +143,3 @@ def _lone_splits(given: Sums) -> int:
         if parent is not None and len(below) > 1
     ]
     return alive.count(1)
-
-
-def _whole(count: int) -> str:
-    return "The one step does not train" if count == 1 else f"The {count:,} steps do not train"
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{part:,} of {counted(whole, 'step')}"
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

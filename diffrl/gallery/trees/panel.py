@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diffrl.gallery.trees.numbers import known, level, number, push, share, signed, three, tiny, weak
+from diffrl.gallery.trees.numbers import known, level, push, share, signed, three, tiny
 from diffrl.gallery.trees.splits import asked, split_panel, train, weight, weights_of
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.turning import paths_through
-from diffrl.gallery.trees.words import Sums, change, pushed, rounding, whole_change
+from diffrl.gallery.trees.words import Sums, against, change, rounding, trains
 from diffrl.trees.record import TreeNode
 
 Fact = tuple[str, str]
@@ -59,7 +59,6 @@ def _node(
         "step": [list(fact) for fact in step_facts(given, node)],
         "sample": [list(fact) for fact in sample_facts(given, node)],
         "parts": [] if leaf is None else [[name, three(raw)] for name, raw in leaf.rewards.items() if "/" in name],
-        "notes": notes(given, node),
     }
 
 
@@ -94,13 +93,13 @@ def step_facts(given: Sums, node: TreeNode) -> list[Fact]:
         if words := _credited(given, node):
             facts.append(("Credited", words))
         facts.append(("Advantage", _equals(share(node.advantage), step_sum(given, node))))
-        dropped = "no: balancing dropped it" if node.turns else "no"
-        facts.append(("Turning point", "yes ◆" if node.turning else dropped))
+        facts.append(("Turning point", _turning(given, node)))
         if train(given):
             facts.append((f"Weight at the split {given.names[above.id]}", share(weight(given, node))))
         else:
-            facts.append(("Trains", _trains(given, node)))
-        facts.append(("Change of log-likelihood", _change(given, node)))
+            facts.append(("Trains", trains(given, node)))
+        astray = ", against its push" * against(given, node)
+        facts.append(("Change of log-likelihood", f"{change(given, node)}{astray}"))
     return facts
 
 
@@ -117,26 +116,18 @@ def _credited(given: Sums, node: TreeNode) -> str:
     if node.turning:
         paths = paths_through(given, node)
         why = "the way to the end" if paths <= 1 else f"the mean over its {paths} paths"
-        if node.turns and paths > 1:
-            why += f", of which {sum(node.turns.values())} count as the way to the end"
         return f"{signed(node.credited)}, {why}"
     if given.record.rule.get("reward") == "fused":
         return f"{three(node.credited)}, what {given.names[node.id]} is worth"
     return signed(node.credited)
 
 
-def _change(given: Sums, node: TreeNode) -> str:
-    """What the update did to a step's likelihood, per dimension and in all."""
-    if not known(node.log_ratio):
-        return tiny(None)
-    whole, count = whole_change(given, node), round(number(given.record.rule.get("dimensions")))
-    moved = _moved(given, node)
-    over = f" × {count:,} = {tiny(whole)}" if whole and not moved.startswith("≈") else ""
-    return f"{moved} per dimension{over}"
-
-
-def _trains(given: Sums, node: TreeNode) -> str:
-    return "yes" if pushed(node) else "only pulled to the starting model" if given.pulled(node) else "no"
+def _turning(given: Sums, node: TreeNode) -> str:
+    """Whether the path turns at a step, and on how many of its paths, where the step counts as the way to the end."""
+    if not node.turning:
+        return "no: balancing dropped it" if node.turns else "no"
+    paths = paths_through(given, node)
+    return f"yes ◆, on {sum(node.turns.values())} of {paths} paths" if node.turns and paths > 1 else "yes ◆"
 
 
 def _moved(given: Sums, node: TreeNode) -> str:
@@ -172,32 +163,11 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
     if given.record.explored:
         facts.append(("Proxy reward", three(leaf.proxy)))
         facts.append(("Drawn again", given.reason(node) or "no"))
+    if leaf.audit:
+        facts.append(("Audit", "drawn only to check the ranking"))
+    if leaf.error:
+        facts.append(("Could not be scored", leaf.error))
     return facts + [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" not in name]
-
-
-def notes(given: Sums, node: TreeNode) -> list[str]:
-    """Sentences below the facts."""
-    said = []
-    if words := change(given, node):
-        against = ", against its push" if _against(given, node) else ""
-        said.append(f"{words[0].upper()}{words[1:]}{against}.")
-    if node.turning:
-        paths = paths_through(given, node)
-        whose, there = ("The path turns", "") if paths <= 1 else (f"At least one of its {paths} paths turns", "on it ")
-        said.append(f"{whose} here: {there}the step counts as the whole way to the end, not as what it adds itself.")
-    if node.leaf is not None and node.leaf.audit:
-        nothing = not (pushed(node) or given.pulled(node) or node.leaf.trained)  # older runs pulled at such steps too
-        said.append(f"Drawn only to check the ranking{'; it trains nothing' if nothing else ''}.")
-    if node.leaf is not None and node.leaf.error:
-        said.append(f"It could not be scored: {node.leaf.error}")
-    return said
-
-
-def _against(given: Sums, node: TreeNode) -> bool:
-    """Whether a step that was clearly pushed went the other way."""
-    moved = node.log_ratio or 0.0
-    asked = pushed(node) and not weak(node.advantage)
-    return asked and abs(moved) > rounding(given.record) and push(node.advantage) * moved < 0
 
 
 def step_rows(given: Sums) -> list[dict[str, Any]]:
@@ -215,7 +185,7 @@ def step_rows(given: Sums) -> list[dict[str, Any]]:
             "credited": signed(edge.credited if edge.turning else None),
             "advantage": share(edge.advantage),
             "turning": edge.turning,
-            "trained": _trains(given, edge),
+            "trained": trains(given, edge),
             "weight": share(weight(given, edge)),
             "change": _moved(given, edge),
         }

@@ -12,6 +12,12 @@ from diffrl.gallery.trees.words import Sums
 from diffrl.trees.record import TreeRecord
 
 Gloss = Mapping[Any, str] | Callable[[float], str]
+VALUE = {
+    "leaves": "a node is worth the mean reward of its pictures",
+    "ode": "a node is worth the reward of the picture that follows without more noise",
+    "predicted_x0": "a node is worth the reward of the picture predicted there",
+}
+"""What a node is worth, by the estimator."""
 RULE: Mapping[str, Gloss] = {
     "reward": {
         "outcome": "a step shares the advantages of its pictures",
@@ -20,11 +26,7 @@ RULE: Mapping[str, Gloss] = {
         "turning_point": "a step counts as what it adds to the worth of its node, and as the whole way to the end "
         "where a path turns",
     },
-    "value": {
-        "leaves": "a node is worth the mean reward of its pictures",
-        "ode": "a node is worth the reward of the picture that follows without more noise",
-        "predicted_x0": "a node is worth the reward of the picture predicted there",
-    },
+    "value": VALUE,
     "fusion": {
         "uniform": "all pictures weigh the same in such a mean",
         "path_probability": "pictures of likelier paths weigh more in such a mean",
@@ -57,7 +59,7 @@ RULE: Mapping[str, Gloss] = {
     "edges": {True: "steps train", False: "steps do not train"},
     "samples": {True: "finished pictures train, by contrast", False: "finished pictures do not train themselves"},
     "nodes": {
-        True: "splits train, along the covariance of advantage and picture below them",
+        True: "splits train, along the covariance of advantage and picture between the branches below them",
         False: "splits do not train",
     },
     "kl": lambda value: "weight of the pull to the starting model" if value else "nothing pulls to the starting model",

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from diffrl.gallery.trees.facts import Fact, Paragraph, fact
 from diffrl.gallery.trees.numbers import NOTHING, compact, counted, known, level, number, push, share, three
-from diffrl.gallery.trees.sentences import Paragraph, Ref, Sentence, sentence
 from diffrl.gallery.trees.words import Sums
 from diffrl.trees.record import PUSHED, Push, TreeNode
 
 TITLE = "What the splits teach"
+TILT = (
+    "The splits train here, by tree tilt: at each, the predicted picture is drawn towards the better of the pictures "
+    "below it and away from the worse."
+)
 ENDS = 5
 """How many pictures that pull, and how many that push away, a panel shows."""
 
@@ -82,52 +86,31 @@ def lesson(given: Sums) -> Paragraph | None:
     if not train(given) or not found:
         return None
     active = [node for node in found if draws(node)]
-    told = [
-        sentence(
-            "The splits train here, by tree tilt: at each, the predicted picture is drawn towards the better of the "
-            "pictures below it and away from the worse."
-        ),
-        sentence(
-            f"{len(active)} of {counted(len(found), 'split')} {'has' if len(active) == 1 else 'have'} a direction."
-        ),
-    ]
-    if not active:
-        return Paragraph("splits", TITLE, told)
-    told.append(_longest(given, active[0]))
+    facts = [fact("Splits with a direction", f"{len(active)} of {len(found)}")]
+    if active:
+        own, first = _push(active[0]), active[0]
+        length = f", {three(own.size)} in latent units" if known(own.size) else ""
+        facts.append(fact("Longest direction, at", given.ref(first.id), f", noise level {level(own.sigma)}{length}"))
+        for which, pick in (("towards", max), ("away from", min)):
+            if own.pulls:
+                end = pick(own.pulls, key=own.pulls.__getitem__)
+                facts.append(fact(f"Furthest {which}", given.ref(end), f" ({share(own.pulls[end])})"))
     shown = next((node.id for node in active if _push(node).before and _push(node).aim), None)
     note = "" if shown is None else f"Shown: the prediction at {given.names[shown]}."
-    return Paragraph("splits", TITLE, told, note=note, strip=shown)
+    return Paragraph("splits", TITLE, facts, TILT, note=note, strip=shown)
 
 
-def _longest(given: Sums, node: TreeNode) -> Sentence:
-    own = _push(node)
-    ranked = sorted(own.pulls, key=lambda leaf: -own.pulls[leaf])
-    which = "The direction is longest at " if len(splits(given)) > 1 else "Its direction, at "
-    ends = [] if not ranked else [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
-    parts: list[str | Ref] = [which, Ref(node.id, given.names[node.id]), f" (noise level {level(own.sigma)}"]
-    parts.append(f", {three(own.size)} in latent units)" if known(own.size) else ")")
-    for leaf, words in zip(ends, (": furthest towards ", ", furthest away from "), strict=False):
-        parts += [words, Ref(leaf, given.names[leaf]), f" ({share(own.pulls[leaf])})"]
-    return sentence(*parts, ".")
-
-
-def moves(given: Sums) -> list[Sentence]:
-    """How many predictions went along their directions, how far the one of the longest went, and why not further."""
+def moves(given: Sums) -> list[Fact]:
+    """How many predictions went along their directions, and how far the one of the longest went."""
     active = [node for node in splits(given) if draws(node) and known(_push(node).cosine)]
     if not train(given):
         return []
-    told = [sentence("The splits train here; the steps are only measured, not trained.")]
-    if not active:
-        return told
-    along = sum(number(_push(node).cosine) > 0 for node in active)
-    told.append(
-        sentence(
-            f"Of {counted(len(active), 'prediction')} with a direction {along} moved along it; the one at ",
-            Ref(active[0].id, given.names[active[0].id]), f" went {far(_push(active[0]))}.",
-        )
-    )  # fmt: skip
-    told.append(sentence("A direction is a way and no target: the learning rate says how far an update goes along it."))
-    return told
+    facts = [fact("What trains", "the splits; steps are only measured")]
+    if active:
+        along = sum(number(_push(node).cosine) > 0 for node in active)
+        facts.append(fact("Predictions that moved along their direction", f"{along} of {len(active)}"))
+        facts.append(fact("The longest direction, at", given.ref(active[0].id), f": moved {far(_push(active[0]))}"))
+    return facts
 
 
 def far(own: Push) -> str:
@@ -137,23 +120,6 @@ def far(own: Push) -> str:
     if not known(own.cosine) or not number(own.size):
         return f"{compact(number(own.moved))} in latent units"
     return f"{_percent(number(own.moved) / number(own.size))} of its length, cosine {_cosine(own)}"
-
-
-def idle_splits(given: Sums, level_rewards: bool) -> list[str]:
-    """Splits without a direction, by why.
-
-    Args:
-        given: the tree.
-        level_rewards: it was said already that all rewards are equal.
-    """
-    count: dict[str, int] = {}
-    for node in splits(given):
-        if reason := why_not(given, node):
-            count[reason] = count.get(reason, 0) + 1
-    told = [] if level_rewards else [f"At {counted(n, 'split')} {reason}." for reason, n in count.items()]
-    if n := sum(map(pulled, splits(given))):
-        told.append(f"{counted(n, 'split')} {'is' if n == 1 else 'are'} only pulled to the starting model.")
-    return [*told, "Steps and finished pictures do not train themselves with this objective: the splits do."]
 
 
 # --- the panel -------------------------------------------------------------------------------------------------------

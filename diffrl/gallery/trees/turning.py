@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diffrl.gallery.trees.facts import Fact, Parts, fact, listed
 from diffrl.gallery.trees.numbers import known, signed
-from diffrl.gallery.trees.sentences import Ref, Sentence, joined, sentence
 from diffrl.gallery.trees.words import Sums, pushed, total
 from diffrl.trees.record import TreeNode
 
@@ -15,20 +15,14 @@ FEW = 4
 """How many of a step's paths are named."""
 
 
-def turning(given: Sums) -> list[Sentence]:
-    """Turning points, the largest in detail, those that train before those that do not; then what they count for."""
+def turning(given: Sums) -> list[Fact]:
+    """How many turning points there are, and the largest in detail, those that train before those that do not."""
     turns = [edge for edge in given.edges if edge.turning and known(given.step_reward(edge))]
     turns.sort(key=lambda edge: (not pushed(edge), -abs(given.step_reward(edge) or 0.0)))
-    found = [_turn(given, edge) for edge in turns[:TURNS]]
-    if len(turns) > TURNS:
-        found.append(sentence(f"There are {len(turns)} turning points in all."))
     dropped = sum(not kept for edge in given.edges for kept in (edge.turns or {}).values())
-    if dropped:
-        found.append(sentence(f"Turns that balancing dropped, in all: {dropped}."))
-    if turns:
-        kept = "; as many turns up as down are kept, the largest ones" if given.record.rule.get("balance") else ""
-        found.append(sentence(f"Where a path turns, a step counts as its whole way to the end{kept}."))
-    return found
+    counts = {"Turning points ◆": len(turns), "Turns that balancing dropped": dropped}
+    facts = [fact(label, count) for label, count in counts.items() if count]
+    return facts + [each for edge in turns[:TURNS] for each in _turn(given, edge)]
 
 
 def rule(given: Sums) -> str:
@@ -50,28 +44,27 @@ def paths_through(given: Sums, edge: TreeNode) -> int:
     return len(given.usable_below(edge))
 
 
-def _turn(given: Sums, edge: TreeNode) -> Sentence:
+def _turn(given: Sums, edge: TreeNode) -> list[Fact]:
     """What a turning point adds, what it is credited with, and the paths that turn there."""
-    step, above = given.step_reward(edge) or 0.0, given.parent(edge)
+    name, step, above = given.names[edge.id], given.step_reward(edge) or 0.0, given.parent(edge)
     before = given.step_reward(above) if above is not None else None
-    parts: list[str | Ref] = [Ref(edge.id, given.names[edge.id]), f" ◆ turns {'up' if step > 0 else 'down'}: "]
-    parts.append(f"it adds {signed(step)} itself" + (f", after a step of {signed(before)}" if known(before) else ""))
-    paths = paths_through(given, edge)
-    if known(edge.credited):
-        parts.append(f", and is credited with {signed(edge.credited)}" + (f", the mean of {paths} paths" * (paths > 1)))
-    if not pushed(edge):
-        parts.append(", but does not train here")
-    for kept, words in ((True, ". To the end, from where it starts: "), (False, ". Turns that balancing dropped: ")):
+    words = [f"turns {'up' if step > 0 else 'down'}", f"adds {signed(step)}"]
+    words += [f"the step before {signed(before)}"] if known(before) else []
+    words += [f"credited {signed(edge.credited)}"] if known(edge.credited) else []
+    words += [f"mean of {paths_through(given, edge)} paths"] if paths_through(given, edge) > 1 else []
+    words += [] if pushed(edge) else ["does not train"]
+    facts = [fact(f"◆ {name}", given.ref(edge.id), f": {', '.join(words)}")]
+    for kept, label in ((True, "to the end from where it starts"), (False, "turns that balancing dropped")):
         leaves = [leaf for leaf, own in (edge.turns or {}).items() if own == kept]
-        parts += [words, *_ways(given, edge, leaves)] if leaves else []
-    return sentence(*parts, ".")
+        facts += [fact(f"◆ {name}, {label}", *_ways(given, edge, leaves))] if leaves else []
+    return facts
 
 
-def _ways(given: Sums, edge: TreeNode, leaves: Sequence[int]) -> Sequence[str | Ref]:
+def _ways(given: Sums, edge: TreeNode, leaves: Sequence[int]) -> Parts:
     """The first of some paths with what they come to from where a step starts, and how many more there are."""
     start, nodes = given.parent(edge), given.record.nodes
-    named: list[Sentence] = []
+    named: list[Parts] = []
     for leaf in leaves[:FEW]:
         whole = None if start is None or start.value is None else total(nodes[leaf]) - start.value
-        named.append((Ref(leaf, given.names[leaf]), f" ({signed(whole)})"))
-    return joined([*named, *([(f"{len(leaves) - FEW} more",)] if len(leaves) > FEW else [])])
+        named.append((given.ref(leaf), f" ({signed(whole)})"))
+    return listed([*named, *([(f"{len(leaves) - FEW} more",)] if len(leaves) > FEW else [])])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.gallery.trees.numbers import compact, known, likelier, number, push, three, tiny, weak
-from diffrl.gallery.trees.sentences import Fact, Paragraph, Ref, Sentence, sentence
+from diffrl.gallery.trees.facts import Fact, Paragraph, fact
+from diffrl.gallery.trees.numbers import compact, known, number, push, three
 from diffrl.gallery.trees.splits import moves, train
-from diffrl.gallery.trees.words import Sums, pushed, rounding, skipped, total, unclear
+from diffrl.gallery.trees.words import Sums, against, amount, pushed, rounding, skipped, total
 from diffrl.trees.record import TreeNode
 
 COMPROMISE = (
@@ -19,25 +19,22 @@ COMPROMISE = (
 def update(given: Sums) -> Paragraph | None:
     """Whether steps and paths became more or less likely, as their advantages asked."""
     measured = [edge for edge in given.edges if known(edge.log_ratio)]
-    facts, sentences = [*_behind(given)], [*moves(given)]
+    facts, label = [*_behind(given), *moves(given)], "Change of log-likelihood"
     if not given.edges:
-        text = "No noise was added on the way, so there is no step whose likelihood could be compared before and after."
-        sentences.append(sentence(text))
-    elif not measured:
-        sentences.append(sentence("How likely the steps were after it was not recorded."))
-    elif not any(edge.log_ratio for edge in measured):
-        sentences.append(sentence("The update left every measured step as likely as it was."))
-    elif max(map(_size, measured)) <= rounding(given.record):
-        text = f"What it changed is {unclear(given.record)}: no measured step moved by more than rounding."
-        sentences.append(sentence(text))
-    else:
-        if given.record.rule.get("edges"):
-            facts += _steps(given, measured)
-        elif not train(given):
-            sentences.append(sentence("The finished pictures train here; the steps are only measured, not trained."))
-        facts += _paths(given)
-        sentences.append(sentence(COMPROMISE))
-    return Paragraph("update", "What the update did", sentences, facts=facts)
+        return _paragraph([*facts, fact(label, "none to measure: no step adds noise")])
+    if not measured:
+        return _paragraph([*facts, fact(label, "not recorded")])
+    if max(map(_size, measured)) <= rounding(given.record):
+        return _paragraph([*facts, fact(label, f"≈ 0 at all {len(measured)} measured steps")])
+    if given.record.rule.get("edges"):
+        facts += _steps(given, measured)
+    elif not train(given):
+        facts.append(fact("What trains", "the finished pictures; steps are only measured"))
+    return _paragraph(facts + _paths(given), COMPROMISE)
+
+
+def _paragraph(facts: Sequence[Fact], text: str = "") -> Paragraph:
+    return Paragraph("update", "What the update did", facts, text)
 
 
 def _behind(given: Sums) -> list[Fact]:
@@ -47,9 +44,9 @@ def _behind(given: Sums) -> list[Fact]:
     facts: list[Fact] = []
     if prompts and updates:
         at = f"; learning rate {compact(rate)}" if rate else ""
-        facts.append(("Updates", sentence(f"{updates}, each from {prompts} prompts{at}")))
+        facts.append(fact("Updates", f"{updates}, each from {prompts} prompts{at}"))
     if out:
-        facts.append(("Left out by a guard", sentence(f"{out} of {updates} updates")))
+        facts.append(fact("Left out by a guard", f"{out} of {updates} updates"))
     return facts
 
 
@@ -58,18 +55,15 @@ def _steps(given: Sums, measured: Sequence[TreeNode]) -> list[Fact]:
     bound, asked = rounding(given.record), [edge for edge in measured if pushed(edge)]
     facts = _counts("Steps pushed", [(push(edge.advantage), edge.log_ratio or 0.0, bound) for edge in asked])
     if still := sum(_size(edge) <= bound for edge in asked):
-        facts.append((f"Steps whose change is {unclear(given.record)}", sentence(str(still))))
+        facts.append(fact("Of these steps, moved by rounding alone", still))
     most = max(asked, key=_size, default=None)
     if most is not None:
-        against = (
-            push(most.advantage) * (most.log_ratio or 0.0) < 0 and _size(most) > bound and not weak(most.advantage)
-        )
         facts.append(
-            ("Moved most", _moved(given, most, most.log_ratio or 0.0, ", against its push" if against else ""))
+            _moved(given, "Moved most", most, most.log_ratio or 0.0, ", against its push" * against(given, most))
         )
     aside = max((edge for edge in measured if not pushed(edge)), key=_size, default=None)
     if aside is not None and _size(aside) > max(bound, _size(most) if most is not None else 0.0):
-        facts.append(("Moved more, though nobody pushed it", _moved(given, aside, aside.log_ratio or 0.0)))
+        facts.append(_moved(given, "Moved more, though nobody pushed it", aside, aside.log_ratio or 0.0))
     return facts
 
 
@@ -100,7 +94,7 @@ def _paths(given: Sums) -> list[Fact]:
     worst = [min(rose, key=_reward_then_change)] if rose else []
     for found, which in ((best, "Best picture whose path became less likely"),
                          (worst, "Worst picture whose path became more likely")):  # fmt: skip
-        facts += [(which, _moved(given, node, change, f", reward {three(total(node))}")) for node, change in found]
+        facts += [_moved(given, which, node, change, f", reward {three(total(node))}") for node, change in found]
     return facts
 
 
@@ -116,17 +110,13 @@ def _counts(what: str, moved: Sequence[tuple[int, float, float]]) -> list[Fact]:
                                (-1, "down" if "pushed" in what else "below 0", "less")):  # fmt: skip
         alike = [way * change > bound for own, change, bound in moved if own == way]
         if alike:
-            facts.append((f"{what} {where}", sentence(f"{len(alike):,}; {sum(alike):,} became {likely} likely")))
+            facts.append(fact(f"{what} {where}", f"{len(alike):,}; {sum(alike):,} became {likely} likely"))
     return facts
 
 
-def _moved(given: Sums, node: TreeNode, ratio: float, rest: str = "") -> Sentence:
-    """A node and how much likelier its step or path became; per dimension where their number is not known."""
-    dimensions = number(given.record.rule.get("dimensions"))
-    amount = f"{'more' if ratio > 0 else 'less'} likely, {tiny(ratio)} per dimension"
-    if dimensions:
-        amount = f"{likelier(ratio * dimensions)}, log-likelihood {tiny(ratio * dimensions)}"
-    return sentence(Ref(node.id, given.names[node.id]), f": {amount}{rest}")
+def _moved(given: Sums, label: str, node: TreeNode, ratio: float, rest: str = "") -> Fact:
+    """A node and how its step's or path's log-likelihood changed."""
+    return fact(label, given.ref(node.id), f": {amount(given, ratio)}{rest}")
 
 
 def _size(edge: TreeNode) -> float:

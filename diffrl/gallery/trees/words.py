@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.trees.numbers import known, likelier, number, push, tiny
+from diffrl.gallery.trees.facts import Ref
+from diffrl.gallery.trees.numbers import known, likelier, number, push, tiny, weak
 from diffrl.trees.record import TreeNode, TreeRecord
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -17,12 +18,6 @@ EXACT = 1e-6
 """The same in float32, and where the dtype is not known."""
 SUMMED = ("strict", "partial")
 """Parts of a reward that sum up its other parts."""
-WORTH = {
-    "leaves": "A node is worth the mean reward of the pictures that grow from it.",
-    "ode": "A node is worth the reward of the picture that follows from it when no more noise is added.",
-    "predicted_x0": "A node is worth the reward of the picture that is predicted there.",
-}
-"""What a node is worth, by the estimator."""
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 
 
@@ -68,6 +63,10 @@ class Sums:
     def edges(self) -> list[TreeNode]:
         """Steps in the training precision, by the node in which they end."""
         return [node for node in self.record.nodes if node.parent is not None and node.drawn]
+
+    def ref(self, node: int) -> Ref:
+        """A reference to a node by its id."""
+        return Ref(node, self.names[node])
 
     def parent(self, node: TreeNode) -> TreeNode | None:
         """The node above; None of a root."""
@@ -212,27 +211,36 @@ def skipped(record: TreeRecord) -> tuple[int, int]:
     return round(number(record.rule.get("skipped"))), round(number(record.rule.get("updates")))
 
 
-def unclear(record: TreeRecord) -> str:
-    """Words on a change up to that size."""
-    dtype = record.rule.get("dtype")
-    return f"too small to tell in {dtype}" if dtype in ROUNDING else "too small to tell"
+def left_out(record: TreeRecord) -> bool:
+    """Whether a guard left out every update."""
+    out, updates = skipped(record)
+    return bool(out) and out >= updates
+
+
+def trains(given: Sums, node: TreeNode) -> str:
+    """Whether a step trains: "yes", "no" or "only pulled to the starting model"."""
+    return "yes" if pushed(node) else "only pulled to the starting model" if given.pulled(node) else "no"
+
+
+def amount(given: Sums, ratio: float) -> str:
+    """A change of a log-likelihood: "+0.0020 per dimension × 256 = +0.51, 1.7 times as likely"."""
+    dimensions = number(given.record.rule.get("dimensions"))
+    whole = ratio * dimensions
+    return f"{tiny(ratio)} per dimension" + (
+        f" × {dimensions:,.0f} = {tiny(whole)}, {likelier(whole)}" if whole else ""
+    )
 
 
 def change(given: Sums, node: TreeNode) -> str:
-    """What the update did to a step, in words; "" where it was not measured."""
-    if node.log_ratio is None or not known(node.log_ratio):
-        return ""
-    if node.log_ratio == 0:
-        return "the update left this step as likely as it was"
-    if abs(node.log_ratio) <= rounding(given.record):
-        return f"what the update did to this step is {unclear(given.record)}"
-    if whole := whole_change(given, node):
-        return f"the update made this step {likelier(whole)}"
-    more = "more" if node.log_ratio > 0 else "less"
-    return f"the update made this step {more} likely: {tiny(node.log_ratio)} per dimension"
+    """What the update did to a step's log-likelihood: "≈ 0" where that is rounding, a dash where it is not known."""
+    ratio = node.log_ratio
+    if ratio is None or not known(ratio):
+        return tiny(None)
+    return "≈ 0 per dimension" if 0 < abs(ratio) <= rounding(given.record) else amount(given, ratio)
 
 
-def whole_change(given: Sums, node: TreeNode) -> float | None:
-    """What the update added to a step's log-likelihood over all dimensions; None where that is not known."""
-    dimensions = number(given.record.rule.get("dimensions"))
-    return node.log_ratio * dimensions if known(node.log_ratio) and dimensions else None  # type: ignore[operator]
+def against(given: Sums, node: TreeNode) -> bool:
+    """Whether a step that was clearly pushed went the other way."""
+    moved = node.log_ratio or 0.0
+    clear = pushed(node) and not weak(node.advantage) and abs(moved) > rounding(given.record)
+    return clear and push(node.advantage) * moved < 0
