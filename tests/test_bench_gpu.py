@@ -92,7 +92,7 @@ def test_operations_are_counted_as_by_hand(bench_gpu, bench_models):
     assert sum(products) < bench.flops == sum(products) + attention
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SMALLER)
 def test_published_models_are_built_without_text_encoders(family, bench_gpu, bench_models, monkeypatch):
     case = bench_models.CASES[family]

@@ -171,17 +171,18 @@ def check_and_train(send: Send, path: str, overrides: list[str]) -> None:
 
 def watch_weights(send: Send) -> None:
     """Tell whether training changes any weight."""
-    from diffrl.training.loop import Trainer
+    from diffrl.run.execution import TrainingRun
 
-    original = Trainer.run
+    original = TrainingRun.run
 
-    def run(trainer: Trainer) -> None:
-        before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
-        original(trainer)
-        after = trainer.session.policy.state()
+    def run(self: TrainingRun) -> None:
+        policy = self.trainer.session.policy
+        before = {name: tensor.clone() for name, tensor in policy.state().items()}
+        original(self)
+        after = policy.state()
         send(("moved", any(not bool((after[name] == tensor).all()) for name, tensor in before.items())))
 
-    Trainer.run = run  # type: ignore[method-assign]
+    TrainingRun.run = run  # type: ignore[method-assign]
 
 
 def learnt(run_dir: Path) -> bool:
