@@ -199,7 +199,7 @@ def test_a_tree_is_shown_with_its_story(made):
     parsed = report_of(made)
     assert_alone(parsed)
     words = parsed.words("r-tree")
-    assert "Iteration 2, “a red circle above a blue square”" in words and "16 pictures" in words
+    assert "Iteration 2, “a red circle above a blue square”" in words and "Pictures of this prompt 16" in words
     assert len(parsed.images) > 12
 
 
