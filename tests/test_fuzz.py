@@ -38,7 +38,7 @@ def test_a_small_attack_finds_nothing(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert {name: sum(counts.values()) for name, counts in found["counts"].items()} == dict.fromkeys(
-        ("configurations", "prompts", "requests", "runs"), 4
+        ("configurations", "prompts", "requests", "runs"), 3
     )
     assert found["counts"]["configurations"]["trained"] and found["counts"]["runs"]["resumed alike"]
 
