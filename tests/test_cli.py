@@ -162,6 +162,7 @@ def test_overrides_are_not_taken_when_resuming(runs, capsys):
     assert "A resumed run keeps its own configuration. Got run.iterations=5 beside --resume." in message
 
 
+@pytest.mark.long
 def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
     monkeypatch.setattr("diffrl.cost.process_memory.available_bytes", lambda device: 1000)
     assert "Not enough memory" in expect_refusal(capsys, "train", config_file)

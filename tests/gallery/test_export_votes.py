@@ -18,6 +18,8 @@ from diffrl.tracking.store import SampleStore
 from tests.gallery.made import eval_sample, make_run
 from tests.gallery.test_export import addresses
 
+pytestmark = pytest.mark.long
+
 
 def run_without_curves(path: Path) -> Path:
     """A run whose metrics are gone: nothing has to be drawn."""

@@ -49,6 +49,7 @@ def pages(client):
 
 
 @pytest.mark.parametrize("name", WORDS)
+@pytest.mark.long
 def test_no_page_shows_a_file_that_is_a_link_out(client_of, run, tmp_path, name):
     said = [path for path, answer in pages(client_of(run)).items() if WORDS[name] in answer.text]
     assert said  # while it is a file of the run

@@ -261,6 +261,7 @@ def breakable(whole, tmp_path_factory):
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["pages", "figures"])
 @pytest.mark.parametrize("way", broken())
+@pytest.mark.long
 def test_a_broken_run_is_told_on_its_pages(breakable, whole, monkeypatch, caplog, capfd, way, slow):
     monkeypatch.setattr(answers, "_noted", set())
     client, run, site = breakable

@@ -211,6 +211,7 @@ def test_the_page_serves_the_pictures_of_splits(client_of, made):
     assert 'id="all-splits"' not in client.get("/trees").text
 
 
+@pytest.mark.long
 def test_the_exported_page_carries_them(made, tmp_path):
     made_trees.write(made, tilted())
     export_site(find_sources([made]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})

@@ -24,6 +24,7 @@ def velocities(adapter):
 
 @pytest.mark.parametrize(("precision", "largest", "bits"), [("nf4", 0.2, 4), ("int8", 0.03, 8)])
 @pytest.mark.parametrize("family", ["sd3", "flux", "sana", "wan"])
+@pytest.mark.long
 def test_a_quantised_base_is_near_the_whole_one_and_smaller(random_pipelines, family, precision, largest, bits):
     folder = random_pipelines(family)
     plain, adapter = load(folder, family, None), load(folder, family, precision)

@@ -97,6 +97,7 @@ def test_a_merged_lora_is_the_lora(adapter, velocity):
 
 
 @every_kind
+@pytest.mark.long
 def test_making_and_pushing_leave_the_source_alone(adapter, velocity, sd3_copy, precision, engine):
     add_lora(adapter.transformer, 3, 7.0, ["to_q"], seed=1)
     disturb(adapter.transformer, 0.1)
@@ -151,6 +152,7 @@ def test_bfloat16_is_the_stock_cast_and_spares_the_timestep(adapter, velocity, r
 
 
 @every_kind
+@pytest.mark.long
 def test_the_adapters_autocast_does_not_reach_the_copy(loaded, velocity, sd3_copy, precision, engine):
     adapter = loaded("bfloat16")
     made = sd3_copy(adapter.transformer, precision, engine)

@@ -61,6 +61,7 @@ class Deep(nn.Module):
         ("nvfp4", "emulated", 4),
     ],
 )
+@pytest.mark.long
 def test_a_copy_and_a_few_layers(precision, engine, size, lora):
     if engine == "torchao":
         pytest.importorskip("torchao")

@@ -51,6 +51,7 @@ def test_a_linear_layer_is_a_pointwise_convolution():
         ("nvfp4", "emulated", 0.2),
     ],
 )
+@pytest.mark.long
 def test_they_are_quantised_and_refreshed(precision, engine, error):
     source = sana()
     exact = call(source)

@@ -126,6 +126,7 @@ def test_what_a_scorer_raises_comes_back_to_whoever_waits(lane):
 
 @pytest.mark.parametrize("how", [time.sleep, threading.Event().wait, "stubborn"])
 @pytest.mark.parametrize("lane", [None, "own"])
+@pytest.mark.long
 def test_a_scorer_that_hangs_stops_the_run_in_time(how, lane):
     class Hangs(Mean):
         def __call__(self, batch):

@@ -129,6 +129,7 @@ def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, mo
     assert "SIGTERM" in (tmp_path / "run/log.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_signal_while_the_summary_is_written_lets_it_be_finished(random_sd3, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module, "write_curve", signalled(run_module.write_curve))
     data = settings(random_sd3, tmp_path, run={"iterations": 1})
@@ -138,6 +139,7 @@ def test_a_signal_while_the_summary_is_written_lets_it_be_finished(random_sd3, t
 
 
 @pytest.mark.parametrize("stranger", [SystemExit(0), SystemExit(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.long
 def test_an_exit_that_is_not_ours_is_a_failure(random_sd3, tmp_path, monkeypatch, stranger):
     def ends(trainer):
         raise stranger

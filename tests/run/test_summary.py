@@ -182,6 +182,7 @@ def test_the_alarm_of_a_guard_that_names_no_setting_is_seen(ends):
 
 
 @pytest.mark.parametrize("error", [RewardError("The reward's server has gone."), OSError(28, "No space left")])
+@pytest.mark.long
 def test_a_run_that_an_error_ended_leaves_its_report(ends, error):
     def fails(trainer):
         raise error

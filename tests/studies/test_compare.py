@@ -254,6 +254,7 @@ def test_a_run_of_something_else_is_left_alone(config, cost, trained, tmp_path, 
 
 
 @pytest.mark.parametrize("budget", ["evaluations=1500", "seconds=10"])
+@pytest.mark.long
 def test_a_failing_run_does_not_stop_the_others(config, trained, tmp_path, capsys, budget):
     trained.failing = {"bad/seed-0", "bad/probe"}
     arguments = ("compare", f"bad: {config}", config, "--budget", budget, "--seeds", 2, "--out", tmp_path / "o")

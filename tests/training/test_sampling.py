@@ -152,6 +152,7 @@ TAUS = [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), 
 
 
 @pytest.mark.parametrize(("taus", "told"), daily(TAUS, [TAUS[2]]))
+@pytest.mark.long
 def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
     watched = {"fidelity": {"below": 0.3, "action": "warn", "patience": 3}}
     trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY | watched)
@@ -175,6 +176,7 @@ def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tm
     assert "6 samples of a prompt are drawn again instead of 4" in run.shown.getvalue()
 
 
+@pytest.mark.long
 def test_falling_back_explores_in_the_training_precision_with_all_steps(random_sd3, tmp_path, monkeypatch):
     trainer, _ = explorer(random_sd3, tmp_path, explore={"fidelity": {"action": "fall_back", "patience": 1}})
     meter = trainer.session.meter

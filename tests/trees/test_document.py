@@ -287,6 +287,7 @@ def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout)
     assert checked >= 13
 
 
+@pytest.mark.long
 def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random_sd3, tmp_path):
     trees = kept(make_run(forest_run(random_sd3, tmp_path, WIDE))[1])
     for tree in trees:
@@ -450,6 +451,7 @@ def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path)
         assert all(node.trained for node in tree.nodes if node.step == 0)
 
 
+@pytest.mark.long
 def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
     """The reward is the picture's brightness: of finished pictures, of predicted ones, of the proxies."""
     credit = {"reward": "incremental", "value": "predicted_x0"}
@@ -471,6 +473,7 @@ def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0, 3])
+@pytest.mark.long
 def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_path, limit):
     data = forest_run(random_sd3, tmp_path, WIDE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
@@ -549,6 +552,7 @@ def test_illustrations_are_small():
     assert (most(None, wide), most(None, clip), most(5, wide), most(0, clip)) == (96, 16, 5, 0)
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_trees_and_not_the_run(random_sd3, tmp_path, monkeypatch):
     save, calls = trees_write.save_illustration, []
 

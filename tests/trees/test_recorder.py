@@ -139,6 +139,7 @@ def naive_fused_advantages(forest, total):
 
 
 @pytest.mark.parametrize("micro_batch", daily([1, 5], [5]))
+@pytest.mark.long
 def test_micro_batches_of_a_forest_change_nothing(random_sd3, tmp_path, micro_batch):
     found = {}
     for size in (micro_batch, 128):

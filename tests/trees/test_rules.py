@@ -6,6 +6,7 @@ import pytest
 
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.words import push, pushed, sums
+from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, FOREST, make_run
 from tests.trees.test_document import BOTH, CHAINS, WIDE, kept
 from tests.trees.test_recorder import forest_run
@@ -30,7 +31,7 @@ def worked_out(text):
     return (value - (float(centre) if sign == "−" else -float(centre or 0))) / float(deviation)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", daily(RULES, ["turning points by depth", "increments, siblings", "cut"]))
 def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path, name):
     """The sum that the page writes comes to the advantage that training used, for every step that was pushed."""
     rollout, credit = RULES[name]
@@ -95,6 +96,7 @@ def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3,
         ({"kind": "nft", "old_limit": 0.0}, (None, None)),
     ],
 )
+@pytest.mark.long
 def test_the_rule_tells_what_the_page_needs_of_the_update(random_sd3, tmp_path, objective, clip):
     credit = {} if "edges" not in objective and objective["kind"] == "nft" else {"reward": "turning_point"}
     data = forest_run(random_sd3, tmp_path, FOREST, credit)

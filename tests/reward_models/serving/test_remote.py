@@ -128,6 +128,7 @@ def test_a_healthy_replica_takes_over(how, server):
         until(lambda: sick.heads)
 
 
+@pytest.mark.long
 def test_sending_has_the_time_of_the_answer_not_that_of_connecting():
     with rogue(says(whole("200 OK", zeros(1))), late=0.8) as slow:
         assert remote(slow.url, timeout=(0.3, 60), retries=0)(request(1, side=2000)).raw.tolist() == [0]
@@ -196,6 +197,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_and_one_that_comes_back():
             assert scorer(request(*range(9))).raw.tolist() == list(range(9))
 
 
+@pytest.mark.long
 def test_a_server_says_when_to_come_again():
     good = whole("200 OK", zeros(1).replace(b"0.0", b"42.0"))
     busy = whole("429 Too Many Requests", b'{"error": "busy"}', "Retry-After: 1")

@@ -131,6 +131,7 @@ def test_rapidocr_reads_scores_and_fails_per_sample():
     assert output.parts["contained"][:3].tolist() == [1, 0, 0] and output.parts["read"][:3].tolist() == [10, 10, 0]
 
 
+@pytest.mark.long
 def test_metadata_text_before_the_prompts():
     image = Image.new("RGB", (320, 96), (255, 255, 0))
     ImageDraw.Draw(image).text((12, 48), "Radio 95", (0, 0, 255), ImageFont.truetype(str(FONT), 40), anchor="lm")
