@@ -84,7 +84,7 @@ def test_the_third_text_encoder_gives_zeros_for_any_prompt(pipeline):
     assert torch.equal(pipeline.text_encoder_3(ids)[0], torch.zeros(2, 5, 128))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_stock_call_works_at_both_lengths(pipeline):
     texts = [p.text for p in prompts("held_out")][:120]
 

@@ -87,7 +87,7 @@ def test_reconstructions_pass_strictly_and_latents_are_normalised(pipeline):
     assert strict(clips, texts) >= 0.95
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_stock_call_works_at_both_lengths(pipeline):
     texts = [p.text for p in prompts("held_out")] * 4
 
