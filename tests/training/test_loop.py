@@ -277,8 +277,8 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
     )
 
 
-@pytest.mark.parametrize("micro_batch", daily([1, 128], [128]))
 @pytest.mark.long
+@pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.slow), 128])
 def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro_batch):
     """Rollout and update may see other batch sizes, whose bfloat16 products round differently."""
     data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-3}, train={"micro_batch": micro_batch})
