@@ -1,1 +1,1 @@
-"""The trainer and everything that knows of configurations, ranks and files."""
+"""The training loop and its stations: sampling, crediting, the update, guards, held-out evaluation."""
