@@ -136,6 +136,7 @@ def test_a_leading_zero_means_nothing(example):
 
 @settings(deadline=None, max_examples=25)
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True), project=st.text(min_size=1, max_size=20))
+@pytest.mark.long
 def test_every_text_is_read_back_as_text(tmp_path_factory, name, project):
     path = tmp_path_factory.mktemp("text") / "config.yaml"
     path.write_text(EXAMPLE)

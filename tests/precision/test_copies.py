@@ -121,6 +121,7 @@ def test_a_copy_is_frozen_and_owns_its_weights(adapter, sd3_copy, precision, eng
     assert made.module.config is made.module.inner.config
 
 
+@pytest.mark.long
 def test_each_precision_errs_as_much_as_its_bits(adapter, velocity, read_copy):
     exact = velocity(adapter)
     errors = {}

@@ -96,6 +96,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run, loss):
         find(run)
 
 
+@pytest.mark.long
 def test_refusing_touches_nothing_and_beginning_anew_loses_nothing(run, finished, capsys):
     remove_them(run)
     (run / "notes.txt").write_text("the user's own")

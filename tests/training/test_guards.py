@@ -132,6 +132,7 @@ def test_zero_spread_is_counted_and_trains_nothing(random_sd3, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.long
 def test_collapsed_spread_acts_after_its_patience(random_sd3, tmp_path, action):
     guards = {"collapsed_spread": {"action": action, "patience": 2}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
@@ -156,6 +157,7 @@ def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.long
 def test_iterations_that_train_nothing_are_told_at_once_and_stop_after_a_while(random_sd3, tmp_path, action):
     guards = {"nothing_trained": {"action": action, "patience": 2}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)

@@ -63,6 +63,7 @@ def test_audited_samples_enter_no_statistic_and_train_nothing(explored):
     assert metrics["update/evaluated"] == 2 * 4 * 2 and trainer.session.meter.skipped == 2 * 3 * 2
 
 
+@pytest.mark.long
 def test_an_audited_reward_changes_no_credit(explored_forest):
     trainer, done = explored_forest
     drawn, credit = done.samples, done.credit

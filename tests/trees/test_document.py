@@ -137,6 +137,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", daily(RUNS, ["a forest's steps"]))
+@pytest.mark.long
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     """Weights, optimiser, random states, counts, metrics, samples: bit for bit."""
     found = []
@@ -257,6 +258,7 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
 
 
 @pytest.mark.parametrize("reward", ["incremental", "turning_point", "outcome"])
+@pytest.mark.long
 def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
     """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
     credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
@@ -574,6 +576,7 @@ def test_a_full_disk_ends_the_trees_and_not_the_run(random_sd3, tmp_path, monkey
     assert len(rows) == 5 and ["seconds/trees" in row for row in rows[1:]] == [True, False, False, False]
 
 
+@pytest.mark.long
 def test_the_time_of_trees_is_no_time_of_training(random_sd3, tmp_path, monkeypatch):
     """A clock that goes on only where it is told to: 7 s outside any phase, 100 s in writing the trees."""
     now = [0.0]
