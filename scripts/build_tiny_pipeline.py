@@ -162,7 +162,9 @@ def predict_velocity(
     model: nn.ModuleDict, latents: Tensor, sigma: Tensor, tokens: Tensor, pooled: Tensor, zero_tokens: Tensor
 ) -> Tensor:
     """Velocity with `zero_tokens` (B,) zero tokens after the caption, by one token and a bias."""
-    bias = torch.zeros(len(latents), 1, 1, 16 + MAX_TOKENS + 1, device=latents.device)
+    patch = model["transformer"].config.patch_size
+    picture_tokens = (latents.shape[-2] // patch) * (latents.shape[-1] // patch)
+    bias = torch.zeros(len(latents), 1, 1, picture_tokens + tokens.shape[1] + 1, device=latents.device)
     bias[:, 0, 0, -1] = zero_tokens.float().log()
     return model["transformer"](
         hidden_states=latents,

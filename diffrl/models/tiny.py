@@ -17,7 +17,7 @@ from torch import nn
 from diffrl.models.families import FILES
 from diffrl.models.shipped import SETTINGS_FILE
 
-MAX_TOKENS = 12
+MAX_TOKENS = 16
 EMBEDDING = 128
 
 
