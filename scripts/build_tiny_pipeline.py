@@ -57,8 +57,8 @@ class Recipe:
     out: Path
     vae_steps: int
     steps: int
-    pictures_per_pair: int = 20
-    pictures_per_count: int = 80
+    pictures_per_prompt: int = 10
+    pictures_per_count: int = 20
     samples: int = 500
     watch: int = 0
 
@@ -73,7 +73,7 @@ def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
     train = prompts("train")
     pictures, captions = [], []
     for i, prompt in enumerate(train):
-        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_pair
+        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_prompt
         pictures += [render(scene_of(prompt), rng) for _ in range(count)]
         captions += [i] * count
     stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
     if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_pair=1, pictures_per_count=1, samples=4)
+        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_prompt=1, pictures_per_count=1, samples=4)
     record = build(recipe)
     print(json.dumps(record, indent=2))
     return 0

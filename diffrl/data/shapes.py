@@ -1,10 +1,11 @@
-"""The embedded verifiable world: prompts in two disjoint splits, and pictures of them.
+"""The embedded verifiable world of coloured shapes: its prompts in three splits, and pictures of them.
 
-One to three flat shapes on light grey. The vocabulary and the grammar are those of the scorer,
-`reward_models.images.shapes`. Held out are *combinations*: an unordered pair of objects is held out in all four
-relations and both orders, so that "b right of a" never gives away "a left of b".
+One to four flat shapes on light grey. The grammar is that of the scorer, `reward_models.images.shapes_grammar`. The
+splits are divided by *combinations*: two things that meet in a prompt of one held-out split meet in no prompt of
+another split, in whatever order, size, number or company, so that "b right of a" never gives away "a left of b"; and so
+it is with a number and the thing that is counted.
 
-    prompt = prompts("held_out")[0]
+    prompt = prompts("tune")[0]
     picture = render(scene_of(prompt), np.random.default_rng(0))
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -21,29 +24,41 @@ from numpy.typing import NDArray
 
 from diffrl.errors import DiffrlError
 from diffrl.records import Prompt
-from reward_models.images.shapes import (
-    BACKGROUND,
+from reward_models.images.shapes_grammar import (
     COLORS,
     NUMBERS,
-    PALETTE,
     RELATIONS,
-    SHAPES,
+    SIZES,
     SceneSpec,
     Thing,
-    coverage,
     format_prompt,
     parse_prompt,
 )
+from reward_models.images.shapes_vision import BACKGROUND, PALETTE, SHAPES, coverage
 
-Split = Literal["train", "held_out"]
+Split = Literal["train", "tune", "report"]
+SPLITS: tuple[Split, ...] = ("train", "tune", "report")
 
-HELD_OUT_PAIRS = 20
-RADIUS = (0.125, 0.155)
-"""Radius of a circle as a fraction of the picture's side; the other shapes have the same area."""
+LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 2, "relations": 3, "crowd": 3}
+"""Kinds of prompts and how hard they are: one thing or several of it; two things in a relation; two or three objects of
+two kinds; three things in two relations; four objects of two kinds, or three of three."""
 
-_GAP = 0.07  # least distance of two bounding boxes, and half of it to the picture's edge
+PROMPTS: Mapping[Split, Mapping[str, int]] = {
+    "train": {"count": 200, "relation": 900, "pair": 400, "relations": 500, "crowd": 500},
+    "tune": {"count": 16, "relation": 64, "pair": 40, "relations": 40, "crowd": 40},
+    "report": {"count": 16, "relation": 64, "pair": 40, "relations": 40, "crowd": 40},
+}
+"""How many prompts of each kind a split has at most; those that come first by a hash of their text."""
+
+HELD_OUT = {"tune": 0.12, "report": 0.12}
+"""Share of the combinations that belong to each held-out split."""
+
+RADIUS: Mapping[str, tuple[float, float]] = {"": (0.12, 0.15), "small": (0.095, 0.11), "large": (0.16, 0.175)}
+"""Radius of a circle of each size as a fraction of the picture's side; the other shapes have the same area."""
+
+_GAP = 0.065  # least distance of two bounding boxes, and half of it to the picture's edge
 _TRIES = 20  # positions to try for one thing before starting its scene afresh
-_RESTARTS = 2000
+_RESTARTS = 5000
 # Reach of a shape from its centroid (left, right, up, down) for a unit circle's area.
 _SIDE = math.sqrt(4 * math.pi / math.sqrt(3))
 _EXTENT = {
@@ -63,19 +78,39 @@ class PlacedThing:
     radius: float
 
 
+@lru_cache(maxsize=3)
+def _prompts(split: Split) -> tuple[Prompt, ...]:
+    chosen = []
+    for kind, most in PROMPTS[split].items():
+        texts = [format_prompt(scene) for scene in _by_split(kind)[split]]
+        texts = sorted(texts, key=_hash)[:most]
+        # Kinds are interleaved evenly, so that the first prompts of a split are a fair sample of it.
+        chosen += [
+            ((i + 0.5) / len(texts), Prompt(text, {"kind": kind, "level": LEVELS[kind]}))
+            for i, text in enumerate(texts)
+        ]
+    return tuple(prompt for _, prompt in sorted(chosen, key=lambda item: (item[0], item[1].text)))
+
+
+@lru_cache(maxsize=len(LEVELS))
+def _by_split(kind: str) -> Mapping[Split, Sequence[SceneSpec]]:
+    found: dict[Split, list[SceneSpec]] = {split: [] for split in SPLITS}
+    for scene in _scenes(kind):
+        split = split_of(scene)
+        if split is not None:
+            found[split].append(scene)
+    return found
+
+
 def prompts(split: Split) -> list[Prompt]:
-    """All prompts of a split, in a fixed order; `metadata["kind"]` is "count" or "relation".
+    """All prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
 
     Raises:
         DiffrlError: there is no such split.
     """
-    if split not in ("train", "held_out"):
-        raise DiffrlError(f"The shapes world has the splits 'train' and 'held_out'. Got {split!r}.")
-    return [
-        Prompt(format_prompt(scene), {"kind": "count" if scene.relation is None else "relation"})
-        for scene in _all_scenes()
-        if is_held_out(scene) == (split == "held_out")
-    ]
+    if split not in SPLITS:
+        raise DiffrlError(f"The shapes world has the splits {', '.join(SPLITS)}. Got {split!r}.")
+    return list(_prompts(split))
 
 
 def scene_of(prompt: Prompt | str) -> SceneSpec:
@@ -83,11 +118,75 @@ def scene_of(prompt: Prompt | str) -> SceneSpec:
     return parse_prompt(prompt if isinstance(prompt, str) else prompt.text)
 
 
-def is_held_out(scene: SceneSpec) -> bool:
-    """Whether the scene's combination belongs to the held-out split."""
-    if scene.relation is not None:
-        return frozenset(scene.things) in _HELD_OUT_PAIRS
-    return (len(scene.things), scene.things[0]) in _HELD_OUT_COUNTS
+def combinations_of(scene: SceneSpec) -> Iterator[str]:
+    """What meets in a scene: each two of its things in whatever order and size, each plural number with its thing."""
+    kinds = [(f"{thing.color} {thing.shape}", count) for thing, count in scene.kinds]
+    yield from ("|".join(sorted((a, b))) for (a, _), (b, _) in itertools.combinations(kinds, 2))
+    yield from (f"{count} {name}" for name, count in kinds if count > 1)
+
+
+def split_of(scene: SceneSpec) -> Split | None:
+    """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
+    owners = {_owner(combination) for combination in combinations_of(scene)} - {"train"}
+    if len(owners) > 1:
+        return None
+    return owners.pop() if owners else "train"
+
+
+@lru_cache(maxsize=4096)
+def _owner(combination: str) -> Split:
+    """By a hash of its name: arbitrary, and the same on every machine."""
+    place = _hash(combination) / 2**64
+    if place < HELD_OUT["tune"]:
+        return "tune"
+    return "report" if place < HELD_OUT["tune"] + HELD_OUT["report"] else "train"
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _scenes(kind: str) -> Iterator[SceneSpec]:
+    """Every scene of a kind."""
+    things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
+    if kind == "count":
+        for thing, count in itertools.product(things, NUMBERS.values()):
+            yield SceneSpec((thing,) * count)
+            if count <= 2:
+                yield from (SceneSpec((Thing(thing.color, thing.shape, size),) * count) for size in SIZES)
+    elif kind == "relation":
+        for a, b in _differing(things, 2):
+            for relation in RELATIONS:
+                for sizes in (("", ""), SIZES, SIZES[::-1]):
+                    yield SceneSpec((_sized(a, sizes[0]), _sized(b, sizes[1])), (relation,))
+    elif kind == "pair":
+        for a, b in _differing(things, 2):
+            yield SceneSpec((a, b))
+            yield SceneSpec((a, a, b))
+            yield from (SceneSpec((_sized(a, size), b)) for size in SIZES)
+    elif kind == "relations":
+        for three in _differing(things, 3):  # one of eight to each: there are thousands
+            yield SceneSpec(three, _CROSSING[_hash(repr(three)) % len(_CROSSING)])
+    else:
+        for a, b in _differing(things, 2):
+            yield SceneSpec((a, a, b, b))
+            yield SceneSpec((a, a, a, b))
+        yield from (SceneSpec(three) for three in _differing(things, 3) if list(three) == sorted(three))
+
+
+_CROSSING = [
+    both for both in itertools.permutations(RELATIONS, 2) if bool(RELATIONS[both[0]][0]) != bool(RELATIONS[both[1]][0])
+]
+"""Pairs of relations along different axes; along the same one three objects hardly fit."""
+
+
+def _differing(things: Sequence[Thing], count: int) -> Iterator[tuple[Thing, ...]]:
+    """Ordered choices of things of different colours."""
+    return (c for c in itertools.permutations(things, count) if len({thing.color for thing in c}) == count)
+
+
+def _sized(thing: Thing, size: str) -> Thing:
+    return Thing(thing.color, thing.shape, size)
 
 
 def render(scene: SceneSpec, rng: np.random.Generator, size: int = 32) -> NDArray[np.uint8]:
@@ -105,17 +204,16 @@ def render(scene: SceneSpec, rng: np.random.Generator, size: int = 32) -> NDArra
 
 
 def sample_scene(scene: SceneSpec, rng: np.random.Generator) -> tuple[PlacedThing, ...]:
-    """Sizes and positions for a scene: nothing overlaps or is cut, and the relation holds clearly."""
+    """Sizes and positions for a scene: nothing overlaps or is cut, and the relations hold clearly."""
     for _ in range(_RESTARTS):
         placed: list[PlacedThing] = []
         for thing in scene.things:
             candidates = (_place(thing, rng) for _ in range(_TRIES))
-            free = next((item for item in candidates if all(_apart(item, other) for other in placed)), None)
+            free = next((item for item in candidates if _fits(item, placed, scene.relations)), None)
             if free is None:
                 break
             placed.append(free)
-        complete = len(placed) == len(scene.things)
-        if complete and (scene.relation is None or _related(scene.relation, *placed)):
+        if len(placed) == len(scene.things):
             return tuple(placed)
     raise RuntimeError(f"No free place for {format_prompt(scene)!r} in {_RESTARTS} attempts.")
 
@@ -130,35 +228,17 @@ def draw(placed: tuple[PlacedThing, ...], size: int) -> NDArray[np.uint8]:
     return np.rint(canvas).astype(np.uint8)
 
 
-def _all_scenes() -> list[SceneSpec]:
-    things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
-    counts = [SceneSpec((thing,) * count) for count in NUMBERS.values() for thing in things]
-    pairs = [
-        SceneSpec((first, second), relation)
-        for first, second in itertools.permutations(things, 2)
-        if first.color != second.color
-        for relation in RELATIONS
-    ]
-    return counts + pairs
-
-
-def _choose_held_out_pairs() -> frozenset[frozenset[Thing]]:
-    """Pairs in the order of a hash of their names: arbitrary, and the same on every machine."""
-    things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
-    pairs = [sorted(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
-    pairs.sort(key=lambda pair: hashlib.sha256(repr([(t.color, t.shape) for t in pair]).encode()).hexdigest())
-    return frozenset(frozenset(pair) for pair in pairs[:HELD_OUT_PAIRS])
-
-
-_HELD_OUT_PAIRS = _choose_held_out_pairs()
-# One combination a colour; every shape and both plural numbers occur.
-_HELD_OUT_COUNTS = frozenset((2 + i % 2, Thing(color, SHAPES[i % 3])) for i, color in enumerate(COLORS))
-
-
 def _place(thing: Thing, rng: np.random.Generator) -> PlacedThing:
-    radius = rng.uniform(*RADIUS)
+    radius = rng.uniform(*RADIUS[thing.size])
     left, right, up, down = (reach * radius + _GAP / 2 for reach in _EXTENT[thing.shape])
     return PlacedThing(thing, rng.uniform(left, 1 - right), rng.uniform(up, 1 - down), radius)
+
+
+def _fits(item: PlacedThing, placed: Sequence[PlacedThing], relations: Sequence[str]) -> bool:
+    """Whether a thing keeps its distance from those before it and, where relations are asked for, stands right."""
+    if not all(_apart(item, other) for other in placed):
+        return False
+    return not relations or not placed or _related(relations[len(placed) - 1], placed[0], item)
 
 
 def _apart(a: PlacedThing, b: PlacedThing) -> bool:
@@ -176,4 +256,4 @@ def _related(relation: str, first: PlacedThing, second: PlacedThing) -> bool:
     axis_x, axis_y = RELATIONS[relation]
     dx, dy = first.x - second.x, first.y - second.y
     along = dx * axis_x + dy * axis_y
-    return along >= 0.3 and abs(dy if axis_x else dx) <= 0.7 * along
+    return along >= 0.28 and abs(dy if axis_x else dx) <= 0.7 * along

@@ -1,17 +1,15 @@
-"""The embedded world of coloured shapes: its vocabulary, its prompt grammar and its verifiable scorers.
+"""Verifiable scorers of the embedded world of coloured shapes.
 
-    a red circle  |  two blue squares  |  three black triangles  |  a red circle left of a blue square
-
-In the manner of GenEval: read the prompt, find the objects in the picture, compare. `ShapesScorer` gives partial
-credit, `StrictShapesScorer` a pass or a fail; both see the same things, and partial credit is 1 exactly where strict
-passes.
+In the manner of GenEval: read the prompt, find the objects in the picture, compare. `ShapesScorer` grades: how well
+each asked object's outline, colour and size fit, how clearly the relations hold, what is there that should not be.
+`StrictShapesScorer` passes or fails, as a person would who looks closely, and says why. Both see the same things.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -20,7 +18,27 @@ from scipy.optimize import linear_sum_assignment
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
-from reward_models.images.shapes_vision import BACKGROUND, PALETTE, SHAPES, FoundObject, Perception, coverage, perceive
+from reward_models.images.shapes_grammar import (
+    COLORS,
+    MOST_THINGS,
+    NUMBERS,
+    RELATIONS,
+    SIZES,
+    SceneSpec,
+    Thing,
+    format_prompt,
+    parse_prompt,
+)
+from reward_models.images.shapes_vision import (
+    BACKGROUND,
+    PALETTE,
+    SHAPES,
+    Array,
+    Objects,
+    Perception,
+    coverage,
+    perceive,
+)
 
 __all__ = [
     "BACKGROUND",
@@ -29,116 +47,55 @@ __all__ = [
     "PALETTE",
     "RELATIONS",
     "SHAPES",
+    "SIZES",
     "SceneSpec",
     "ShapesScorer",
     "StrictShapesScorer",
     "Thing",
     "Tolerances",
+    "Verdicts",
     "coverage",
     "format_prompt",
+    "judge",
     "parse_prompt",
 ]
 
-COLORS = tuple(PALETTE)
-NUMBERS: Mapping[str, int] = {"a": 1, "two": 2, "three": 3}
-RELATIONS: Mapping[str, tuple[int, int]] = {
-    "left of": (-1, 0),
-    "right of": (1, 0),
-    "above": (0, -1),
-    "below": (0, 1),
-}
-"""Where the first object lies, seen from the second: (x, y), y pointing down."""
+PARTS = ("count", "colour", "shape", "size", "binding", "relation", "clean", "partial", "strict")
 
-PARTS = ("count", "colour", "shape", "binding", "relation", "clean", "partial", "strict")
-
-
-@dataclass(frozen=True, order=True)
-class Thing:
-    """A coloured shape: a colour of `COLORS` and a shape of `SHAPES`."""
-
-    color: str
-    shape: str
-
-
-@dataclass(frozen=True)
-class SceneSpec:
-    """What a prompt asks for: one to three equal things, or two things in a relation (the first to the second)."""
-
-    things: tuple[Thing, ...]
-    relation: str | None = None
-
-
-def format_prompt(scene: SceneSpec) -> str:
-    """The prompt of a scene; the inverse of `parse_prompt`."""
-    first = scene.things[0]
-    if scene.relation is not None:
-        second = scene.things[1]
-        return f"a {first.color} {first.shape} {scene.relation} a {second.color} {second.shape}"
-    number = next(word for word, count in NUMBERS.items() if count == len(scene.things))
-    return f"{number} {first.color} {first.shape}{'s' if len(scene.things) > 1 else ''}"
-
-
-def parse_prompt(text: str) -> SceneSpec:
-    """Read a prompt; letter case, extra spaces and a final full stop do not matter.
-
-    Raises:
-        RewardError: the prompt is outside the grammar.
-    """
-    words = text.lower().strip().removesuffix(".").split()
-    for relation in RELATIONS:
-        middle = relation.split()
-        if words[3 : 3 + len(middle)] == middle:
-            first, second = _things(words[:3], text), _things(words[3 + len(middle) :], text)
-            if len(first) == len(second) == 1 and first[0].color != second[0].color:
-                return SceneSpec(first + second, relation)
-            raise _outside_grammar(text)
-    return SceneSpec(_things(words, text))
-
-
-def _things(words: list[str], text: str) -> tuple[Thing, ...]:
-    """Read `[number, colour, shape]`."""
-    if len(words) != 3 or words[0] not in NUMBERS or words[1] not in COLORS:
-        raise _outside_grammar(text)
-    count = NUMBERS[words[0]]
-    shape = words[2].removesuffix("s") if count > 1 else words[2]
-    if shape not in SHAPES or (count > 1 and not words[2].endswith("s")):
-        raise _outside_grammar(text)
-    return (Thing(words[1], shape),) * count
-
-
-def _outside_grammar(text: str) -> RewardError:
-    return RewardError(
-        "A shapes prompt is 'a|two|three COLOUR SHAPE[s]' or 'a COLOUR SHAPE RELATION a COLOUR SHAPE' with two "
-        f"different colours. Got {text!r}. Colours: {', '.join(COLORS)}; shapes: {', '.join(SHAPES)}; "
-        f"relations: {', '.join(RELATIONS)}."
-    )
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far a picture may be from perfect and still pass.
+    """What still passes strictly. Fits are in [0, 1], lengths fractions of the picture's side.
 
     Args:
-        color_error: greatest RGB distance (0-441) of an object's interior to its palette colour.
-        purity: least share of an object's interior that has about this colour.
-        overlap: least intersection over union with the named shape's template.
-        overlap_margin: by how much this overlap must beat that of every other shape, so that blobs are no shape.
-        min_area: least area of an object as a fraction of the picture.
-        max_area: greatest area of an object as a fraction of the picture.
-        separation: least distance of two objects along the relation's axis, as a fraction of the picture's side; it
-            must also exceed their distance along the other axis.
-        background_error: greatest RGB distance of the background to the world's light grey.
+        color_fit: least mean fit of an object's interior to its asked colour against the others
+            (`shapes_vision.color_fit`): 0.5 = on average three times as near to it as to any other.
+        shape_fit: least fit of its outline to the asked shape against the others: 1 - 2 d / (d + e), with d and e the
+            mean distances to the outlines of the asked shape and of the nearest other one.
+        outline: greatest such distance to the asked shape, as a fraction of the object's size.
+        horn: greatest single deviation from it, in pixels of a picture of 32.
+        small: greatest radius (of a circle of the same area) of what is asked for small.
+        large: least radius of what is asked for large.
+        min_radius: least radius of any object.
+        max_radius: greatest radius of any object.
+        separation: least distance of two objects along a relation's axis; it must also exceed 0.7 of that along the
+            other, so that on the diagonal both relations hold.
+        background_error: greatest RGB distance (0-441) of the background to the world's light grey.
         clutter: greatest amount of foreground outside the objects, as a fraction of the picture.
     """
 
-    color_error: float = 36.0
-    purity: float = 0.85
-    overlap: float = 0.88
-    overlap_margin: float = 0.06
-    min_area: float = 0.025
-    max_area: float = 0.12
+    color_fit: float = 0.5
+    shape_fit: float = 0.4
+    outline: float = 0.095
+    horn: float = 0.75
+    small: float = 0.1225
+    large: float = 0.1475
+    min_radius: float = 0.08
+    max_radius: float = 0.195
     separation: float = 0.15
-    background_error: float = 30.0
+    background_error: float = 20.0
     clutter: float = 0.004
 
     def __post_init__(self) -> None:
@@ -148,72 +105,219 @@ class Tolerances:
             raise RewardError(f"Tolerances of the shapes scorer must be >= 0. Got {wrong}.")
 
 
-def judge(scene: SceneSpec, seen: Perception, tolerances: Tolerances) -> dict[str, float]:
+@dataclass(frozen=True)
+class Verdicts:
+    """What was asked for compared with what was seen, for B pictures.
+
+    Args:
+        parts: per name of `PARTS`, (B,) float32 in [0, 1]; NaN where a prompt asks for nothing of the kind.
+            count: 1 - |found - asked| / asked, at least 0.
+            colour, shape, size: mean fit of the asked objects, extra objects counting as 0. Size only where asked for.
+            binding: the same of the product of an object's fits.
+            relation: mean over the relations of how clearly they hold between objects of the asked colours.
+            clean: 1 if the background is the world's and nothing lies beside the objects, less the less so.
+            partial: the mean of those that apply.
+            strict: 1 if everything passes, else 0.
+        reasons: B sentences, what fails strictly ("shape: 1 of 2"); None where all is right.
+    """
+
+    parts: Mapping[str, Array]
+    reasons: Sequence[str | None]
+
+
+def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances) -> Verdicts:
     """Compare what was asked with what was seen.
 
     Args:
-        scene: what the prompt asks for.
-        seen: what the picture shows.
-        tolerances: what still passes.
-
-    Returns:
-        The parts, each in [0, 1], and their summaries `partial` and `strict`:
-        count: 1 - |found - asked| / asked, at least 0.
-        colour, shape, binding: share of objects with the right colour / shape / both, extra objects counting as wrong.
-        relation: 1 if the two objects lie as asked (or nothing was asked), else 0.
-        clean: 1 if the background is the world's and nothing lies beside the objects, else 0.
-        partial: their mean; without relation where nothing was asked.
-        strict: 1 if all of them are 1, else 0.
+        scenes: what the prompts of B pictures ask for.
+        seen: what the B pictures show.
+        tolerances: what passes strictly.
     """
-    asked, found = scene.things, seen.objects
-    colors = np.array([[_has_color(thing, item, tolerances) for item in found] for thing in asked], dtype=bool)
-    shapes = np.array([[_has_shape(thing, item, tolerances) for item in found] for thing in asked], dtype=bool)
-    colors, shapes = colors.reshape(len(asked), len(found)), shapes.reshape(len(asked), len(found))
-    likeness = 1.1 * colors + 1.0 * shapes + 0.5 * (colors & shapes)  # colours break ties: relations go by them
-    rows, columns = linear_sum_assignment(likeness, maximize=True)
-    total = max(len(asked), len(found))
-    clean = seen.background_error <= tolerances.background_error and seen.clutter <= tolerances.clutter
+    asked = _Asked.of(scenes)
+    fits = _fits(asked, seen.objects, tolerances)
+    match, found = _assign(asked, fits)
+    total = np.maximum(asked.count, found)
+
+    def share(fit: Array) -> Array:  # (B, A, K) to the mean over asked and extra objects
+        return np.where(match, fit, 0).sum((1, 2)) / total
+
+    place = {name: np.where(match, value, 0).sum(2) for name, value in (("x", fits.x), ("y", fits.y))}  # (B, A)
+    right_color = np.where(match, fits.color, 0).sum(2)
+    relation, holds = _relations(asked, place, right_color, match.any(2), tolerances)
+    dirt = np.maximum((seen.background_error - 5) / 60, (seen.clutter - 0.0005) / 0.02)
     parts = {
-        "count": max(0.0, 1 - abs(len(found) - len(asked)) / len(asked)),
-        "colour": float(colors[rows, columns].sum()) / total,
-        "shape": float(shapes[rows, columns].sum()) / total,
-        "binding": float((colors & shapes)[rows, columns].sum()) / total,
-        "relation": 1.0,
-        "clean": float(clean),
+        "count": np.maximum(0, 1 - np.abs(found - asked.count) / asked.count),
+        "colour": share(fits.color),
+        "shape": share(fits.shape),
+        "size": np.where(asked.sized.any(1), share(fits.size), np.nan),
+        "binding": share(fits.color * fits.shape * fits.size),
+        "relation": relation,
+        "clean": np.clip(1 - dirt, 0, 1),
     }
-    if scene.relation is not None:
-        pair = len(rows) == 2 and bool(colors[rows, columns].all())
-        parts["relation"] = float(
-            pair and _lies(scene.relation, found[columns[0]], found[columns[1]], tolerances.separation)
-        )
-    counted = [value for name, value in parts.items() if name != "relation" or scene.relation is not None]
-    strict = float(all(value == 1.0 for value in counted))
-    return {**parts, "partial": sum(counted) / len(counted), "strict": strict}
+    parts["partial"] = np.nanmean(np.stack(list(parts.values())), axis=0)
+    passed = {
+        name: (match & good).any(2) | ~asked.real
+        for name, good in (("colour", fits.right_color), ("shape", fits.right_shape), ("size", fits.right_size))
+    }
+    clean = (seen.background_error <= tolerances.background_error) & (seen.clutter <= tolerances.clutter)
+    strict = (found == asked.count) & clean & holds.all(1)
+    for good in passed.values():
+        strict &= good.all(1)
+    parts["strict"] = strict
+    reasons = [
+        None
+        if strict[b]
+        else _reason(scenes[b], int(found[b]), {k: v[b] for k, v in passed.items()}, holds[b], bool(clean[b]))
+        for b in range(len(scenes))
+    ]
+    return Verdicts({name: value.astype(np.float32) for name, value in parts.items()}, reasons)
 
 
-def _has_color(thing: Thing, item: FoundObject, tolerances: Tolerances) -> bool:
-    right = COLORS[item.color] == thing.color
-    return right and item.color_error <= tolerances.color_error and item.purity >= tolerances.purity
+def _reason(scene: SceneSpec, found: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:
+    asked = len(scene.things)
+    said = [] if found == asked else [f"{found} {'object' if found == 1 else 'objects'}, not {asked}"]
+    for name, good in passed.items():
+        right = int(good[:asked].sum())
+        if right < asked:
+            said.append(f"{name}: {right} of {asked}")
+    said += [f"not {relation}" for relation, good in zip(scene.relations, holds, strict=False) if not good]
+    return "; ".join([*said, *([] if clean else ["background not clean"])])
 
 
-def _has_shape(thing: Thing, item: FoundObject, tolerances: Tolerances) -> bool:
-    index = SHAPES.index(thing.shape)
-    own = item.overlaps[index]
-    others = max(value for i, value in enumerate(item.overlaps) if i != index)
-    sized = tolerances.min_area <= item.area <= tolerances.max_area and not item.touches_border
-    return sized and own >= tolerances.overlap and own - others >= tolerances.overlap_margin
+@dataclass(frozen=True)
+class _Asked:
+    """Scenes as arrays; A = `MOST_THINGS`, R = A - 1.
+
+    count (B,) int64; real (B, A) bool, False beyond the scene's things; color, shape (B, A) int64; sized (B, A) bool;
+    small (B, A) bool; axis (B, R, 2) float32, the direction of each relation, 0 where there is none.
+    """
+
+    count: NDArray[np.int64]
+    real: Bools
+    color: NDArray[np.int64]
+    shape: NDArray[np.int64]
+    sized: Bools
+    small: Bools
+    axis: Array
+
+    @staticmethod
+    def of(scenes: Sequence[SceneSpec]) -> _Asked:
+        shape = len(scenes), MOST_THINGS
+        color, form = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        sized, small = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+        axis = np.zeros((len(scenes), MOST_THINGS - 1, 2), dtype=np.float32)
+        for b, scene in enumerate(scenes):
+            for a, thing in enumerate(scene.things):
+                color[b, a], form[b, a] = _COLOR[thing.color], _SHAPE[thing.shape]
+                sized[b, a], small[b, a] = thing.size != "", thing.size == "small"
+            for r, relation in enumerate(scene.relations):
+                axis[b, r] = RELATIONS[relation]
+        count = np.array([len(scene.things) for scene in scenes], dtype=np.int64)
+        return _Asked(count, np.arange(MOST_THINGS) < count[:, None], color, form, sized, small, axis)
 
 
-def _lies(relation: str, first: FoundObject, second: FoundObject, separation: float) -> bool:
-    axis_x, axis_y = RELATIONS[relation]
-    dx, dy = first.x - second.x, first.y - second.y
-    along = dx * axis_x + dy * axis_y
-    across = abs(dy if axis_x else dx)
-    return along >= separation and along > across
+_ASKEW = 0.7  # along must exceed this share of across for a relation to hold
+_COLOR = {name: i for i, name in enumerate(COLORS)}
+_SHAPE = {name: i for i, name in enumerate(SHAPES)}
+
+
+@dataclass(frozen=True)
+class _Fits:
+    """Every asked thing beside every object seen; K = the most objects of a picture, 0 and False beyond its own.
+
+    there (B, K) bool; x, y (B, 1, K); color, shape, size (B, A, K) float32 in [0, 1]; right_...: whether it passes.
+    """
+
+    there: Bools
+    x: Array
+    y: Array
+    color: Array
+    shape: Array
+    size: Array
+    right_color: Bools
+    right_shape: Bools
+    right_size: Bools
+
+
+def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
+    batch = len(asked.count)
+    found = np.bincount(objects.picture, minlength=batch)
+    width = max(1, int(found.max(initial=0)))
+    first = np.cumsum(found) - found
+    there = np.arange(width) < found[:, None]
+    row = np.where(there, first[:, None] + np.arange(width), 0)  # (B, K)
+
+    def spread(values: Array) -> Array:  # (N, ...) to (B, K, ...), 0 where there is no object
+        padded = values[row] if len(values) else np.zeros((*row.shape, *values.shape[1:]), dtype=values.dtype)
+        return np.where(there.reshape(*there.shape, *[1] * (values.ndim - 1)), padded, 0)
+
+    def asked_of(values: Array, index: NDArray[np.int64]) -> Array:  # (N, C) to (B, A, K)
+        return np.take_along_axis(spread(values), index[:, None, :], axis=2).swapaxes(1, 2)
+
+    radius = spread(np.sqrt(objects.area / np.float32(math.pi)))[:, None, :]  # (B, 1, K)
+    whole = (spread(~objects.cut) > 0)[:, None, :] & there[:, None, :]
+    normal = (radius >= tolerances.min_radius) & (radius <= tolerances.max_radius) & whole
+    ordered = np.sort(objects.outline, axis=1)
+    other = np.where(objects.outline == ordered[:, :1], ordered[:, 1:2], ordered[:, :1])
+    likeness = np.maximum(1 - 2 * objects.outline / np.maximum(objects.outline + other, 1e-6), 0)
+    shape = asked_of(likeness, asked.shape) * whole
+    color = asked_of(objects.hue, asked.color)
+    middle = (tolerances.small + tolerances.large) / 2
+    excess = np.where(asked.small[:, :, None], middle - radius, radius - middle) / 0.05 + 0.5
+    limit = np.where(asked.small[:, :, None], tolerances.small - radius, radius - tolerances.large) >= 0
+    too_small, too_large = radius / tolerances.min_radius, tolerances.max_radius / np.maximum(radius, 1e-6)
+    bounded = np.clip(3 * np.minimum(too_small, too_large) - 2, 0, 1)
+    sized = asked.sized[:, :, None]
+    return _Fits(
+        there=there,
+        x=spread(objects.x)[:, None, :],
+        y=spread(objects.y)[:, None, :],
+        color=color,
+        shape=shape,
+        size=np.where(sized, np.clip(excess, 0, 1), 1) * bounded * there[:, None, :],
+        right_color=color >= tolerances.color_fit,
+        right_shape=(shape >= tolerances.shape_fit)
+        & (asked_of(objects.outline, asked.shape) <= tolerances.outline)
+        & (asked_of(objects.worst, asked.shape) <= tolerances.horn)
+        & whole,
+        right_size=normal & (limit | ~sized),
+    )
+
+
+def _assign(asked: _Asked, fits: _Fits) -> tuple[Bools, NDArray[np.int64]]:
+    """Which object stands for which asked thing, (B, A, K), and how many objects there are, (B,).
+
+    Colours go first, since relations go by them; the best assignment as a whole.
+    """
+    worth = 1.1 * fits.color + fits.shape + 0.5 * fits.color * fits.shape + 0.25 * fits.size
+    worth = worth.astype(np.float64)
+    found = fits.there.sum(1)
+    match = np.zeros(worth.shape, dtype=np.bool_)
+    for b, (things, objects) in enumerate(zip(asked.count, found, strict=True)):
+        rows, columns = linear_sum_assignment(worth[b, :things, :objects], maximize=True)
+        match[b, rows, columns] = True
+    return match, found
+
+
+def _relations(
+    asked: _Asked, place: Mapping[str, Array], color: Array, matched: Bools, tolerances: Tolerances
+) -> tuple[Array, Bools]:
+    """How clearly the relations hold, (B,), NaN without any; whether each does, (B, R), True where there is none."""
+    asks = np.abs(asked.axis).sum(-1) > 0  # (B, R)
+    dx = place["x"][:, :1] - place["x"][:, 1:]
+    dy = place["y"][:, :1] - place["y"][:, 1:]
+    along = dx * asked.axis[..., 0] + dy * asked.axis[..., 1]
+    across = np.abs(np.where(asked.axis[..., 0] != 0, dy, dx))
+    known = np.minimum(1, 2 * np.minimum(color[:, :1], color[:, 1:])) * (matched[:, :1] & matched[:, 1:])
+    margin = along - _ASKEW * across
+    fit = np.clip((margin + 0.15) / 0.3, 0, 1) * known * asks
+    holds = (along >= tolerances.separation) & (margin > 0) & (known > 0)
+    with np.errstate(invalid="ignore"):
+        return fit.sum(1) / np.where(asks.any(1), asks.sum(1), np.nan), holds | ~asks
 
 
 class ShapesScorer(WithoutWeights):
-    """Partial credit in [0, 1]: the mean of the parts that apply (relation only where the prompt has one).
+    """How well the picture shows what was asked for, in [0, 1]: the mean of the parts that apply, each graded.
 
     Args:
         **tolerances: fields of `Tolerances`.
@@ -221,8 +325,9 @@ class ShapesScorer(WithoutWeights):
 
     spec = ScorerSpec(
         name="shapes",
-        description="Partial credit for count, colours, shapes, their binding, relation and a clean background.",
+        description="Graded credit for count, colours, outlines, sizes, binding, relations and a clean background.",
         range=(0.0, 1.0),
+        version="2",
     )
     summary = "partial"
     __signature__ = inspect.signature(Tolerances)  # what a wrong option is compared with
@@ -237,21 +342,37 @@ class ShapesScorer(WithoutWeights):
             RewardError: the media are videos.
         """
         self.spec.require(batch)
+        scenes, errors = _read(batch.prompts)
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
-        rows = [self._score(picture, text) for picture, text in zip(pictures, batch.prompts, strict=True)]
+        verdicts = judge(scenes, perceive(pictures), self.tolerances)
+        rows = [
+            (math.nan, {}, error)
+            if error
+            else (
+                float(verdicts.parts[self.summary][b]),
+                {name: float(value[b]) for name, value in verdicts.parts.items()},
+                None,
+            )
+            for b, error in enumerate(errors)
+        ]
         return output_of_rows(rows, PARTS)
 
-    def _score(self, picture: NDArray[np.uint8], text: str) -> tuple[float, dict[str, float], str | None]:
+
+def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:
+    """The scenes of prompts, any scene for a prompt outside the grammar, and what is wrong with those."""
+    scenes, errors = [], []
+    for text in prompts:
         try:
-            scene = parse_prompt(text)
+            scenes.append(parse_prompt(text))
+            errors.append(None)
         except RewardError as error:
-            return math.nan, {}, str(error)
-        parts = judge(scene, perceive(picture), self.tolerances)
-        return parts[self.summary], parts, None
+            scenes.append(SceneSpec((Thing(COLORS[0], SHAPES[0]),)))
+            errors.append(str(error))
+    return scenes, errors
 
 
 class StrictShapesScorer(ShapesScorer):
-    """1 if everything the prompt asks for is right and nothing else is there, else 0.
+    """1 if everything the prompt asks for is right and nothing else is there, else 0, with the reason.
 
     Args:
         **tolerances: fields of `Tolerances`.
@@ -259,7 +380,8 @@ class StrictShapesScorer(ShapesScorer):
 
     spec = ScorerSpec(
         name="shapes_strict",
-        description="1 if count, colours, shapes, relation and background are all right, else 0.",
+        description="1 if count, colours, outlines, sizes, relations and background are all right, else 0.",
         range=(0.0, 1.0),
+        version="2",
     )
     summary = "strict"

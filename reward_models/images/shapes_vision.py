@@ -1,24 +1,27 @@
 """Finding flat shapes in small pictures: geometry, palette and perception of the embedded world.
 
 Perception measures and judges nothing: it returns what it found with its quality, and the scorers of
-`reward_models.images.shapes` apply tolerances. The analytic coverage of a shape lives here once; the renderer of
-`diffrl.data.shapes` draws with it and the checker matches templates with it.
+`reward_models.images.shapes` apply tolerances. A whole batch is measured at once, and every number of a picture is that
+picture's alone, whatever its batch. The analytic distance of a shape's outline lives here once: the renderer of
+`diffrl.data.shapes` draws with it and the checker compares outlines with it.
 
-Lengths are in pixels in this file unless a name says otherwise.
+Lengths are in pixels in this file unless a name says otherwise. Letters: B pictures, N objects, C colours, S shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 Array = NDArray[np.float32]
+Pictures = NDArray[np.uint8]
 
 PALETTE: Mapping[str, tuple[int, int, int]] = {
     "red": (214, 39, 40),
@@ -27,6 +30,7 @@ PALETTE: Mapping[str, tuple[int, int, int]] = {
     "yellow": (242, 205, 40),
     "purple": (150, 50, 170),
     "black": (24, 24, 24),
+    "orange": (245, 125, 20),
 }
 SHAPES = ("circle", "square", "triangle")
 BACKGROUND = (232, 232, 232)
@@ -34,52 +38,77 @@ BACKGROUND = (232, 232, 232)
 MIN_OBJECT_AREA = 0.012
 """Components smaller than this fraction of the picture are clutter, not objects."""
 
-_FOREGROUND = 60.0  # RGB distance (0-441) from the background above which a pixel is certainly foreground
+_FOREGROUND = 70.0  # RGB distance (0-441) from the background above which a pixel is certainly foreground
 _NOISE = 24.0  # below this a pixel is certainly background
-_SAME_COLOR = 60.0  # RGB distance within which a single pixel still has a palette colour
-_PALETTE = np.array(list(PALETTE.values()), dtype=np.float32)  # (6, 3)
-_EIGHT = np.ones((3, 3), dtype=bool)
+_SAME_HUE = math.cos(math.radians(14))  # of two neighbours' offsets from the background: the same object
 _TRIANGLE_SIDE = math.sqrt(4 / math.sqrt(3))  # of an equilateral triangle of unit area
+_REACH = 3 / 32  # of the picture's side: how far from an object the outline is looked for that it should have
+_CHUNK = 512 * 32 * 32  # pixels measured at once, which bounds memory
 
 
 @dataclass(frozen=True)
-class FoundObject:
-    """One connected object, measured.
+class Objects:
+    """The objects of B pictures, each measured; N in all, those of a picture together, its largest first.
 
     Args:
-        color: index of the nearest palette colour.
-        color_error: RGB distance (0-441) of the interior's median to that palette colour.
-        purity: share of interior pixels within an RGB distance of 60 of that palette colour, in [0, 1].
-        overlaps: intersection over union with the template of each of `SHAPES`, at the object's own centre and area.
-        x: centre, from the left, as a fraction of the picture's width.
-        y: centre, from the top, as a fraction of the picture's height.
-        area: as a fraction of the picture.
-        touches_border: True if the object is cut by the picture's edge.
+        picture: (N,) int64, the picture of each.
+        hue: (N, C) float32 in [0, 1], how well its interior fits each colour of the palette: 1 if every pixel is it, 0
+            if every pixel is as near or nearer to another one, see `color_fit`.
+        outline: (N, S) float32, mean distance between its outline and that of each of `SHAPES` at its own centre and
+            area, as a fraction of that shape's size (the square root of the area).
+        worst: (N, S) float32, the greatest of these distances in pixels of a picture of 32: what a horn or a bite is.
+        x: (N,) float32 centre, from the left, as a fraction of the picture's width.
+        y: (N,) float32 centre, from the top, as a fraction of its height.
+        area: (N,) float32, as a fraction of the picture.
+        cut: (N,) bool, whether the picture's edge cuts it.
     """
 
-    color: int
-    color_error: float
-    purity: float
-    overlaps: tuple[float, ...]
-    x: float
-    y: float
-    area: float
-    touches_border: bool
+    picture: NDArray[np.int64]
+    hue: Array
+    outline: Array
+    worst: Array
+    x: Array
+    y: Array
+    area: Array
+    cut: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Perception:
-    """A picture, measured.
+    """B pictures, measured.
 
     Args:
-        objects: what stands out, largest first.
-        background_error: RGB distance of the border's median colour to `BACKGROUND`.
-        clutter: foreground that belongs to no object, as a fraction of the picture.
+        objects: what stands out.
+        background_error: (B,) float32, RGB distance of the border's median colour to `BACKGROUND`.
+        clutter: (B,) float32, foreground that belongs to no object, as a fraction of the picture.
     """
 
-    objects: tuple[FoundObject, ...]
-    background_error: float
-    clutter: float
+    objects: Objects
+    background_error: Array
+    clutter: Array
+
+
+def signed_distance(shape: str, dx: Array, dy: Array, area: Array | float) -> Array:
+    """Distance to the outline of an upright shape, negative inside.
+
+    Args:
+        shape: one of `SHAPES`.
+        dx: from the shape's centroid to the right, broadcastable with `dy`.
+        dy: from the centroid downwards.
+        area: in square pixels; equal for all shapes of a size, so that size does not tell them apart.
+
+    Returns:
+        The broadcast shape of the arguments, float32.
+    """
+    side = np.sqrt(np.asarray(area, dtype=np.float32))
+    if shape == "circle":
+        return np.hypot(dx, dy) - side / math.sqrt(math.pi)
+    if shape == "square":
+        qx, qy = np.abs(dx) - side / 2, np.abs(dy) - side / 2
+        return np.hypot(np.maximum(qx, 0), np.maximum(qy, 0)) + np.minimum(np.maximum(qx, qy), 0)
+    inradius = _TRIANGLE_SIDE * side / (2 * math.sqrt(3))
+    flank = np.float32(math.cos(math.pi / 6)) * np.abs(dx) - np.float32(math.sin(math.pi / 6)) * dy
+    return np.maximum(dy, flank) - inradius
 
 
 def coverage(shape: str, x: float, y: float, area: float, height: int, width: int) -> Array:
@@ -89,91 +118,245 @@ def coverage(shape: str, x: float, y: float, area: float, height: int, width: in
         shape: one of `SHAPES`.
         x: centroid from the left.
         y: centroid from the top.
-        area: in square pixels; equal for all shapes, so that size does not tell them apart.
+        area: in square pixels.
         height: of the picture.
         width: of the picture.
 
     Returns:
         (height, width) float32 in [0, 1].
     """
-    dx = np.arange(width, dtype=np.float32) + 0.5 - x  # (W,)
-    dy = (np.arange(height, dtype=np.float32) + 0.5 - y)[:, None]  # (H, 1)
-    if shape == "circle":
-        distance = np.hypot(dx, dy) - math.sqrt(area / math.pi)
-    elif shape == "square":
-        half = math.sqrt(area) / 2
-        qx, qy = np.abs(dx) - half, np.abs(dy) - half
-        outside = np.hypot(np.maximum(qx, 0), np.maximum(qy, 0))
-        distance = outside + np.minimum(np.maximum(qx, qy), 0)
-    else:
-        inradius = _TRIANGLE_SIDE * math.sqrt(area) / (2 * math.sqrt(3))
-        flank = math.cos(math.pi / 6) * np.abs(dx) - math.sin(math.pi / 6) * dy
-        distance = np.maximum(dy, flank) - inradius
-    return np.clip(0.5 - distance, 0, 1).astype(np.float32)
+    dx = np.arange(width, dtype=np.float32) + np.float32(0.5 - x)  # (W,)
+    dy = (np.arange(height, dtype=np.float32) + np.float32(0.5 - y))[:, None]  # (H, 1)
+    return np.clip(0.5 - signed_distance(shape, dx, dy, area), 0, 1).astype(np.float32)
 
 
-def perceive(picture: NDArray[np.uint8]) -> Perception:
-    """Find the objects of one picture.
+def _dot(a: Array, b: Array) -> Array:
+    """Of vectors of three, over the last axis; three products are faster than a sum over so short an axis."""
+    product: Array = a[..., 0] * b[..., 0] + a[..., 1] * b[..., 1] + a[..., 2] * b[..., 2]
+    return product
 
-    Pictures of up to 64 KiB are remembered, so that two scorers of the same picture see it once.
+
+_LINEAR = np.where(
+    (_level := np.arange(256) / 255) <= 0.04045, _level / 12.92, ((_level + 0.055) / 1.055) ** 2.4
+).astype(np.float32)  # sRGB to linear light
+_TO_CONES = np.array(
+    [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+     [0.0883024619, 0.2817188376, 0.6299787005]], dtype=np.float32,
+)  # fmt: skip
+_TO_LAB = np.array(
+    [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
+     [0.0259040371, 0.7827717662, -0.8086757660]], dtype=np.float32,
+)  # fmt: skip
+
+
+def oklab(rgb: Pictures) -> Array:
+    """Perceptual colours of Ottosson's Oklab (2020), in which equal distances look about equally far.
 
     Args:
-        picture: (H, W, 3) uint8 RGB.
+        rgb: (..., 3) uint8 sRGB.
+
+    Returns:
+        (..., 3) float32: lightness in [0, 1], green-red, blue-yellow.
     """
-    height, width, _ = picture.shape
-    data = picture.tobytes()
-    return _remembered(data, height, width) if len(data) <= 65536 else _perceive(data, height, width)
+    linear = _LINEAR[rgb]
+    cones = np.cbrt(np.stack([_dot(linear, row) for row in _TO_CONES], -1))
+    return np.stack([_dot(cones, row) for row in _TO_LAB], -1)
 
 
-def _perceive(data: bytes, height: int, width: int) -> Perception:
-    picture = np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3).astype(np.float32)
-    border = np.concatenate([picture[0], picture[-1], picture[1:-1, 0], picture[1:-1, -1]])
-    background = np.median(border, axis=0)
-    offset = picture - background
-    distance = np.sqrt(np.einsum("hwc,hwc->hw", offset, offset))
-    labels, count = ndimage.label(distance > _FOREGROUND)
-    sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
-    unexplained = distance > _NOISE
-    found = []
-    for label in np.argsort(-sizes, kind="stable") + 1:
-        if sizes[label - 1] < MIN_OBJECT_AREA * height * width:
-            break
-        region = ndimage.binary_dilation(labels == label, _EIGHT) & ((labels == label) | (labels == 0))
-        found.append(_measure(picture, background, labels == label, region))
-        unexplained &= ~ndimage.binary_dilation(region, _EIGHT)
-    clutter = float(np.minimum(distance[unexplained] / 128.0, 1.0).sum()) / (height * width)
-    background_error = float(np.linalg.norm(background - np.array(BACKGROUND, dtype=np.float32)))
-    return Perception(tuple(found), background_error, clutter)
+_PALETTE_LAB = oklab(np.array(list(PALETTE.values()), dtype=np.uint8))  # (C, 3)
 
 
-_remembered = lru_cache(maxsize=1024)(_perceive)
+def color_fit(rgb: Pictures) -> Array:
+    """How well colours fit each name of the palette, against the others.
+
+    With d the perceptual distance to a name and e that to the nearest other name, the fit is 1 - 2 d / (d + e), at
+    least 0: 1 at the named colour, 1/2 where the other is three times as far, 0 from half-way on.
+
+    Args:
+        rgb: (P, 3) uint8.
+
+    Returns:
+        (P, C) float32 in [0, 1].
+    """
+    difference = oklab(rgb)[:, None] - _PALETTE_LAB
+    distance = np.sqrt(_dot(difference, difference))  # (P, C)
+    ordered = np.sort(distance, axis=1)
+    other = np.where(distance == ordered[:, :1], ordered[:, 1:2], ordered[:, :1])
+    return np.maximum(1 - 2 * distance / (distance + other), 0)
 
 
-def _measure(picture: Array, background: Array, core: NDArray[np.bool_], region: NDArray[np.bool_]) -> FoundObject:
-    """Measure the component `core`, (H, W); `region` is the same with its soft edge."""
-    height, width = core.shape
-    inner = ndimage.binary_erosion(core)
-    interior = picture[inner if inner.any() else core]  # (K, 3)
-    median = np.median(interior, axis=0)
-    errors = np.linalg.norm(_PALETTE - median, axis=1)
-    color = int(errors.argmin())
-    purity = float((np.linalg.norm(interior - _PALETTE[color], axis=1) < _SAME_COLOR).mean())
+def perceive(pictures: Pictures) -> Perception:
+    """Measure pictures; a batch is remembered, so that two scorers of the same pictures see them once.
 
-    span = median - background
-    soft = np.clip((picture - background) @ span / max(float(span @ span), 1.0), 0, 1) * region  # (H, W)
-    area = float(soft.sum())
-    x = float(soft.sum(0) @ (np.arange(width) + 0.5)) / area
-    y = float(soft.sum(1) @ (np.arange(height) + 0.5)) / area
-    sharp = np.clip(2 * soft - 0.5, 0, 1)  # undoes the blur of a decoder; exact edges barely change
-    overlaps = tuple(_overlap(sharp, coverage(shape, x, y, area, height, width)) for shape in SHAPES)
-    edge = bool(core[0].any() or core[-1].any() or core[:, 0].any() or core[:, -1].any())
-    return FoundObject(
-        color, float(errors[color]), purity, overlaps, x / width, y / height, area / (height * width), edge
+    Args:
+        pictures: (B, H, W, 3) uint8 RGB.
+    """
+    if pictures.size > _MOST_REMEMBERED:
+        return _perceive(pictures)
+    return _remembered(pictures.tobytes(), pictures.shape)
+
+
+_MOST_REMEMBERED = 8_000_000
+
+
+@lru_cache(maxsize=8)
+def _remembered(data: bytes, shape: tuple[int, ...]) -> Perception:
+    return _perceive(np.frombuffer(data, dtype=np.uint8).reshape(shape))
+
+
+def _perceive(pictures: Pictures) -> Perception:
+    step = max(1, _CHUNK // max(1, pictures.shape[1] * pictures.shape[2]))
+    parts = [_measure(pictures[i : i + step]) for i in range(0, len(pictures), step)]
+    return parts[0] if len(parts) == 1 else _joined(parts, step)
+
+
+def _joined(parts: Sequence[Perception], step: int) -> Perception:
+    """Perceptions of `step` pictures each, the last of fewer, as one."""
+    columns = {
+        f.name: np.concatenate([getattr(part.objects, f.name) for part in parts])
+        for f in fields(Objects)
+        if f.name != "picture"
+    }
+    picture = np.concatenate([part.objects.picture + i * step for i, part in enumerate(parts)])
+    return Perception(
+        Objects(picture=picture, **columns),
+        np.concatenate([part.background_error for part in parts]),
+        np.concatenate([part.clutter for part in parts]),
     )
 
 
-def _overlap(mask: Array, template: Array) -> float:
-    """Intersection over union of two soft masks, (H, W) in [0, 1] each."""
-    sharp = np.clip(2 * template - 0.5, 0, 1)
-    union = float(np.maximum(mask, sharp).sum())
-    return float(np.minimum(mask, sharp).sum()) / union if union > 0 else 0.0
+def _measure(pictures: Pictures) -> Perception:
+    count, height, width, _ = pictures.shape
+    rgb = pictures.astype(np.float32)
+    border = np.concatenate([rgb[:, 0], rgb[:, -1], rgb[:, 1:-1, 0], rgb[:, 1:-1, -1]], axis=1)
+    background = np.median(border, axis=1)  # (B, 3)
+    offset = rgb - background[:, None, None]
+    distance = np.sqrt(_dot(offset, offset))  # (B, H, W)
+    which = _find(offset, distance)
+    objects = _measure_objects(pictures, offset, which)
+    covered = _grown(_grown(which >= 0))
+    stray = np.where((distance > _NOISE) & ~covered, np.minimum(distance / 128, 1), 0)
+    error = background - np.array(BACKGROUND, dtype=np.float32)
+    return Perception(
+        objects, np.sqrt(_dot(error, error)), stray.reshape(count, -1).sum(-1) / np.float32(height * width)
+    )
+
+
+def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
+    """The object of each pixel, (B, H, W), -1 for none: neighbours of one hue belong together.
+
+    What counts is the direction of a colour from the background, not how far it is: the soft edge of an object lies on
+    the way to the background and so in the same direction, another object that touches it does not.
+    """
+    count, height, width = distance.shape
+    core = distance > _FOREGROUND
+    index = np.cumsum(core.ravel()).reshape(core.shape) - 1  # number of each core pixel
+    hue = offset / np.maximum(distance, 1)[..., None]
+    right = core[:, :, :-1] & core[:, :, 1:] & (_dot(hue[:, :, :-1], hue[:, :, 1:]) > _SAME_HUE)
+    down = core[:, :-1] & core[:, 1:] & (_dot(hue[:, :-1], hue[:, 1:]) > _SAME_HUE)
+    start = np.concatenate([index[:, :, :-1][right], index[:, :-1][down]])
+    end = np.concatenate([index[:, :, 1:][right], index[:, 1:][down]])
+    total = int(core.sum())
+    which = np.full(core.shape, -1, dtype=np.int32)
+    if not total:
+        return which
+    graph = coo_array((np.ones(len(start), dtype=np.int8), (start, end)), shape=(total, total))
+    _, labels = connected_components(graph, directed=False)
+    sizes = np.bincount(labels)
+    picture = np.nonzero(core)[0]
+    home = np.zeros(len(sizes), dtype=np.int64)
+    home[labels] = picture
+    large = np.nonzero(sizes >= MIN_OBJECT_AREA * height * width)[0]
+    order = large[np.lexsort((large, -sizes[large], home[large]))]
+    number = np.full(len(sizes), -1, dtype=np.int32)
+    number[order] = np.arange(len(order))
+    which[core] = number[labels]
+    return which
+
+
+def _measure_objects(pictures: Pictures, offset: Array, which: NDArray[np.int32]) -> Objects:
+    _, height, width = which.shape
+    total = int(which.max(initial=-1)) + 1
+    owner, rows, columns = np.nonzero(which >= 0)
+    number = which[owner, rows, columns]
+    picture = np.zeros(total, dtype=np.int64)
+    picture[number] = owner
+    cut = np.zeros(total, dtype=np.bool_)
+    cut[number[(rows == 0) | (rows == height - 1) | (columns == 0) | (columns == width - 1)]] = True
+
+    inner = _interior(which)[owner, rows, columns]
+    inner |= (np.bincount(number[inner], minlength=total) == 0)[number]  # too thin to have an inside
+    inside = number[inner]
+    weight = np.bincount(inside, minlength=total).astype(np.float32)
+
+    def mean(values: Array) -> Array:  # (P, K) of the inner pixels to (N, K)
+        sums = [np.bincount(inside, weights=column, minlength=total) for column in values.T]
+        return (np.stack(sums, -1) / weight[:, None]).astype(np.float32)
+
+    at = owner[inner], rows[inner], columns[inner]
+    hue, span = mean(color_fit(pictures[at])), mean(offset[at])
+
+    near, region = _surroundings(which, picture)
+    item, rows, columns = np.nonzero(near)  # pixels around each object, (P,), one object after the other
+    colors = offset[picture[item], rows, columns]  # (P, 3)
+    scale = span / np.maximum(_dot(span, span), 1)[:, None]
+    soft = np.clip(_dot(colors, scale[item]), 0, 1) * region[item, rows, columns]  # how much of a pixel is the object's
+
+    def summed(values: Array) -> Array:
+        return np.bincount(item, weights=values, minlength=total).astype(np.float32)
+
+    right, down = columns + np.float32(0.5), rows + np.float32(0.5)
+    area = np.maximum(summed(soft), 1e-6)
+    x, y = summed(soft * right) / area, summed(soft * down) / area
+    dx, dy = right - x[item], down - y[item]
+    sharp = np.clip(2 * soft - 0.5, 0, 1)  # undoes the blur of a decoder; exact edges barely change
+    starts = np.searchsorted(item, np.arange(total))
+    outline, worst = [], []
+    for shape in SHAPES:
+        distance = signed_distance(shape, dx, dy, area[item])
+        off = np.abs(sharp - np.clip(0.5 - 2 * distance, 0, 1))
+        outline.append(summed(off))
+        worst.append(np.maximum.reduceat(off * (np.abs(distance) + 0.5), starts) if total else summed(off))
+    return Objects(
+        picture,
+        hue,
+        np.stack(outline, -1) / area[:, None],
+        np.stack(worst, -1) * np.float32(32 / max(height, width)),
+        x / np.float32(width),
+        y / np.float32(height),
+        area / np.float32(height * width),
+        cut,
+    )
+
+
+def _surroundings(which: NDArray[np.int32], picture: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Where to look for each object, and of that what can be the object's: itself and its soft edge; (N, H, W) each."""
+    side = max(which.shape[1:])
+    around = which[picture]
+    own = around == np.arange(len(picture), dtype=np.int32)[:, None, None]
+    near = edge = _grown(own)
+    for _ in range(max(2, round(_REACH * side)) - 1):
+        near = _grown(near)
+    return near, edge & (own | (around < 0))
+
+
+def _interior(which: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Pixels whose four neighbours belong to the same object, (B, H, W)."""
+    inner = which >= 0
+    for axis in (1, 2):
+        same = np.diff(which, axis=axis) == 0
+        first, last = [(0, 0)] * 3, [(0, 0)] * 3
+        first[axis], last[axis] = (1, 0), (0, 1)
+        inner = inner & np.pad(same, first) & np.pad(same, last)
+    return inner
+
+
+def _grown(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A mask and its eight neighbours, over the last two axes."""
+    grown = mask.copy()
+    grown[:, 1:] |= mask[:, :-1]
+    grown[:, :-1] |= mask[:, 1:]
+    wide = grown.copy()
+    wide[:, :, 1:] |= grown[:, :, :-1]
+    wide[:, :, :-1] |= grown[:, :, 1:]
+    return wide
