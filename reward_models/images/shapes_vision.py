@@ -14,13 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
 Pictures = NDArray[np.uint8]
 
 PALETTE: Mapping[str, tuple[int, int, int]] = {
