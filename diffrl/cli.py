@@ -109,9 +109,7 @@ def generate(
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    prompts: Annotated[
-        str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
-    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
     per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,

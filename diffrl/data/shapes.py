@@ -1,10 +1,10 @@
-"""The embedded verifiable world: prompts in two disjoint splits, and pictures of them.
+"""The embedded verifiable world: prompts in three disjoint splits, and pictures of them.
 
 One to three flat shapes on light grey. The vocabulary and the grammar are those of the scorer,
 `reward_models.images.shapes`. Held out are *combinations*: an unordered pair of objects is held out in all four
 relations and both orders, so that "b right of a" never gives away "a left of b".
 
-    prompt = prompts("held_out")[0]
+    prompt = prompts("tune")[0]
     picture = render(scene_of(prompt), np.random.default_rng(0))
 """
 
@@ -14,12 +14,11 @@ import hashlib
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffrl.errors import DiffrlError
+from diffrl.data.worlds import Split, require_split
 from diffrl.records import Prompt
 from reward_models.images.shapes import (
     BACKGROUND,
@@ -34,8 +33,6 @@ from reward_models.images.shapes import (
     format_prompt,
     parse_prompt,
 )
-
-Split = Literal["train", "held_out"]
 
 HELD_OUT_PAIRS = 20
 RADIUS = (0.125, 0.155)
@@ -67,14 +64,13 @@ def prompts(split: Split) -> list[Prompt]:
     """All prompts of a split, in a fixed order; `metadata["kind"]` is "count" or "relation".
 
     Raises:
-        DiffrlError: there is no such split.
+        ConfigError: there is no such split.
     """
-    if split not in ("train", "held_out"):
-        raise DiffrlError(f"The shapes world has the splits 'train' and 'held_out'. Got {split!r}.")
+    require_split("shapes", split)
     return [
         Prompt(format_prompt(scene), {"kind": "count" if scene.relation is None else "relation"})
         for scene in _all_scenes()
-        if is_held_out(scene) == (split == "held_out")
+        if split_of(scene) == split
     ]
 
 
@@ -83,11 +79,13 @@ def scene_of(prompt: Prompt | str) -> SceneSpec:
     return parse_prompt(prompt if isinstance(prompt, str) else prompt.text)
 
 
-def is_held_out(scene: SceneSpec) -> bool:
-    """Whether the scene's combination belongs to the held-out split."""
-    if scene.relation is not None:
-        return frozenset(scene.things) in _HELD_OUT_PAIRS
-    return (len(scene.things), scene.things[0]) in _HELD_OUT_COUNTS
+def split_of(scene: SceneSpec) -> Split:
+    """The split that the scene's combination belongs to."""
+    key = frozenset(scene.things) if scene.relation is not None else (len(scene.things), scene.things[0])
+    held_out = _HELD_OUT_PAIRS if scene.relation is not None else _HELD_OUT_COUNTS
+    if key not in held_out:
+        return "train"
+    return "tune" if held_out.index(key) < len(held_out) // 2 else "report"
 
 
 def render(scene: SceneSpec, rng: np.random.Generator, size: int = 32) -> NDArray[np.uint8]:
@@ -142,17 +140,17 @@ def _all_scenes() -> list[SceneSpec]:
     return counts + pairs
 
 
-def _choose_held_out_pairs() -> frozenset[frozenset[Thing]]:
+def _choose_held_out_pairs() -> list[object]:
     """Pairs in the order of a hash of their names: arbitrary, and the same on every machine."""
     things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
     pairs = [sorted(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
     pairs.sort(key=lambda pair: hashlib.sha256(repr([(t.color, t.shape) for t in pair]).encode()).hexdigest())
-    return frozenset(frozenset(pair) for pair in pairs[:HELD_OUT_PAIRS])
+    return [frozenset(pair) for pair in pairs[:HELD_OUT_PAIRS]]
 
 
 _HELD_OUT_PAIRS = _choose_held_out_pairs()
 # One combination a colour; every shape and both plural numbers occur.
-_HELD_OUT_COUNTS = frozenset((2 + i % 2, Thing(color, SHAPES[i % 3])) for i, color in enumerate(COLORS))
+_HELD_OUT_COUNTS: list[object] = [(2 + i % 2, Thing(color, SHAPES[i % 3])) for i, color in enumerate(COLORS)]
 
 
 def _place(thing: Thing, rng: np.random.Generator) -> PlacedThing:
