@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffrl.export.request import EvaluateRequest
 from diffrl.score import DrawOptions, draw_pictures, folder_to_draw_into
 from reward_models.cli import ScoreCommand, add_commands, quiet_libraries, score_files
 from reward_models.options import Paths, ResultOptions, Reward, RewardOptions, SampleOptions, grouped
@@ -151,6 +152,21 @@ def generate(
     )
     for line in generate_pictures(request):
         typer.echo(line)
+
+
+@app.command()
+@grouped
+def evaluate(*, request: EvaluateRequest) -> None:
+    """Measure a run's weights, or a pipeline, on held-out prompts: a table of means with their intervals.
+
+    diffrl evaluate --run runs/first --base --guidance 1 --guidance 3 --prompts shapes:report
+
+    Rows about a run are written down in it, in evaluations.jsonl.
+    """
+    _quiet_libraries()
+    from diffrl.export.evaluate import show_evaluation
+
+    show_evaluation(request, _console())
 
 
 @app.command()
