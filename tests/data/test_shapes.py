@@ -7,7 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from diffrl.data.shapes import LEVELS, RADIUS, SPLITS, prompts, render, sample_scene, scene_of
+from diffrl.data.shapes import LEVELS, RADIUS, prompts, render, sample_scene, scene_of
+from diffrl.data.worlds import SPLITS
 from diffrl.errors import DiffrlError
 from reward_models.errors import RewardError
 from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, SceneSpec, Thing, format_prompt, parse_prompt
