@@ -73,8 +73,10 @@ class Tolerances:
         color_fit: least mean fit of an object's interior to its asked colour against the others
             (`shapes_vision.color_fit`): 0.5 = on average three times as near to it as to any other.
         shape_fit: least fit of its outline to the asked shape against the others: 1 - 2 d / (d + e), with d and e the
-            mean distances to the outlines of the asked shape and of the nearest other one.
-        outline: greatest such distance to the asked shape, as a fraction of the object's size.
+            mean distances to the outlines of the asked shape and of the nearest other one. Below a radius of
+            `fit_radius` less is asked, by the fourth power of the radius: there the shapes differ by less than a blur.
+        fit_radius: see `shape_fit`.
+        outline: greatest such distance to the asked shape, in pixels of a picture of 32.
         horn: greatest single deviation from it, in pixels of a picture of 32.
         small: greatest radius (of a circle of the same area) of what is asked for small.
         large: least radius of what is asked for large.
@@ -87,8 +89,9 @@ class Tolerances:
     """
 
     color_fit: float = 0.5
-    shape_fit: float = 0.4
-    outline: float = 0.095
+    shape_fit: float = 0.3
+    fit_radius: float = 0.125
+    outline: float = 0.225
     horn: float = 0.75
     small: float = 0.1225
     large: float = 0.1475
@@ -278,7 +281,7 @@ def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
         shape=shape,
         size=np.where(sized, np.clip(excess, 0, 1), 1) * bounded * there[:, None, :],
         right_color=color >= tolerances.color_fit,
-        right_shape=(shape >= tolerances.shape_fit)
+        right_shape=(shape >= tolerances.shape_fit * np.minimum(1, radius / tolerances.fit_radius) ** 4)
         & (asked_of(objects.outline, asked.shape) <= tolerances.outline)
         & (asked_of(objects.worst, asked.shape) <= tolerances.horn)
         & whole,
