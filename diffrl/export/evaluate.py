@@ -233,7 +233,8 @@ def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
         for i, (picture, prompt, address) in enumerate(zip(found.images, found.prompts, found.addresses, strict=True)):
             scores = {name: column[i] if column[i] == column[i] else None for name, column in values.items()}
             place = (address.group, address.root, address.seed)
-            write_sample(folder, index, picture, prompt, *place, fps, {"rewards": scores})
+            beside = {"rewards": scores, "notes": found.table.notes_of(i)}
+            write_sample(folder, index, picture, prompt, *place, fps, beside)
 
 
 def _write_down(row: Measured, run: Path) -> None:
