@@ -360,7 +360,8 @@ class ShapesScorer(WithoutWeights):
             )
             for b, error in enumerate(errors)
         ]
-        return output_of_rows(rows, PARTS)
+        notes = [None if error else reason for error, reason in zip(errors, verdicts.reasons, strict=True)]
+        return output_of_rows(rows, PARTS, notes)
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:

@@ -56,8 +56,8 @@ class Objects:
         picture: (N,) int64, the picture of each.
         hue: (N, C) float32 in [0, 1], how well its interior fits each colour of the palette: 1 if every pixel is it, 0
             if every pixel is as near or nearer to another one, see `color_fit`.
-        outline: (N, S) float32, mean distance in pixels of a picture of 32 between its outline and that of each of `SHAPES` at
-            its own centre and area: the area between the two, divided by the length of that shape's.
+        outline: (N, S) float32, mean distance between its outline and that of each of `SHAPES` at its own centre and
+            area, in pixels of a picture of 32: the area between the two, divided by the length of that shape's.
         worst: (N, S) float32, the greatest of these distances in pixels of a picture of 32: what a horn or a bite is.
         x: (N,) float32 centre, from the left, as a fraction of the picture's width.
         y: (N,) float32 centre, from the top, as a fraction of its height.

@@ -9,8 +9,8 @@ from scipy import ndimage
 
 from diffrl.data.shapes import PlacedThing, draw, prompts, render, scene_of
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.images.shapes import PALETTE, Thing, Tolerances, coverage, judge, parse_prompt
-from reward_models.images.shapes_vision import oklab, perceive
+from reward_models.images.shapes import PALETTE, Thing, coverage
+from reward_models.images.shapes_vision import oklab
 
 RED_CIRCLE = PlacedThing(Thing("red", "circle"), 0.3, 0.35, 0.14)
 BLUE_SQUARE = PlacedThing(Thing("blue", "square"), 0.7, 0.45, 0.14)
@@ -120,8 +120,8 @@ def test_each_mistake_costs_its_own_part_and_is_named(text, wrong, right, reason
     assert result["strict"] == 0
     assert {name: result[name] for name in wrong} == pytest.approx(wrong, abs=0.12)
     assert all(result[name] > 0.8 for name in right)
-    verdicts = judge([parse_prompt(text)], perceive(picture[None]), Tolerances())
-    assert verdicts.reasons == [reason]
+    output = load_reward("shapes_strict")(RewardBatch(media([picture]), [text]))
+    assert output.notes == [reason]
 
 
 def test_a_distractor_counts_against_the_picture():
