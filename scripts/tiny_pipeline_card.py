@@ -227,7 +227,8 @@ recipes train).
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}, other work beside.
+transformer and text encoders {steps} and {cooling_steps} steps of {batch}, {training_seconds} s in all, on {machine},
+other work beside.
 
 {versions}. `build.json` holds the same numbers.
 
