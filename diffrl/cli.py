@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffrl.export.request import EvaluateRequest
 from diffrl.score import DrawOptions, draw_pictures, folder_to_draw_into
 from reward_models.cli import ScoreCommand, add_commands, quiet_libraries, score_files
 from reward_models.options import Paths, ResultOptions, Reward, RewardOptions, SampleOptions, grouped
@@ -109,9 +110,7 @@ def generate(
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    prompts: Annotated[
-        str | None, typer.Option(help="shapes:held_out, a .txt or .jsonl file, or hub:<dataset>.")
-    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
     per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
@@ -153,6 +152,21 @@ def generate(
     )
     for line in generate_pictures(request):
         typer.echo(line)
+
+
+@app.command()
+@grouped
+def evaluate(*, request: EvaluateRequest) -> None:
+    """Measure a run's weights, or a pipeline, on held-out prompts: a table of means with their intervals.
+
+    diffrl evaluate --run runs/first --base --guidance 1 --guidance 3 --prompts shapes:report
+
+    Rows about a run are written down in it, in evaluations.jsonl.
+    """
+    _quiet_libraries()
+    from diffrl.export.evaluate import show_evaluation
+
+    show_evaluation(request, _console())
 
 
 @app.command()

@@ -34,7 +34,7 @@ def load(folder: Path) -> StableDiffusion3Pipeline:
 
 def held_out_sample(count: int) -> list[str]:
     """`count` held-out prompts in turn, so that each occurs about equally often."""
-    texts = [prompt.text for prompt in prompts("held_out")]
+    texts = [prompt.text for prompt in prompts("tune") + prompts("report")]
     return [texts[i % len(texts)] for i in range(count)]
 
 
@@ -164,7 +164,7 @@ pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scal
 `a|two|three COLOUR SHAPE[s]`, or `a COLOUR SHAPE RELATION a COLOUR SHAPE` with two different colours. Colours: red,
 green, blue, yellow, purple, black. Shapes: circle, square, triangle. Relations: left of, right of, above, below. Of the
 1,134 prompts {train_prompts} were trained on; the others are held out by combination
-(`diffrl.data.shapes.prompts("held_out")`).
+(`diffrl.data.shapes`: the splits `tune` and `report`).
 
 ## `max_sequence_length`
 

@@ -35,7 +35,7 @@ def load(folder: Path) -> WanPipeline:
 
 def held_out_sample(count: int) -> list[str]:
     """`count` held-out prompts in turn, so that each occurs about equally often."""
-    texts = [prompt.text for prompt in prompts("held_out")]
+    texts = [prompt.text for prompt in prompts("tune") + prompts("report")]
     return [texts[i % len(texts)] for i in range(count)]
 
 
@@ -177,7 +177,8 @@ export_to_gif(clip.frames[0], "circle.gif", fps=8)
 
 `a COLOUR SHAPE MOTION`. Colours: red, green, blue, yellow, purple, black. Shapes: circle, square, triangle. Motions:
 moving left, moving right, moving up, moving down, staying still. Of the 90 prompts {train_prompts} were trained on; the
-others are held out by combination (`diffrl.data.moving.prompts("held_out")`). The tokenizer knows these words only.
+others are held out by combination (`diffrl.data.moving`: the splits `tune` and `report`). The tokenizer knows these
+words only.
 
 ## Parts
 

@@ -110,7 +110,7 @@ def run_settings(random_sd3: Path, tmp_path: Path) -> dict[str, Any]:
             "eval_every": 2,
         },
         "model": {"family": "sd3", "path": str(random_sd3)},
-        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+        "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 2},
         "rollout": {
             "steps": 5,
             "dynamics": {"kind": "flow_sde", "noise_level": 0.7},

@@ -44,7 +44,7 @@ def runs(random_sd3, tmp_path_factory):
         settings = {
             "run": {"name": name, "dir": str(folder), "iterations": 2, "checkpoint_every": 1, "eval_every": None},
             "model": {"family": "sd3", "path": str(random_sd3), "lora": lora},
-            "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+            "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 2},
             "rollout": {"steps": 3, "dynamics": {"kind": "flow_sde"}, "tree": {"roots": 4}},
             "rewards": [{"name": "shapes"}],
             "train": {"learning_rate": 0.01},

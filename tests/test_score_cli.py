@@ -114,7 +114,7 @@ def test_an_index_of_another_version_is_refused(score, run_dir):
 
 def test_pictures_are_drawn_first_and_can_be_scored_again(score, random_sd3, tmp_path):
     images, out = tmp_path / "images", tmp_path / "s.jsonl"
-    command = ["--pipeline", random_sd3, "--images", images, "--prompts", "shapes:held_out", "--limit", 3]
+    command = ["--pipeline", random_sd3, "--images", images, "--prompts", "shapes:tune", "--limit", 3]
     command += ["--per-prompt", 2, "--steps", 2, "--seed", 5]
     code, text, _ = score(*command, "--reward", "shapes", "--reward", "diversity", "--out", out)
     assert code == 0 and "6 pictures in" in text

@@ -57,7 +57,7 @@ def test_words_are_single_tokens_and_the_encoders_know_the_special_ones(pipeline
         (pipeline.tokenizer, pipeline.text_encoder),
         (pipeline.tokenizer_2, pipeline.text_encoder_2),
     ):
-        for prompt in prompts("train")[::5] + prompts("held_out"):
+        for prompt in prompts("train")[::5] + prompts("tune") + prompts("report"):
             ids = tokenizer(prompt.text).input_ids
             assert len(ids) == len(prompt.text.split()) + 2 <= tokenizer.model_max_length
             assert (ids[0], ids[-1]) == (encoder.config.bos_token_id, encoder.config.eos_token_id)
@@ -68,7 +68,7 @@ def test_words_are_single_tokens_and_the_encoders_know_the_special_ones(pipeline
 @pytest.mark.long
 def test_reconstructions_pass_strictly(pipeline):
     rng = np.random.default_rng(0)
-    texts = [p.text for p in prompts("held_out") + prompts("train")[::20]]
+    texts = [p.text for p in prompts("tune") + prompts("report") + prompts("train")[::20]]
     truths = stack([render(scene_of(text), rng) for text in texts])
     with torch.no_grad():
         latents = pipeline.vae.encode(truths / 127.5 - 1).latent_dist.mean
@@ -86,7 +86,7 @@ def test_the_third_text_encoder_gives_zeros_for_any_prompt(pipeline):
 
 @pytest.mark.slow
 def test_the_stock_call_works_at_both_lengths(pipeline):
-    texts = [p.text for p in prompts("held_out")][:120]
+    texts = [p.text for p in prompts("tune") + prompts("report")][:120]
 
     def generate(count, **options):
         generator = torch.Generator().manual_seed(0)

@@ -63,7 +63,7 @@ def test_the_asset_is_small_and_a_stock_pipeline(pipeline):
 
 def test_words_are_single_tokens_and_the_encoder_knows_the_special_ones(pipeline):
     tokenizer, config = pipeline.tokenizer, pipeline.text_encoder.config
-    for prompt in prompts("train") + prompts("held_out"):
+    for prompt in prompts("train") + prompts("tune") + prompts("report"):
         ids = tokenizer(prompt.text).input_ids
         assert len(ids) == len(prompt.text.split()) + 1 == 6
         assert ids[-1] == config.eos_token_id and tokenizer.unk_token_id not in ids
@@ -74,7 +74,7 @@ def test_words_are_single_tokens_and_the_encoder_knows_the_special_ones(pipeline
 @pytest.mark.long
 def test_reconstructions_pass_strictly_and_latents_are_normalised(pipeline):
     rng = np.random.default_rng(0)
-    texts = [p.text for p in prompts("held_out") + prompts("train")[::2]]
+    texts = [p.text for p in prompts("tune") + prompts("report") + prompts("train")[::2]]
     truths = media(np.stack([render(scene_of(text), rng) for text in texts]))
     vae = pipeline.vae
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_reconstructions_pass_strictly_and_latents_are_normalised(pipeline):
 
 @pytest.mark.slow
 def test_the_stock_call_works_at_both_lengths(pipeline):
-    texts = [p.text for p in prompts("held_out")] * 4
+    texts = [p.text for p in prompts("tune") + prompts("report")] * 4
 
     def generate(count, **options):
         generator = torch.Generator().manual_seed(0)

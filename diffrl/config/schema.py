@@ -26,9 +26,9 @@ from diffrl.config.model import ModelSettings
 from diffrl.config.objective import GrpoSettings, Objective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
+from diffrl.data.worlds import SOURCES, SPLITS, WORLDS, split_hint
 from reward_models.messages import closest
 
-BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out", "moving:train", "moving:held_out")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -48,14 +48,19 @@ def _folder_path(path: str) -> str:
 
 
 def _prompt_source(source: str) -> str:
-    if source in BUILT_IN_PROMPTS or source.endswith((".txt", ".jsonl")):
+    if source in SOURCES or source.endswith((".txt", ".jsonl")):
         return source
     if source.startswith("hub:") and len(source) > len("hub:"):
         return source
-    close = closest(source, BUILT_IN_PROMPTS)
-    hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
+    world, _, split = source.partition(":")
+    close = closest(source, SOURCES)
+    if world in WORLDS and split == "held_out":
+        hint = split_hint(world, split)
+    else:
+        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
     raise rule(
-        f"must be {' or '.join(BUILT_IN_PROMPTS)}, a .txt or .jsonl file, or hub:<dataset>. Got {show(source)}. {hint}"
+        f"must be {', '.join(WORLDS)} with :{', :'.join(SPLITS)}, a .txt or .jsonl file, or hub:<dataset>. Got "
+        f"{show(source)}. {hint}"
     )
 
 
@@ -103,11 +108,36 @@ class RunSettings(Section):
 class PromptSettings(Section):
     """Prompts to train on and to evaluate on; train is shuffled anew each epoch, from run.seed."""
 
-    train: PromptSource = Field(description="shapes:train, a .txt (a prompt a line) or .jsonl file, or hub:<dataset>.")
-    eval: PromptSource = Field(description="Held-out prompts, in the same forms; shapes:held_out is built in.")
+    train: PromptSource = Field(
+        description="shapes:train, or of the worlds moving and words, a .txt (a prompt a line) or .jsonl file, or "
+        "hub:<dataset>."
+    )
+    eval: PromptSource | None = Field(
+        None,
+        description="Held-out prompts, in the same forms. null = the tune split of the embedded world that train "
+        "names; its report split is kept for final numbers (diffrl evaluate).",
+    )
     per_iteration: int = Field(
         ge=1, le=MOST_SAMPLES, description="Prompts of one iteration, over all processes; each is one group."
     )
+
+    @model_validator(mode="after")
+    def _something_is_held_out(self) -> Self:
+        world, _, split = self.train.partition(":")
+        if self.eval is None and (world not in WORLDS or split != "train"):
+            raise problems(
+                [
+                    "prompts.eval must be given unless prompts.train is the train split of an embedded world, whose "
+                    f"tune split is taken then. Got null, with train={show(self.train)}. Name prompts that are not "
+                    "trained on."
+                ]
+            )
+        return self
+
+    @property
+    def held_out(self) -> str:
+        """Source of the prompts that training evaluates on."""
+        return f"{self.train.partition(':')[0]}:tune" if self.eval is None else self.eval
 
 
 class EvalSettings(Section):

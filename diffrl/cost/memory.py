@@ -218,9 +218,9 @@ def _records(config: Config, g: Geometry, samples: int, edges: int, nodes: int, 
 def _prompts(config: Config, world_size: int) -> int:
     """Prompts whose encodings are on a process's device at once: an iteration's, and all that are held out."""
     held_out = config.eval.samples
-    if not config.prompts.eval.startswith("hub:"):
+    if not config.prompts.held_out.startswith("hub:"):
         with suppress(ConfigError):  # the run will say so
-            held_out = min(held_out, len(load_prompts(config.prompts.eval)))
+            held_out = min(held_out, len(load_prompts(config.prompts.held_out)))
     return config.prompts.per_iteration // world_size + held_out
 
 

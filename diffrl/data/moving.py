@@ -1,9 +1,10 @@
-"""The embedded world of moving shapes: prompts in two disjoint splits, and clips of them.
+"""The embedded world of moving shapes: prompts in three disjoint splits, and clips of them.
 
 One flat shape on light grey that moves straight and evenly, or stays. Grammar: `reward_models.videos.moving_shapes`.
-Held out are combinations of colour, shape and motion; every pair of these is trained on.
+Held out, half for `tune` and half for `report`, are combinations of colour, shape and motion; every pair of these is
+trained on, and every colour, shape and motion is in all splits.
 
-    prompt = prompts("held_out")[0]
+    prompt = prompts("tune")[0]
     clip = render(scene_of(prompt), np.random.default_rng(0))
 """
 
@@ -15,8 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from diffrl.data.shapes import PlacedThing, Split, draw
-from diffrl.errors import DiffrlError
+from diffrl.data.shapes import PlacedThing, draw
+from diffrl.data.worlds import Split, require_split
 from diffrl.records import Prompt
 from reward_models.images.shapes import COLORS, SHAPES, Thing
 from reward_models.videos.moving_shapes import MOTIONS, ClipSpec, format_prompt, parse_prompt
@@ -36,14 +37,13 @@ def prompts(split: Split) -> list[Prompt]:
     """All prompts of a split, in a fixed order; `metadata["kind"]` is "moving" or "still".
 
     Raises:
-        DiffrlError: there is no such split.
+        ConfigError: there is no such split.
     """
-    if split not in ("train", "held_out"):
-        raise DiffrlError(f"The moving shapes world has the splits 'train' and 'held_out'. Got {split!r}.")
+    require_split("moving", split)
     return [
         Prompt(format_prompt(clip), {"kind": "moving" if any(MOTIONS[clip.motion]) else "still"})
         for clip in _all_clips()
-        if is_held_out(clip) == (split == "held_out")
+        if split_of(clip) == split
     ]
 
 
@@ -52,10 +52,15 @@ def scene_of(prompt: Prompt | str) -> ClipSpec:
     return parse_prompt(prompt if isinstance(prompt, str) else prompt.text)
 
 
-def is_held_out(clip: ClipSpec) -> bool:
-    """Whether the clip belongs to the held-out split: one shape for each colour and motion, in a Latin square."""
-    color, motion = COLORS.index(clip.thing.color), list(MOTIONS).index(clip.motion)
-    return SHAPES[(color + motion) % len(SHAPES)] == clip.thing.shape
+def split_of(clip: ClipSpec) -> Split:
+    """The split that a clip belongs to.
+
+    Held out is one shape for each colour and motion, in a Latin square; its diagonals go to tune and report in turn.
+    """
+    diagonal = COLORS.index(clip.thing.color) + list(MOTIONS).index(clip.motion)
+    if SHAPES[diagonal % len(SHAPES)] != clip.thing.shape:
+        return "train"
+    return "report" if diagonal % 2 else "tune"
 
 
 def render(clip: ClipSpec, rng: np.random.Generator, size: int = 32, frames: int = FRAMES) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Where prompts come from: the embedded world, a text file, a JSON-lines file, or a dataset on the hub."""
+"""Where prompts come from: an embedded world, a text file, a JSON-lines file, or a dataset on the hub."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from diffrl.data.worlds import WORLDS, embedded_prompts, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.messages import cut, quote
@@ -29,16 +30,16 @@ def load_prompts(source: str) -> list[Prompt]:
     """Read prompts in their order.
 
     Args:
-        source: `shapes:train`, `shapes:held_out`, the same of `moving:` for clips, a path ending in .txt (one prompt a
-            line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or `hub:<dataset>[:<split>]`
-            (column "prompt" or "text").
+        source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`, a path ending in .txt
+            (one prompt a line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or
+            `hub:<dataset>[:<split>]` (column "prompt" or "text").
 
     Raises:
         ConfigError: no such source, an unreadable line, no prompt in it, or a prompt or list that is too long.
     """
-    world, _, split = source.partition(":")
-    if world in ("shapes", "moving"):
-        prompts = _embedded(world, split)
+    embedded = split_of(source)
+    if embedded is not None:
+        prompts = list(embedded_prompts(*embedded))
     elif source.startswith("hub:"):
         prompts = _from_hub(source.removeprefix("hub:"))
     else:
@@ -53,19 +54,11 @@ def load_prompts(source: str) -> list[Prompt]:
     return prompts
 
 
-def _embedded(world: str, split: str) -> list[Prompt]:
-    from diffrl.data import moving, shapes
-
-    if split not in ("train", "held_out"):
-        raise ConfigError(f"{world} has the splits train and held_out. Got {split!r}. Use {world}:train.")
-    return list((moving if world == "moving" else shapes).prompts(split))
-
-
 def _from_file(path: Path) -> list[Prompt]:
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(
-            "Prompts come from shapes:<split>, moving:<split>, hub:<dataset> or a .txt or .jsonl file. "
-            f"Got {str(path)!r}."
+            f"Prompts come from {', '.join(f'{world}:<split>' for world in WORLDS)}, hub:<dataset> or a .txt or .jsonl "
+            f"file. Got {str(path)!r}."
         )
     try:
         lines = read_text(path, MOST_BYTES, "utf-8-sig").split("\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,14 @@ LAUNCHERS = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
 """Variables by which `accelerate launch` asks for a way of splitting the model, and its name."""
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """What stands in for an `Accelerator` where nothing is trained and nobody else takes part."""
+
+    num_processes: int = 1
+    process_index: int = 0
 
 
 def make_accelerator(device: torch.device, trackers: list[str], project_dir: str) -> Any:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from diffrl.config import Config
-from diffrl.config.schema import BUILT_IN_PROMPTS
 from diffrl.data.prompts import load_prompts
+from diffrl.data.worlds import SOURCES
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
@@ -75,13 +75,14 @@ def model_card(model: AlignedModel, out: Path) -> str:
     config = model.config
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base, plain = config.model.path, config.model.dtype == "float32"
+    held_out = config.prompts.held_out
     use = (LORA_USE if config.model.lora else FULL_USE).format(
         pipeline_class=type(pipeline).__name__,
         result="image" if config.model.facts.fps is None else "video",
         field="images" if config.model.facts.fps is None else "frames",
         base=base,
         folder=str(out),
-        prompt=load_prompts(config.prompts.eval)[0].text if config.prompts.eval in BUILT_IN_PROMPTS else "a prompt",
+        prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale,
         imports="" if plain else "import torch\n",

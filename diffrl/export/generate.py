@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +10,17 @@ from torch import Tensor
 
 from diffrl.data.prompts import load_prompts, make_prompt
 from diffrl.errors import ConfigError
+from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
-from diffrl.models.loading import DTYPES, choose_device, infer_family, load_adapter
+from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import load_aligned, require_empty
-from reward_models.media import save_media, to_pil
 
 DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
@@ -61,12 +60,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     """
     prompts = _prompts(request)
     require_empty(request.out, "--out")
-    if (request.model is None) == (request.run is None):
-        raise ConfigError("diffrl generate takes --model PATH or --run RUN_DIR, and not both.")
-    if request.run is not None and (request.height or request.width or request.frames or request.dtype != "float32"):
-        raise ConfigError("--height, --width, --frames and --dtype go with --model: a run has its own. Remove them.")
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {request.dtype!r}.")
+    sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
+    require_run_or_model("generate", request.run, request.model, {**sizes, "--dtype": request.dtype != "float32"})
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
     lines: list[str] = []
@@ -78,11 +73,8 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         steps = steps or evaluation.steps
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
-        family = request.family or infer_family(str(request.model))
-        sizes = {"height": request.height, "width": request.width, "frames": request.frames}
-        if request.frames is not None and find_family(family).fps is None:
-            raise ConfigError(f"--frames needs a family that draws videos. Got one of {family}. Remove --frames.")
-        adapter = load_adapter(family, str(request.model), dtype=request.dtype, device=device, **sizes)
+        model = str(request.model)
+        adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes.values())
     encode = PromptEncodings(adapter)
     fps = find_family(family).fps
     guidance = 1.0 if guidance_scale is None else guidance_scale
@@ -94,7 +86,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     request.out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
     first: dict[int, list[Tensor]] = {}
-    with (request.out / "samples.jsonl").open("w", encoding="utf-8") as index:
+    with (request.out / SAMPLES).open("w", encoding="utf-8") as index:
         for start in range(0, len(jobs), request.batch):
             piece = jobs[start : start + request.batch]
             used = sorted({i for i, _ in piece})
@@ -107,14 +99,7 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
             )
             pictures = decode(adapter, latents, request.batch, [prompts[i].text for i, _ in piece])
             for (i, j), picture in zip(piece, pictures, strict=True):
-                name = f"{i:04d}-{j}.{'png' if picture.ndim == 3 else 'webp'}"
-                if picture.ndim == 3:
-                    to_pil(picture).save(request.out / name)
-                else:
-                    save_media(picture, request.out / name, fps or 16.0)
-                prompt = prompts[i]
-                row = {**prompt.metadata, "file": name, "prompt": prompt.text, "seed": request.seed, "number": j}
-                index.write(json.dumps(row) + "\n")
+                write_sample(request.out, index, picture, prompts[i], i, j, request.seed, fps)
                 if j < shown and i < GRID_PROMPTS:
                     first.setdefault(i, []).append(still(picture))
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]

@@ -19,7 +19,7 @@ from diffrl.training.session import open_adapter
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A run with its newest weights loaded; the EMA's, where the run has one."""
+    """A run's model and its newest whole checkpoint."""
 
     run_dir: Path
     config: Config
@@ -28,9 +28,26 @@ class AlignedModel:
     policy: Policy
     messages: tuple[str, ...]
 
+    def align(self) -> None:
+        """Put the checkpoint's weights into the model; the EMA's, where the run has one."""
+        tensors = self.checkpoint.tensors
+        self.policy.restore(tensors.get("ema", tensors["policy"]))
+
 
 def load_aligned(run: Path, device: torch.device) -> AlignedModel:
     """Load a run's model and put its newest whole checkpoint into it.
+
+    Raises:
+        ConfigError: there is no such run, or its model cannot be loaded.
+        CheckpointError: it has no checkpoint that can be used.
+    """
+    model = open_run_model(run, device)
+    model.align()
+    return model
+
+
+def open_run_model(run: Path, device: torch.device) -> AlignedModel:
+    """Load a run's model as it was before the first iteration, its newest whole checkpoint beside it.
 
     Raises:
         ConfigError: there is no such run, or its model cannot be loaded.
@@ -43,7 +60,6 @@ def load_aligned(run: Path, device: torch.device) -> AlignedModel:
         raise CheckpointError(f"The run {run_dir} has no checkpoint yet. Let it reach run.checkpoint_every iterations.")
     adapter = open_adapter(config, device)
     policy = Policy(adapter, config.model.adapters, config.run.seed)
-    policy.restore(checkpoint.tensors.get("ema", checkpoint.tensors["policy"]))
     return AlignedModel(run_dir, config, checkpoint, adapter, policy, tuple(messages))
 
 

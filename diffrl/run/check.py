@@ -76,7 +76,7 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
         held_out = make_scorers(config.eval.rewards, "eval.rewards")
         require_media(config.model.facts, [*scorers, *held_out])
         require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
-        shown = load_prompts(config.prompts.eval)[: config.eval.samples]
+        shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
         require_metadata(held_out, shown, "prompts.eval")
         require_pairs(held_out, config.eval.samples, len(shown))
         return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
@@ -91,7 +91,7 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
         return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
 
     attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
-    attempt("", lambda: f"{len(load_prompts(config.prompts.eval)):,} held out")
+    attempt("", lambda: f"{len(load_prompts(config.prompts.held_out)):,} held out")
     attempt("rewards", rewards)
     attempt("model", model)
     attempt("lora", lora)

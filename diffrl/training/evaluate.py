@@ -70,6 +70,7 @@ def evaluate(
     scorers: Sequence[WeightedScorer],
     settings: EvalSettings,
     decode_batch: int,
+    stream: str = "eval",
 ) -> Evaluation:
     """Sample i takes prompt i modulo their number; `shared_out` says which rank draws it.
 
@@ -81,11 +82,12 @@ def evaluate(
         scorers: what is measured.
         settings: the eval section.
         decode_batch: samples a decoder call.
+        stream: of the noise, see `data.worlds.noise_stream`.
     """
     world, rank = accelerator.num_processes, accelerator.process_index
     own = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
     rows = torch.tensor([i % len(prompts) for i in own], dtype=torch.int64)
-    addresses = [Address("eval", settings.seed, 0, i % len(prompts), i // len(prompts), ()) for i in own]
+    addresses = [Address(stream, settings.seed, 0, i % len(prompts), i // len(prompts), ()) for i in own]
     sampler = Sampler(
         adapter.sigmas(settings.steps),
         solver=settings.solver,

@@ -16,6 +16,7 @@ import torch
 from diffrl.cost.meter import PhaseClock
 from diffrl.cost.process_memory import peak_bytes
 from diffrl.data.sampler import prompt_batch
+from diffrl.data.worlds import noise_stream
 from diffrl.distributed.ranks import sum_ranks
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
@@ -209,9 +210,15 @@ class Trainer:
         s, c = self.session, self.config
         averaged = self.ema.applied() if self.ema else nullcontext()
         with self.clock("evaluation"), s.meter.purpose("evaluation"), averaged:
-            conditioning, decode_batch = self.eval_conditioning, c.rollout.decode_batch
             found = evaluate(
-                self.accelerator, s.adapter, conditioning, s.eval_prompts, s.eval_scorers, c.eval, decode_batch
+                self.accelerator,
+                s.adapter,
+                self.eval_conditioning,
+                s.eval_prompts,
+                s.eval_scorers,
+                c.eval,
+                c.rollout.decode_batch,
+                noise_stream(c.prompts.held_out),
             )
         s.meter.decodes += len(found.images)
         s.meter.reward_calls += len(found.images) * len(s.eval_scorers)

@@ -97,7 +97,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
         ConfigError: anything in the configuration that cannot be had on this machine.
     """
     prompts = load_prompts(config.prompts.train)
-    eval_prompts = load_prompts(config.prompts.eval)[: config.eval.samples]  # taken in turn, so no others are used
+    eval_prompts = load_prompts(config.prompts.held_out)[: config.eval.samples]  # taken in turn, so no others are used
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}

@@ -17,7 +17,7 @@ def data_of(**changes):
     data = {
         "run": {"iterations": 7},
         "model": {"family": "sd3", "path": "somewhere"},
-        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 5},
+        "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 5},
         "rollout": {
             "steps": 7,
             "dynamics": {"kind": "flow_sde"},

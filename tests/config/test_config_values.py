@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
 EXAMPLE = """\
 run:      {name: quickstart, dir: runs, seed: 0, iterations: 100, checkpoint_every: 20, eval_every: 20}
 model:    {family: sd3, path: assets/tiny-sd3, dtype: float32, lora: null}      # lora: {rank: 32, alpha: 64, targets: [...]}
-prompts:  {train: shapes:train, eval: shapes:held_out, per_iteration: 8}        # or a .txt / .jsonl path, or hub:<dataset>
+prompts:  {train: shapes:train, eval: shapes:tune, per_iteration: 8}        # or a .txt / .jsonl path, or hub:<dataset>
 rollout:
   steps: 8
   guidance_scale: 1.0
@@ -82,6 +83,20 @@ def test_the_shortest_configuration_loads(tmp_path):
     config = load_config(write(tmp_path / "short.yaml", data))
     assert config.rollout.stochastic.kind == "all" and config.track.wandb is None
     assert_given(config.model_dump(), data)
+
+
+@pytest.mark.parametrize(
+    ("train", "named", "used"),
+    [
+        ("moving:train", None, "moving:tune"),
+        ("words:train", None, "words:tune"),
+        ("shapes:train", "shapes:report", "shapes:report"),
+    ],
+)
+def test_what_is_held_out_is_tune_unless_something_else_is_named(tmp_path, train, named, used):
+    data = yaml.safe_load(EXAMPLE) | {"prompts": {"train": train, "eval": named, "per_iteration": 8}}
+    config = load_config(write(tmp_path / "held_out.yaml", data))
+    assert config.prompts.held_out == used and config.prompts.eval == named
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
@@ -193,7 +208,7 @@ def configurations(draw):
         "model": {"family": "sd3", "path": draw(NAME)}
         | draw(some_of(lora=st.none() | lora, height=st.none() | COUNT, max_sequence_length=st.none() | COUNT,
                        dtype=st.sampled_from(["float32", "bfloat16"]))),
-        "prompts": {"train": draw(NAME) + ".txt", "eval": "shapes:held_out", "per_iteration": draw(COUNT)},
+        "prompts": {"train": draw(NAME) + ".txt", "eval": "shapes:tune", "per_iteration": draw(COUNT)},
         "rollout": {"steps": steps, "dynamics": draw(dynamics), "tree": {"roots": draw(st.integers(2, 99))}}
         | draw(some_of(stochastic=st.sampled_from([window, {"kind": "all"}]), guidance_scale=st.floats(1, 20))),
         "rewards": rewards,

@@ -21,7 +21,7 @@ def config_of(path="nowhere", **changes):
     data = {
         "run": {"iterations": 7, "eval_every": 3},
         "model": {"family": "sd3", "path": str(path)},
-        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 6},
+        "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 6},
         "rollout": {
             "steps": 7,
             "guidance_scale": 4.5,

@@ -5,10 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from diffrl.config.schema import BUILT_IN_PROMPTS
 from diffrl.data.moving import FRAMES, RADIUS, TRAVEL, prompts, render, sample_path, scene_of
-from diffrl.data.prompts import load_prompts
-from diffrl.errors import ConfigError, DiffrlError
+from diffrl.data.worlds import SPLITS
+from diffrl.errors import ConfigError
 from reward_models.errors import RewardError
 from reward_models.images.shapes import BACKGROUND, COLORS, PALETTE, SHAPES
 from reward_models.videos.moving_shapes import MOTIONS, format_prompt, parse_prompt
@@ -17,16 +16,15 @@ STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still
 
 
 def test_the_splits_are_disjoint_cover_everything_and_keep_their_order():
-    train, held_out = ([p.text for p in prompts(split)] for split in ("train", "held_out"))
-    assert len(set(train)) == len(train) == 60
-    assert len(set(held_out)) == len(held_out) == 30
+    texts = {split: [p.text for p in prompts(split)] for split in SPLITS}
+    assert {split: len(set(found)) for split, found in texts.items()} == {"train": 60, "tune": 15, "report": 15}
     everything = {f"a {c} {s} {m}" for c in COLORS for s in SHAPES for m in MOTIONS}
-    assert set(train) | set(held_out) == everything and len(everything) == 90
-    assert [p.text for p in prompts("held_out")] == held_out
+    assert sorted(text for found in texts.values() for text in found) == sorted(everything)
+    assert {split: [p.text for p in prompts(split)] for split in SPLITS} == texts
 
 
 @pytest.mark.parametrize("words", list(combinations(range(3), 2)))
-def test_every_pair_of_attributes_is_trained_and_every_motion_is_held_out(words):
+def test_every_pair_of_attributes_is_trained_and_every_single_one_is_in_all_splits(words):
     def attributes(split):
         clips = [scene_of(p) for p in prompts(split)]
         return [(c.thing.color, c.thing.shape, c.motion) for c in clips]
@@ -35,21 +33,21 @@ def test_every_pair_of_attributes_is_trained_and_every_motion_is_held_out(words)
     pairs = {tuple(clip[i] for i in words) for clip in attributes("train")}
     assert len(pairs) == sizes[words[0]] * sizes[words[1]]
     for i, size in enumerate(sizes):
-        assert len({clip[i] for clip in attributes("held_out")}) == size
+        assert all(len({clip[i] for clip in attributes(split)}) == size for split in ("tune", "report"))
 
 
 def test_the_kind_says_whether_anything_moves():
-    kinds = {p.text.endswith("staying still"): p.metadata["kind"] for p in prompts("train") + prompts("held_out")}
+    kinds = {p.text.endswith("staying still"): p.metadata["kind"] for split in SPLITS for p in prompts(split)}
     assert kinds == {True: "still", False: "moving"}
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(DiffrlError, match="held_out"):
+    with pytest.raises(ConfigError, match="moving has the splits train, tune and report. Got 'test'"):
         prompts("test")
 
 
 def test_every_prompt_parses_and_formats_back():
-    for prompt in prompts("train") + prompts("held_out"):
+    for prompt in (p for split in SPLITS for p in prompts(split)):
         assert format_prompt(parse_prompt(prompt.text)) == prompt.text
     assert parse_prompt("  A red CIRCLE moving  left. ") == parse_prompt("a red circle moving left")
 
@@ -73,7 +71,7 @@ def test_the_same_seed_draws_the_same_clip():
     assert render(clip, np.random.default_rng(5), size=47, frames=5).shape == (5, 47, 47, 3)
 
 
-@pytest.mark.parametrize("text", [p.text for p in prompts("held_out")])
+@pytest.mark.parametrize("text", [p.text for p in prompts("tune") + prompts("report")])
 def test_renders_show_the_motion(text):
     """Independent of the checker: the mean position of the inked pixels, by plain arithmetic, at a large size."""
     size, rng = 96, np.random.default_rng(len(text))
@@ -105,11 +103,3 @@ def test_paths_differ_in_place_speed_and_size():
     assert starts.std(0).min() > 0.03
     assert travels.min() < TRAVEL[0] + 0.01 and travels.max() > TRAVEL[1] - 0.01
     assert radii.min() < RADIUS[0] + 0.002 and radii.max() > RADIUS[1] - 0.002
-
-
-def test_the_world_is_a_prompt_source():
-    for split in ("train", "held_out"):
-        assert load_prompts(f"moving:{split}") == prompts(split)
-        assert f"moving:{split}" in BUILT_IN_PROMPTS
-    with pytest.raises(ConfigError, match="moving has the splits train and held_out. Got 'test'"):
-        load_prompts("moving:test")

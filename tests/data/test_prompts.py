@@ -26,9 +26,11 @@ def test_json_lines_bring_metadata(tmp_path):
 
 
 def test_the_embedded_world_is_there():
-    train, held_out = load_prompts("shapes:train"), load_prompts("shapes:held_out")
-    assert train and held_out and not {p.text for p in train} & {p.text for p in held_out}
-    with pytest.raises(ConfigError, match="splits train and held_out. Got 'test'"):
+    train, tune = load_prompts("shapes:train"), load_prompts("shapes:tune")
+    assert train and tune and not {p.text for p in train} & {p.text for p in tune}
+    with pytest.raises(ConfigError, match="held_out is now two splits: shapes:tune, to choose settings by"):
+        load_prompts("shapes:held_out")
+    with pytest.raises(ConfigError, match="splits train, tune and report. Got 'test'"):
         load_prompts("shapes:test")
 
 

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from diffrl.data.shapes import prompts, render, sample_scene, scene_of
-from diffrl.errors import DiffrlError
+from diffrl.data.worlds import SPLITS
+from diffrl.errors import ConfigError
 from reward_models.errors import RewardError
 from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, format_prompt, parse_prompt
 
 
 def test_the_splits_are_disjoint_cover_everything_and_keep_their_order():
-    train, held_out = ([p.text for p in prompts(split)] for split in ("train", "held_out"))
-    assert not set(train) & set(held_out)
-    assert len(set(train)) == len(train) == 1134 - 166
-    assert len(set(held_out)) == len(held_out) == 166
-    assert [p.text for p in prompts("held_out")] == held_out
+    texts = {split: [p.text for p in prompts(split)] for split in SPLITS}
+    assert {split: len(set(found)) for split, found in texts.items()} == {"train": 968, "tune": 83, "report": 83}
+    assert len({text for found in texts.values() for text in found}) == 1134
+    assert {split: [p.text for p in prompts(split)] for split in SPLITS} == texts
 
 
 def test_held_out_pairs_are_held_out_in_every_relation_and_order():
@@ -25,29 +25,31 @@ def test_held_out_pairs_are_held_out_in_every_relation_and_order():
         return {frozenset(s.things) for s in scenes if s.relation}, [s for s in scenes if s.relation]
 
     train_pairs, _ = pairs("train")
-    held_pairs, held_scenes = pairs("held_out")
-    assert not train_pairs & held_pairs
-    assert len(held_scenes) == 8 * len(held_pairs) == 160
-    assert {s.relation for s in held_scenes} == set(RELATIONS)
+    tune_pairs, _ = pairs("tune")
+    for split, others in (("tune", train_pairs), ("report", train_pairs | tune_pairs)):
+        held_pairs, held_scenes = pairs(split)
+        assert not others & held_pairs
+        assert len(held_scenes) == 8 * len(held_pairs) == 80
+        assert {s.relation for s in held_scenes} == set(RELATIONS)
 
 
 def test_held_out_counts_are_not_trained_and_every_word_is():
     combination = lambda p: (len(scene_of(p).things), scene_of(p).things[0])  # noqa: E731
     train = {combination(p) for p in prompts("train") if p.metadata["kind"] == "count"}
-    held_out = {combination(p) for p in prompts("held_out") if p.metadata["kind"] == "count"}
+    held_out = {combination(p) for p in prompts("tune") + prompts("report") if p.metadata["kind"] == "count"}
     assert len(held_out) == 6
     assert not train & held_out
     words = {word for p in prompts("train") for word in p.text.split()}
-    assert {word for p in prompts("held_out") for word in p.text.split()} <= words
+    assert {word for p in prompts("tune") + prompts("report") for word in p.text.split()} <= words
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(DiffrlError, match="held_out"):
+    with pytest.raises(ConfigError, match="shapes has the splits train, tune and report. Got 'test'"):
         prompts("test")
 
 
 def test_every_prompt_parses_and_formats_back():
-    for prompt in prompts("train") + prompts("held_out"):
+    for prompt in (p for split in SPLITS for p in prompts(split)):
         assert format_prompt(parse_prompt(prompt.text)) == prompt.text
     assert parse_prompt("  A red CIRCLE left  of a blue square. ") == parse_prompt("a red circle left of a blue square")
 

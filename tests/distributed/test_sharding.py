@@ -40,7 +40,7 @@ def full_run(pipeline, directory):
     data = settings(
         pipeline,
         directory,
-        prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+        prompts={"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 2},
         objective={"kl": 0.3},
         train={
             "learning_rate": 3e-3,

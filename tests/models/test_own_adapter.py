@@ -93,7 +93,7 @@ def test_it_trains_explores_draws_and_is_exported(module, aura, tmp_path):
     settings = {
         "run": {"name": "run", "dir": str(tmp_path), "iterations": 1, "eval_every": None},
         "model": {"family": NAME, "path": str(aura), "device": "cpu", "max_sequence_length": 13, "lora": {"rank": 3}},
-        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 1},
+        "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 1},
         "rollout": {
             "steps": 4,
             "guidance_scale": 3.0,

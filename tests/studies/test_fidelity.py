@@ -129,7 +129,7 @@ def test_prompts_are_those_that_training_takes_first(random_sd3, tmp_path):
     from diffrl.data.sampler import prompt_batch
 
     data = settings(random_sd3, tmp_path)
-    for held_out, source in ((False, "shapes:train"), (True, "shapes:held_out")):
+    for held_out, source in ((False, "shapes:train"), (True, "shapes:tune")):
         found = measure(data, tmp_path / source, held_out=held_out, precisions=("training",), steps=(4,))
         batch = prompt_batch(load_prompts(source), 3, 3, 0)
         assert found.settings["prompts"] == [p.text for p in batch.prompts] and found.settings["source"] == source

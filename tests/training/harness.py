@@ -42,7 +42,7 @@ def settings(pipeline, directory, **changes):
     data = {
         "run": {"name": "run", "dir": str(directory), "seed": 3, "iterations": 2, "checkpoint_every": 2},
         "model": {"family": "sd3", "path": str(pipeline), "device": "cpu"},
-        "prompts": {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 2},
+        "prompts": {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 2},
         "rollout": {
             "steps": 5,
             "dynamics": {"kind": "flow_sde", "noise_level": 0.7},

@@ -298,7 +298,7 @@ def test_training_raises_a_reward_that_can_be_learnt(random_sd3, tmp_path, lora)
         random_sd3,
         tmp_path,
         model={"family": "sd3", "path": str(random_sd3), "lora": lora},
-        prompts={"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 4},
+        prompts={"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 4},
         train={"learning_rate": 1e-3 if lora is None else 1e-2, "updates_per_iteration": 1},
     )
     data["run"] |= {"iterations": 10, "checkpoint_every": 10, "eval_every": None}

@@ -43,7 +43,7 @@ def recipe(preset, family, pipeline, directory):
     rollout, tree, rewards = data["rollout"], data["rollout"]["tree"], SUMS[FAMILIES[family].media]
     data["run"] |= {"name": "run", "dir": str(directory), "seed": 3, "iterations": 1, "eval_every": None}
     data["model"] = {"family": family, "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6}}
-    data["prompts"] |= {"train": "shapes:train", "eval": "shapes:held_out", "per_iteration": 1}
+    data["prompts"] |= {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 1}
     rollout |= {"steps": 6, "guidance_scale": GUIDANCE[family], "micro_batch": 16, "decode_batch": 16}
     if "splits" in tree:
         tree["splits"] = {4: [0, 1, 2, 3], 2: [0, 2]}[len(tree["splits"])]

@@ -160,7 +160,7 @@ def measure_fidelity(
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
     """
     seed = config.run.seed if request.seed is None else request.seed
-    source = config.prompts.eval if request.held_out else config.prompts.train
+    source = config.prompts.held_out if request.held_out else config.prompts.train
     prompts, device = load_prompts(source), choose_device(config.model.device)
     wanted, steps = wanted_pools(config, request), request.steps or default_steps(config)
     steps = tuple(dict.fromkeys(steps))

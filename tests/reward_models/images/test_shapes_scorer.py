@@ -36,7 +36,7 @@ def ink(*layers, size=32):
 @pytest.fixture(scope="module")
 def truth():
     rng = np.random.default_rng(3)
-    everything = prompts("train") + prompts("held_out")
+    everything = prompts("train") + (prompts("tune") + prompts("report"))
     texts = [everything[i].text for i in rng.integers(0, len(everything), 700)]
     return [render(scene_of(text), rng) for text in texts], texts
 
@@ -69,7 +69,7 @@ def test_a_decoder_like_blur_still_passes(truth):
 
 def test_larger_pictures_are_scored_alike():
     rng = np.random.default_rng(1)
-    texts = [p.text for p in prompts("held_out")[::5]]
+    texts = [p.text for p in (prompts("tune") + prompts("report"))[::5]]
     pictures = [render(scene_of(text), rng, size=96) for text in texts]
     assert load_reward("shapes_strict")(RewardBatch(media(pictures), texts)).raw.mean() >= 0.98
 

@@ -39,7 +39,7 @@ def parts(clip, text=TEXT):
 @pytest.fixture(scope="module")
 def truth():
     rng = np.random.default_rng(3)
-    texts = [p.text for p in prompts("train") + prompts("held_out")] * 2
+    texts = [p.text for p in prompts("train") + prompts("tune") + prompts("report")] * 2
     return [render(scene_of(text), rng) for text in texts], texts
 
 

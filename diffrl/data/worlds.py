@@ -1,0 +1,82 @@
+"""The embedded worlds and their splits: one table, for prompts and for the configuration.
+
+Splits have no combination in common. Training takes `train`; what a setting is chosen by is measured on `tune`, which
+evaluations during training use; `report` is left for final numbers and is only ever asked for by name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from diffrl.errors import ConfigError
+
+if TYPE_CHECKING:  # the configuration reads this table, and needs no records
+    from diffrl.records import Prompt
+
+Split = Literal["train", "tune", "report"]
+SPLITS: tuple[Split, ...] = ("train", "tune", "report")
+
+WORLDS = {"shapes": "diffrl.data.shapes", "moving": "diffrl.data.moving", "words": "diffrl.data.words"}
+"""Module of each world, imported when it is asked for; it has `prompts(split)`, in a fixed order."""
+
+SOURCES = tuple(f"{world}:{split}" for world in WORLDS for split in SPLITS)
+"""Every prompt source that is built in."""
+
+
+def split_of(source: str) -> tuple[str, str] | None:
+    """World and split that a prompt source names; None if it names no embedded world.
+
+    Raises:
+        ConfigError: the world has no such split.
+    """
+    world, _, split = source.partition(":")
+    if world not in WORLDS:
+        return None
+    require_split(world, split)
+    return world, split
+
+
+def require_split(world: str, split: str) -> None:
+    """Refuse a split that no world has.
+
+    Raises:
+        ConfigError: it is not one of `SPLITS`.
+    """
+    if split not in SPLITS:
+        raise ConfigError(
+            f"{world} has the splits train, tune and report. Got {split[:50]!r}. {split_hint(world, split)}"
+        )
+
+
+def split_hint(world: str, split: str) -> str:
+    """What to write in place of a split that does not exist."""
+    if split == "held_out":
+        return (
+            f"held_out is now two splits: {world}:tune, to choose settings by, and {world}:report, for final numbers. "
+            f"Use {world}:tune."
+        )
+    return f"Use {world}:train to train on, {world}:tune to evaluate on."
+
+
+def embedded_prompts(world: str, split: str) -> list[Prompt]:
+    """All prompts of a world's split, in their fixed order.
+
+    Raises:
+        ConfigError: the world has no such split.
+    """
+    require_split(world, split)
+    return list(import_module(WORLDS[world]).prompts(split))
+
+
+def noise_stream(source: str) -> str:
+    """The stream of an evaluation's noise (`rollout.address.Address`): "eval", and one of its own for other splits.
+
+    So under one eval.seed the pictures of `report` come from other noise than those of `tune`, and every time from the
+    same.
+
+    Args:
+        source: of the prompts.
+    """
+    found = split_of(source)
+    return "eval" if found is None or found[1] == "tune" else f"eval {found[1]}"

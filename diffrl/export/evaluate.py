@@ -1,0 +1,252 @@
+"""`diffrl evaluate`: what a run's weights, or a pipeline, are worth on prompts, measured as training measures it.
+
+On a run's own held-out prompts and settings the means are those of metrics.jsonl. A split is `report` only where
+`--prompts WORLD:report` says so, and every row about a run is written down in it, in evaluations.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from diffrl.config.rewards import RewardSettings
+from diffrl.config.schema import EvalSettings
+from diffrl.data.prompts import load_prompts
+from diffrl.data.worlds import noise_stream
+from diffrl.distributed.ranks import OneProcess
+from diffrl.errors import ConfigError, DiffrlError
+from diffrl.export.measured import Measured, digest, measured, table_of
+from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.export.request import EvaluateRequest
+from diffrl.models.adapter import ModelAdapter
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.families import find_family
+from diffrl.models.loading import choose_device
+from diffrl.records import Prompt
+from diffrl.rewards.score import WeightedScorer
+from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
+from diffrl.training.evaluate import Evaluation, evaluate
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
+from reward_models import RewardError
+from reward_models.scoring.choices import choose
+
+EVALUATIONS = "evaluations.jsonl"
+SAMPLES_OF_A_PIPELINE, STEPS_OF_A_PIPELINE, BATCH_OF_A_PIPELINE = 500, 28, 64
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """All that the rows of a table have in common.
+
+    Args:
+        adapter: the model; whose weights it has is up to the moment.
+        family: name of its family.
+        source: of the prompts.
+        prompts: that are taken in turn.
+        scorers: what is measured.
+        settings: of the drawing; its guidance is replaced by each row's.
+        guidances: one row each.
+        decode_batch: samples a decoder call.
+        run: whose model it is; None for a pipeline.
+    """
+
+    adapter: ModelAdapter
+    family: str
+    source: str
+    prompts: Sequence[Prompt]
+    scorers: Sequence[WeightedScorer]
+    settings: EvalSettings
+    guidances: Sequence[float]
+    decode_batch: int
+    run: AlignedModel | None
+
+
+def show_evaluation(request: EvaluateRequest, console: Console) -> None:
+    """Measure, write down what belongs to a run, and show one table.
+
+    Raises:
+        ConfigError: the request does not add up, or what it names cannot be had.
+        DiffrlError: the run's evaluations.jsonl cannot be written.
+    """
+    with nullcontext() if request.as_json else console.status("loading") as status:
+        rows = list(measure(request, (lambda text: None) if status is None else status.update))
+    if request.as_json:
+        print(json.dumps([row.as_json() for row in rows], indent=2))
+        return
+    console.print(table_of(rows))
+    lines = [f"{row.label}: {row.failed} of {row.n + row.failed} could not be scored." for row in rows if row.failed]
+    if request.run is not None:
+        lines.append(f"Written down in {request.run / EVALUATIONS}.")
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> Iterator[Measured]:
+    """The rows of the table, each as soon as it is measured; those about a run are in its evaluations.jsonl by then.
+
+    Args:
+        request: what to measure.
+        report: is told what is being drawn.
+
+    Raises:
+        ConfigError: as `show_evaluation`.
+    """
+    require_run_or_model(
+        "evaluate",
+        request.run,
+        request.model,
+        {
+            "--height": request.height,
+            "--width": request.width,
+            "--frames": request.frames,
+            "--family": request.family,
+            "--dtype": request.dtype != "float32",
+        },
+    )
+    if request.base and request.run is None:
+        raise ConfigError("--base goes with --run: a pipeline has no weights before alignment. Got --model. Remove it.")
+    if request.option and not request.reward:
+        raise ConfigError("--option is an option of a --reward. Got no --reward. Add one, or remove --option.")
+    if request.out is not None:
+        require_empty(request.out, "--out")
+    setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request)
+    _require_fit(setting)
+    encode = PromptEncodings(setting.adapter)([prompt.text for prompt in setting.prompts])
+    before = ["base"] if request.base else []
+    for weights in [*before, "model" if setting.run is None else "aligned"]:
+        if weights == "aligned" and setting.run is not None:
+            setting.run.align()
+        state = None if setting.run is None else digest(setting.run.policy.state())
+        for guidance in setting.guidances:
+            settings = setting.settings.model_copy(update={"guidance_scale": guidance})
+            report(f"{weights}, guidance {guidance:g}: {settings.samples} samples")
+            found = evaluate(
+                OneProcess(),
+                setting.adapter,
+                encode,
+                setting.prompts,
+                setting.scorers,
+                settings,
+                setting.decode_batch,
+                noise_stream(setting.source),
+            )
+            step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
+            row = measured(found, settings, setting.source, weights, step, state)
+            if request.out is not None:
+                _keep(found, request.out / row.label, setting)
+            if request.run is not None:
+                _write_down(row, request.run)
+            yield row
+
+
+def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
+    device, rewards = choose_device(request.device), _rewards(request)
+    run = open_run_model(directory, device)
+    config, source = run.config, request.prompts or run.config.prompts.held_out
+    settings, fps = _replaced(config.eval, request), config.model.frame_rate
+    return _Setting(
+        adapter=run.adapter,
+        family=config.model.family,
+        source=source,
+        prompts=load_prompts(source)[: settings.samples],
+        scorers=make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps),
+        settings=settings,
+        guidances=_guidances(request, config.eval.guidance_scale),
+        decode_batch=config.rollout.decode_batch,
+        run=run,
+    )
+
+
+def _of_pipeline(request: EvaluateRequest) -> _Setting:
+    rewards = _rewards(request)
+    if request.prompts is None or not rewards:
+        raise ConfigError(
+            "diffrl evaluate --model needs --prompts SOURCE and at least one --reward NAME: a pipeline has none of its "
+            "own. Add them."
+        )
+    settings = _replaced(
+        EvalSettings(
+            rewards=rewards, samples=SAMPLES_OF_A_PIPELINE, steps=STEPS_OF_A_PIPELINE, batch=BATCH_OF_A_PIPELINE
+        ),
+        request,
+    )
+    prompts, device = load_prompts(request.prompts)[: settings.samples], choose_device(request.device)
+    model, sizes = str(request.model), (request.height, request.width, request.frames)
+    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes)
+    return _Setting(
+        adapter=adapter,
+        family=family,
+        source=request.prompts,
+        prompts=prompts,
+        scorers=make_scorers(rewards, "--reward", device, find_family(family).fps),
+        settings=settings,
+        guidances=_guidances(request, 1.0),
+        decode_batch=settings.batch,
+        run=None,
+    )
+
+
+def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
+    """The rewards that the command line names."""
+    if not request.reward:
+        return ()
+    try:
+        chosen = choose(request.reward, request.option or ())
+    except RewardError as error:
+        raise ConfigError(str(error)) from error
+    return tuple(RewardSettings(name=c.name, label=c.label, options=dict(c.options)) for c in chosen)
+
+
+def _replaced(settings: EvalSettings, request: EvaluateRequest) -> EvalSettings:
+    """Settings with what the command line gives in their place."""
+    given = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
+    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _guidances(request: EvaluateRequest, default: float) -> list[float]:
+    return list(dict.fromkeys(request.guidance or [default]))
+
+
+def _require_fit(setting: _Setting) -> None:
+    """Refuse scorers that cannot look at what will be drawn.
+
+    Raises:
+        ConfigError: says what is wrong.
+    """
+    require_media(find_family(setting.family), setting.scorers)
+    require_metadata(setting.scorers, setting.prompts, setting.source)
+    require_pairs(setting.scorers, setting.settings.samples, len(setting.prompts))
+
+
+def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
+    """Write a row's samples as `diffrl generate` does, their rewards beside them."""
+    folder.mkdir(parents=True)
+    fps = find_family(setting.family).fps
+    values = {name: column.tolist() for name, column in {**found.table.raw, **found.table.parts}.items()}
+    with (folder / SAMPLES).open("w", encoding="utf-8") as index:
+        for i, (picture, prompt, address) in enumerate(zip(found.images, found.prompts, found.addresses, strict=True)):
+            scores = {name: column[i] if column[i] == column[i] else None for name, column in values.items()}
+            place = (address.group, address.root, address.seed)
+            write_sample(folder, index, picture, prompt, *place, fps, {"rewards": scores})
+
+
+def _write_down(row: Measured, run: Path) -> None:
+    """Append a row to the run's evaluations.jsonl, whole and on the disk.
+
+    Raises:
+        DiffrlError: it cannot be written.
+    """
+    path = run / EVALUATIONS
+    line = json.dumps(row.as_json()) + "\n"
+    try:
+        with path.open("ab", buffering=0) as file:  # one system call a line
+            file.write(line.encode())
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DiffrlError(f"Cannot write to {path}: {error.strerror or error}. What was measured: {line}") from error

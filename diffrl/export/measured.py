@@ -1,0 +1,156 @@
+"""A row of `diffrl evaluate`: means with their intervals, what they are of, and the table of several."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from diffrl import __version__
+from diffrl.config.schema import EvalSettings
+from diffrl.data.worlds import noise_stream, split_of
+from diffrl.training.evaluate import Evaluation
+
+Z = 1.959963984540054
+"""Of a normal distribution, 95 % lie within so many standard deviations."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation found, and everything it depends on.
+
+    Args:
+        weights: "aligned", "base" (of a run, before alignment) or "model" (a pipeline).
+        iteration: of the checkpoint; 0 for base, None for a pipeline.
+        digest: of a run's trained weights, sha256; None for a pipeline.
+        prompts: their source.
+        split: of the embedded world; None for other sources.
+        n: samples that every reward could score.
+        failed: the others.
+        guidance_scale: 1 is off.
+        steps: of the denoising.
+        solver: its solver.
+        noise_stream: of the noise's addresses, with the seed its whole origin.
+        noise_seed: see noise_stream.
+        means: by reward, and "reward/part".
+        intervals: of the rewards, the 95 % interval's ends; None where nothing could be scored or of one sample.
+        time: when, UTC, ISO 8601.
+        version: of diffrl.
+    """
+
+    weights: str
+    iteration: int | None
+    digest: str | None
+    prompts: str
+    split: str | None
+    n: int
+    failed: int
+    guidance_scale: float
+    steps: int
+    solver: str
+    noise_stream: str
+    noise_seed: int
+    means: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float] | None]
+    time: str
+    version: str = __version__
+
+    @property
+    def label(self) -> str:
+        """A name for a folder: "aligned", or with guidance "aligned-cfg3"."""
+        return self.weights if self.guidance_scale == 1 else f"{self.weights}-cfg{self.guidance_scale:g}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def measured(
+    found: Evaluation, settings: EvalSettings, source: str, weights: str, iteration: int | None, digest: str | None
+) -> Measured:
+    """The row of an evaluation by one process; `Measured` says what the arguments are."""
+    split = split_of(source)
+    return Measured(
+        weights=weights,
+        iteration=iteration,
+        digest=digest,
+        prompts=source,
+        split=None if split is None else split[1],
+        n=len(found.prompts) - found.failed,
+        failed=found.failed,
+        guidance_scale=settings.guidance_scale,
+        steps=settings.steps,
+        solver=settings.solver,
+        noise_stream=noise_stream(source),
+        noise_seed=settings.seed,
+        means=found.means,
+        intervals={name: interval(values) for name, values in found.table.raw.items()},
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def interval(values: Tensor) -> tuple[float, float] | None:
+    """The 95 % interval for the mean of independent values: Wilson's for zeros and ones, else the normal one.
+
+    Samples of one prompt are taken for independent: it is an interval for other noise under the same prompts.
+
+    Args:
+        values: (S,); NaN are left out.
+
+    Returns:
+        Its ends; None for fewer than two values.
+    """
+    known = values[torch.isfinite(values)].double()
+    n = len(known)
+    if n < 2:
+        return None
+    mean = float(known.mean())
+    if bool(((known == 0) | (known == 1)).all()):  # E. B. Wilson, JASA 22 (1927): also right at 0 and at 1
+        centre = (mean + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z * math.sqrt(mean * (1 - mean) / n + (Z / (2 * n)) ** 2) / (1 + Z * Z / n)
+    else:
+        centre, half = mean, Z * float(known.std()) / math.sqrt(n)
+    return centre - half, centre + half
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 of named tensors: names, types, shapes and bytes, in the order of the names."""
+    whole = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def table_of(rows: Sequence[Measured]) -> Table:
+    """One line a row: mean and interval of each reward.
+
+    Args:
+        rows: at least one, of the same prompts, steps and noise.
+    """
+    first = rows[0]
+    title = f"{first.prompts}, {first.steps} steps, noise of seed {first.noise_seed}"
+    table = Table(title=title, caption="mean [95 % interval]")
+    names = list(dict.fromkeys(name for row in rows for name in row.intervals))
+    for column in ("weights", "iteration", "guidance", "n", *names):
+        table.add_column(column, justify="left" if column == "weights" else "right")
+    for row in rows:
+        iteration = "–" if row.iteration is None else str(row.iteration)
+        cells = [_cell(row.means.get(name), row.intervals.get(name)) for name in names]
+        table.add_row(row.weights, iteration, f"{row.guidance_scale:g}", str(row.n), *cells)
+    return table
+
+
+def _cell(mean: float | None, ends: tuple[float, float] | None) -> str:
+    if mean is None:
+        return "–"
+    # An opening bracket would begin rich's markup.
+    return f"{mean:.3f}" if ends is None else f"{mean:.3f} \\[{ends[0]:.3f}, {ends[1]:.3f}]"

@@ -1,0 +1,104 @@
+"""What drawing commands share: a pipeline that belongs to no run, and samples written with their prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import ModelAdapter
+from diffrl.models.families import find_family
+from diffrl.models.loading import DTYPES, infer_family, load_adapter
+from diffrl.records import Prompt
+from reward_models.media import save_media, to_pil
+
+SAMPLES = "samples.jsonl"
+
+
+def require_run_or_model(command: str, run: Path | None, model: str | None, only_of_model: Mapping[str, Any]) -> None:
+    """Refuse both, neither, and a pipeline's options beside a run.
+
+    Args:
+        command: its name, for the message.
+        run: a run's directory.
+        model: a pipeline.
+        only_of_model: options that a run has of its own, by name; None or False where not given.
+
+    Raises:
+        ConfigError: the request does not add up.
+    """
+    if (model is None) == (run is None):
+        raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both.")
+    if run is not None and any(only_of_model.values()):
+        names = list(only_of_model)
+        raise ConfigError(f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Remove them.")
+
+
+def open_pipeline(
+    model: str,
+    family: str | None,
+    dtype: str,
+    device: torch.device,
+    height: int | None,
+    width: int | None,
+    frames: int | None,
+) -> tuple[ModelAdapter, str]:
+    """A pipeline as it is, and the name of its family.
+
+    Args:
+        model: directory or hub id.
+        family: None: what the pipeline's class says.
+        dtype: of the denoiser, a name of `DTYPES`.
+        device: where it runs.
+        height: in pixels; None: the model's own, and so for the others.
+        width: in pixels.
+        frames: of a video.
+
+    Raises:
+        ConfigError: it cannot be loaded so.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
+    name = family or infer_family(model)
+    if frames is not None and find_family(name).fps is None:
+        raise ConfigError(f"--frames needs a family that draws videos. Got one of {name}. Remove --frames.")
+    adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
+    return adapter, name
+
+
+def write_sample(
+    folder: Path,
+    index: TextIO,
+    picture: Tensor,
+    prompt: Prompt,
+    group: int,
+    number: int,
+    seed: int,
+    fps: float | None,
+    beside: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `<group>-<number>.png` or `.webp` and its line of samples.jsonl.
+
+    Args:
+        folder: of the pictures.
+        index: samples.jsonl, open for writing.
+        picture: (3, H, W) or (F, 3, H, W) uint8.
+        prompt: what it was drawn for.
+        group: the prompt's place in the list.
+        number: of the sample, among those of its prompt.
+        seed: of the noise.
+        fps: frames per second of videos.
+        beside: more for the line.
+    """
+    name = f"{group:04d}-{number}.{'png' if picture.ndim == 3 else 'webp'}"
+    if picture.ndim == 3:
+        to_pil(picture).save(folder / name)
+    else:
+        save_media(picture, folder / name, fps or 16.0)
+    row = {**prompt.metadata, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
+    index.write(json.dumps(row) + "\n")

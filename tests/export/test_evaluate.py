@@ -1,0 +1,141 @@
+"""`diffrl evaluate` measures what training measures, and writes down what it was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import torch
+import yaml
+from scipy.stats import binomtest
+
+from diffrl.cli import main
+from diffrl.export.measured import digest, interval
+from diffrl.tracking.metrics import read_metrics
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def made(random_sd3, tmp_path_factory):
+    """A run with LoRA, and one of all weights with an EMA, which is what its evaluations are of."""
+    folder, found = tmp_path_factory.mktemp("evaluated"), {}
+    for name, lora, ema in (("lora", {"rank": 3, "alpha": 11.0}, None), ("full", None, {"decay": 0.3})):
+        settings = {
+            "run": {"name": name, "dir": str(folder), "iterations": 2, "eval_every": None},
+            "model": {"family": "sd3", "path": str(random_sd3), "lora": lora},
+            "prompts": {"train": "shapes:train", "per_iteration": 2},
+            "rollout": {"steps": 3, "dynamics": {"kind": "flow_sde"}, "tree": {"roots": 4}},
+            "rewards": [{"name": "sharpness"}],
+            "train": {"learning_rate": 0.01, "ema": ema},
+            "eval": {"rewards": [{"name": "sharpness"}, {"name": "shapes"}], "samples": 7, "steps": 3, "batch": 3},
+        }
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        assert run("train", path) == 0
+        found[name] = folder / name
+    return found
+
+
+@pytest.mark.parametrize("name", ["lora", "full"])
+def test_on_its_own_prompts_a_run_gets_the_means_of_its_training(made, name, capsys):
+    metrics = [row for row in read_metrics(made[name] / "metrics.jsonl") if "held_out/shapes" in row]
+    assert run("evaluate", "--run", made[name], "--base", "--json") == 0
+    base, aligned = json.loads(capsys.readouterr().out)
+    for row, then in ((base, metrics[0]), (aligned, metrics[-1])):
+        expected = {key.removeprefix("held_out/"): value for key, value in then.items() if key.startswith("held_out/")}
+        assert row["means"] == expected and len(expected) > 2
+        assert (row["prompts"], row["split"], row["n"], row["noise_stream"]) == ("shapes:tune", "tune", 7, "eval")
+    assert (base["weights"], base["iteration"], aligned["weights"], aligned["iteration"]) == ("base", 0, "aligned", 2)
+    assert base["digest"] != aligned["digest"] and base["means"]["sharpness"] != aligned["means"]["sharpness"]
+
+
+def test_report_is_asked_for_by_name_and_written_down(made, tmp_path, capsys):
+    written = made["lora"] / "evaluations.jsonl"
+    written.unlink(missing_ok=True)
+    command = ["evaluate", "--run", made["lora"], "--prompts", "shapes:report", "--samples", 5, "--steps", 2]
+    assert run(*command, "--guidance", 1, "--guidance", 3, "--out", tmp_path / "kept") == 0
+    shown = capsys.readouterr().out
+    assert "shapes:report, 2 steps" in shown and "95 % interval" in shown
+    plain, guided = (json.loads(line) for line in written.read_text().splitlines())
+    for row, guidance in ((plain, 1.0), (guided, 3.0)):
+        assert (row["split"], row["n"], row["steps"], row["guidance_scale"]) == ("report", 5, 2, guidance)
+        assert row["intervals"]["sharpness"][0] < row["means"]["sharpness"] < row["intervals"]["sharpness"][1]
+    assert plain["digest"] == guided["digest"] and plain["noise_stream"] != "eval"
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"aligned", "aligned-cfg3"}
+    samples = [json.loads(line) for line in (tmp_path / "kept" / "aligned" / "samples.jsonl").read_text().splitlines()]
+    assert sum(s["rewards"]["sharpness"] for s in samples) / 5 == pytest.approx(plain["means"]["sharpness"])
+    assert all((tmp_path / "kept" / "aligned" / s["file"]).is_file() for s in samples)
+
+
+def test_the_same_seed_gives_tune_and_report_different_noise(made, tmp_path, capsys):
+    """With one prompt in both lists only the noise could differ."""
+    (tmp_path / "one.txt").write_text("a red circle left of a blue square\n")
+    (tmp_path / "one.jsonl").write_text('{"prompt": "a red circle left of a blue square"}\n')
+
+    def sharpness(source: object) -> float:
+        assert run("evaluate", "--run", made["lora"], "--samples", 2, "--prompts", source, "--json") == 0
+        return json.loads(capsys.readouterr().out)[0]["means"]["sharpness"]
+
+    assert sharpness(tmp_path / "one.txt") == sharpness(tmp_path / "one.jsonl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffrl.data.shapes.prompts", lambda split: load(tmp_path / "one.txt"))
+        assert sharpness("shapes:tune") == sharpness(tmp_path / "one.txt") != sharpness("shapes:report")
+
+
+def load(path):
+    from diffrl.data.prompts import load_prompts
+
+    return load_prompts(str(path))
+
+
+def test_a_pipeline_needs_prompts_and_rewards(random_sd3, capsys):
+    command = ["evaluate", "--model", random_sd3, "--prompts", "shapes:tune", "--samples", 3, "--steps", 2]
+    assert run(*command, "--reward", "sharp=sharpness", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["weights"], row["iteration"], row["digest"], row["n"]) == ("model", None, None, 3)
+    assert set(row["intervals"]) == {"sharp"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--model PATH or --run RUN_DIR"),
+        (["--model", "x", "--reward", "shapes"], "needs --prompts SOURCE and at least one --reward"),
+        (["--model", "x", "--base"], "--base goes with --run"),
+        (["--run", "RUN", "--width", 64], "go with --model"),
+        (["--run", "RUN", "--prompts", "shapes:held_out"], "held_out is now two splits: shapes:tune"),
+        (["--run", "RUN", "--option", "a=1"], "--option is an option of a --reward"),
+        (["--run", "RUN", "--reward", "shaps"], "shapes"),
+    ],
+)
+def test_what_does_not_add_up_is_one_message(made, capsys, options, message):
+    assert run("evaluate", *(made["lora"] if option == "RUN" else option for option in options)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and message in captured.err and "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(("wins", "n"), [(0, 7), (3, 11), (13, 13)])
+def test_the_interval_of_a_share_is_wilsons(wins, n):
+    values = torch.tensor([1.0] * wins + [0.0] * (n - wins) + [torch.nan])
+    expected = binomtest(wins, n).proportion_ci(method="wilson")
+    assert interval(values) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert interval(values[:1]) is None
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
+    draws = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0))
+    covered = sum(low < 0.5 < high for low, high in map(interval, draws)) / len(draws)
+    assert 0.92 < covered < 0.97
+
+
+def test_the_digest_knows_every_bit_and_no_order():
+    weights = {"a": torch.zeros(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
+    whole = digest(weights)
+    assert len(whole) == len(hashlib.sha256().hexdigest()) and digest(dict(reversed(weights.items()))) == whole
+    assert digest({**weights, "a": torch.zeros(3, 2)}) != whole != digest({**weights, "b": -weights["b"]})
