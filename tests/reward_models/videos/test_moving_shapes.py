@@ -188,6 +188,24 @@ def test_horns_and_skew_cost_and_then_fail():
     assert reason(skewed(0.4), text) == "object: 0 of 9 frames (shape)"
 
 
+def test_an_oval_costs_and_then_fails():
+    """Ellipses of one area by supersampling, eight by eight points a pixel."""
+    y, x = (np.mgrid[: 32 * 8, : 32 * 8] + 0.5) / (32 * 8)
+
+    def oval(aspect):
+        frames = []
+        for at in LINE:
+            inside = (aspect * (x - at) ** 2 + (y - 0.5) ** 2 / aspect) < 0.16**2
+            cover = inside.reshape(32, 8, 32, 8).mean((1, 3))[..., None]
+            frames.append(np.rint(GREY + cover * (RED - GREY)))
+        return np.stack(frames).astype(np.uint8)
+
+    clips = [oval(aspect) for aspect in (1.0, 1.1, 1.2, 1.4)]
+    falls(clips, "shape")
+    assert reason(clips[0]) is None and reason(clips[1]) is None
+    assert reason(clips[3]) == "object: 0 of 9 frames (shape)"
+
+
 def test_a_second_object_and_smudges_count_against_the_clip():
     clip = film(LINE)
     double, smudged = clip.copy(), clip.copy()
