@@ -192,9 +192,10 @@ the size of the clips. Wan's default guidance of 5 is too strong for it; 3 is ab
 
 ## Measured
 
-Of the saved float32 files; {samples} samples in turn over the held-out prompts; stock pipeline, 10 steps. Strict: the
-share of clips with everything right. Partial: the mean of object (share of frames that show the right thing alone),
-direction and smooth. Scorer: `reward_models.load_reward("moving_shapes")`.
+Of the saved float32 files; {samples} samples in turn over the prompts of `tune` and `report`; stock pipeline, 10 steps.
+Strict: the share of clips with everything right. Partial: the mean of object (how well colour, outline and size of the
+object fit in each frame, and nothing beside it), direction (how clearly it goes where it should) and smooth (how even
+its steps and how constant its size are), each graded. Scorer: `reward_models.load_reward("moving_shapes")`.
 
 | clips | strict | partial | object | direction | smooth | ms a clip, batches of 100 |
 |---|---|---|---|---|---|---|

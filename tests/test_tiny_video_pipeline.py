@@ -98,7 +98,7 @@ def test_the_stock_call_works_at_both_lengths(pipeline):
 
     assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=8) < 0.6
     assert generate(60, guidance_scale=1.0) > 0.05
-    assert generate(60, guidance_scale=3.0, max_sequence_length=8) > 0.15
+    assert generate(60, guidance_scale=3.0, max_sequence_length=8) > 0.08
 
 
 def test_the_plain_call_gives_a_clip(pipeline):
@@ -110,12 +110,27 @@ def test_the_card_says_what_was_measured():
     record = json.loads((ASSET / "build.json").read_text())
     card = (ASSET / "README.md").read_text()
     scores = record["scores"]
-    assert 0.15 <= scores["Euler, guidance_scale=1, max_sequence_length=8"]["strict"] <= 0.5
+    assert 0.1 <= scores["Euler, guidance_scale=1, max_sequence_length=8"]["strict"] <= 0.4
     assert scores["rendered truth"]["strict"] == 1
     assert scores["VAE reconstruction"]["strict"] >= 0.95
     assert scores["rendered truth, captions of other clips"]["strict"] <= 0.02
     for name, score in scores.items():
         assert f"| {name} | {score['strict']:.3f} | {score['partial']:.3f} |" in card
+
+
+def test_measuring_again_keeps_what_training_took_and_rewrites_the_card(script, tmp_path, monkeypatch):
+    builder = script("build_tiny_video_pipeline")
+    before = json.loads((ASSET / "build.json").read_text())
+    (tmp_path / "build.json").write_text(json.dumps(before))
+    name = "rendered truth"
+    scores = {**before["scores"], name: {**before["scores"][name], "strict": 0.123}}
+    asked = []
+    monkeypatch.setattr(builder, "measure", lambda *args, **named: asked.append((args, named)) or {"scores": scores})
+    builder.main(["--measure-only", "--threads", "1", "--out", str(tmp_path)])
+    assert asked == [((tmp_path, 300), {"seed": before["seed"] + 1})]
+    after = json.loads((tmp_path / "build.json").read_text())
+    assert after == {**before, "scores": scores}
+    assert f"| {name} | 0.123 |" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("length", [8, 512])

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from diffrl.data.shapes import PlacedThing, draw
 from diffrl.data.worlds import Split, require_split
 from diffrl.records import Prompt
-from reward_models.images.shapes import COLORS, SHAPES, Thing
-from reward_models.videos.moving_shapes import MOTIONS, ClipSpec, format_prompt, parse_prompt
+from reward_models.images.shapes import SHAPES, Thing
+from reward_models.videos.moving_shapes import COLORS, MOTIONS, ClipSpec, format_prompt, parse_prompt
 
 FRAMES = 9
 RADIUS = (0.145, 0.175)

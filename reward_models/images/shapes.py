@@ -127,6 +127,21 @@ class Verdicts:
     parts: Mapping[str, Array]
     reasons: Sequence[str | None]
 
+    def output(self, summary: str, errors: Sequence[str | None]) -> RewardOutput:
+        """As a scorer's answer, with the reasons as notes.
+
+        Args:
+            summary: the part that is the score.
+            errors: B messages of samples that could not be judged, None for the others.
+        """
+        columns = {name: part.tolist() for name, part in self.parts.items()}
+        rows = [
+            (math.nan, {}, error) if error else (columns[summary][b], {name: c[b] for name, c in columns.items()}, None)
+            for b, error in enumerate(errors)
+        ]
+        notes = [None if error else reason for error, reason in zip(errors, self.reasons, strict=True)]
+        return output_of_rows(rows, list(columns), notes)
+
 
 def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances) -> Verdicts:
     """Compare what was asked with what was seen.
@@ -350,18 +365,7 @@ class ShapesScorer(WithoutWeights):
         scenes, errors = _read(batch.prompts)
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
         verdicts = judge(scenes, perceive(pictures), self.tolerances)
-        rows = [
-            (math.nan, {}, error)
-            if error
-            else (
-                float(verdicts.parts[self.summary][b]),
-                {name: float(value[b]) for name, value in verdicts.parts.items()},
-                None,
-            )
-            for b, error in enumerate(errors)
-        ]
-        notes = [None if error else reason for error, reason in zip(errors, verdicts.reasons, strict=True)]
-        return output_of_rows(rows, PARTS, notes)
+        return verdicts.output(self.summary, errors)
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:

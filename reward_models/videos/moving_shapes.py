@@ -2,9 +2,11 @@
 
     a red circle moving left  |  a blue square moving up  |  a black triangle staying still
 
-Each frame is read as a picture of one shape by `reward_models.images.shapes`; what is added here is time.
-`MovingShapesScorer` gives partial credit, `StrictMovingShapesScorer` a pass or a fail; partial credit
-is 1 exactly where strict passes.
+Every frame is judged as a picture of one shape by `reward_models.images.shapes`; what is added here is time.
+`MovingShapesScorer` grades, continuously: how well the frames show the object, how clearly it goes where it should, how
+evenly it moves. `StrictMovingShapesScorer` passes or fails, as a person would who looks closely, and says why.
+
+Lengths are fractions of the picture's side. Letters: B clips, F frames.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.errors import RewardError
-from reward_models.images.shapes import COLORS, SHAPES, SceneSpec, Thing, Tolerances, judge
-from reward_models.images.shapes_vision import FoundObject, Perception, perceive
+from reward_models.images import shapes
+from reward_models.images.shapes import SHAPES, SceneSpec, Thing, Tolerances, Verdicts
+from reward_models.images.shapes_vision import Array, Objects, perceive
+
+COLORS = ("red", "green", "blue", "yellow", "purple", "black")
+"""Those of the palette that this world asks for; an object of another one fits none of them."""
 
 MOTIONS: Mapping[str, tuple[int, int]] = {
     "moving left": (-1, 0),
@@ -37,6 +42,8 @@ PARTS = (*FRAME_PARTS, "object", "direction", "smooth", "partial", "strict")
 LEAST_FRAMES = 3
 """Fewer have at most one step, which is even whatever it is."""
 
+Bools = NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class ClipSpec:
@@ -47,31 +54,57 @@ class ClipSpec:
 
 
 @dataclass(frozen=True)
-class MotionTolerances:
-    """How far a clip may be from perfect motion and still pass. Lengths are fractions of the picture's side.
+class ClipTolerances:
+    """What still passes strictly. The first eight are those of `reward_models.images.shapes.Tolerances` in every frame.
+
+    They are of this world: its objects have one size, and what its small autoencoder blurs must pass.
 
     Args:
+        color_fit: least fit of the object's interior to its colour against the others.
+        shape_fit: least fit of its outline to its shape against the others.
+        outline: greatest mean distance between its outline and that shape's, in pixels of a picture of 32.
+        horn: greatest single deviation from it, in pixels of a picture of 32.
+        min_radius: least radius of a circle of the object's area.
+        max_radius: greatest radius of it.
+        background_error: greatest RGB distance (0-441) of the background to the world's light grey.
+        clutter: greatest amount of foreground outside the object, as a fraction of the picture.
         travel: least distance from the first to the last frame along the asked direction.
         across: greatest distance across the asked direction, as a fraction of that along it.
         still: greatest distance from the first frame's position at any time, where nothing should move.
         jerk: greatest distance of a single step from the mean step.
-        growth: greatest change of the object's area from one frame to the next, as a fraction of the larger.
+        growth: greatest difference of the object's area in a frame from its mean area, as a fraction of that.
     """
 
+    color_fit: float = 0.5
+    shape_fit: float = 0.25
+    outline: float = 0.2175
+    horn: float = 0.75
+    min_radius: float = 0.13
+    max_radius: float = 0.19
+    background_error: float = 20.0
+    clutter: float = 0.004
     travel: float = 0.2
     across: float = 0.25
     still: float = 0.04
     jerk: float = 0.025
-    growth: float = 0.3
+    growth: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse negative tolerances, and a travel of nothing."""
+        """Refuse negative tolerances, and those of time that are nothing, since grades are measured by them."""
         wrong = {f.name: getattr(self, f.name) for f in fields(self) if not getattr(self, f.name) >= 0}
-        if wrong or self.travel == 0:
+        wrong |= {name: 0.0 for name in ("travel", "still", "jerk", "growth") if getattr(self, name) == 0}
+        if wrong:
             raise RewardError(
-                "Tolerances of the moving shapes scorer must be >= 0 and travel > 0. "
-                f"Got {wrong or {'travel': self.travel}}."
+                f"Tolerances of the moving shapes scorer must be >= 0; travel, still, jerk and growth > 0. Got {wrong}."
             )
+
+    @property
+    def looks(self) -> Tolerances:
+        """Those of a single frame."""
+        return Tolerances(**{name: getattr(self, name) for name in _LOOKS})
+
+
+_LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {own.name for own in fields(Tolerances)}]
 
 
 def format_prompt(clip: ClipSpec) -> str:
@@ -95,96 +128,163 @@ def parse_prompt(text: str) -> ClipSpec:
     )
 
 
-def judge_clip(
-    clip: ClipSpec, frames: Sequence[Perception], looks: Tolerances, motion: MotionTolerances
-) -> dict[str, float]:
-    """Compare what was asked with what was seen.
+def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances: ClipTolerances) -> Verdicts:
+    """Compare what was asked with what is seen.
+
+    A quantity of time is graded 1 where it is perfect, 1/2 where it just passes, 0 at twice that.
 
     Args:
-        clip: what the prompt asks for.
-        frames: what each frame shows, in their order.
-        looks: what still passes in a single frame.
-        motion: what still passes over time.
+        clips: what the prompts of B clips ask for.
+        videos: (B, F, H, W, 3) uint8 RGB, F >= `LEAST_FRAMES`.
+        tolerances: what passes strictly.
 
     Returns:
-        The parts, each in [0, 1], and their summaries `partial` and `strict`:
+        The parts, (B,) float32 in [0, 1] each, and B reasons, None where all is right:
         count, colour, shape, clean: means over frames of the parts of `reward_models.images.shapes.judge`.
-        object: share of the frames that show the right thing and nothing else.
-        direction: 1 if the object ends where asked, less the less of the way it goes and half if it goes askew;
-            where it should stay, 1 if it does and less the farther it strays.
-        smooth: share of the steps between frames in which the object is there before and after, moves by the mean step
-            and keeps its size.
+        object: mean over frames of the product of the object's fits (colour, outline, size; shared with extra objects)
+            and of clean.
+        direction: how far the object gets along the asked direction, 1 from 1.3 times the least travel on, less the
+            more it goes askew; where it should stay, how near to its first position it keeps.
+        smooth: mean over the steps between frames of how near each is to the mean step times how little the object's
+            area differs from its mean; 0 for a step from or to a frame without the object.
         partial: mean of object, direction and smooth.
-        strict: 1 if all three are 1, else 0.
+        strict: 1 if every frame, the direction and the smoothness pass, else 0.
     """
-    scene = SceneSpec((clip.thing,))
-    judged = [judge(scene, seen, looks) for seen in frames]
-    parts = {name: _mean([one[name] for one in judged]) for name in FRAME_PARTS}
-    track = [seen.objects[0] if seen.objects else None for seen in frames]  # the largest object
-    parts["object"] = _mean([one["strict"] for one in judged])
-    parts["direction"] = _direction(MOTIONS[clip.motion], track, motion)
-    parts["smooth"] = _smoothness(track, motion)
-    summed = [parts["object"], parts["direction"], parts["smooth"]]
-    return {**parts, "partial": _mean(summed), "strict": float(all(value == 1.0 for value in summed))}
+    count, frames = videos.shape[:2]
+    seen = perceive(videos.reshape(-1, *videos.shape[2:]))
+    scenes = [scene for clip in clips for scene in [SceneSpec((clip.thing,))] * frames]
+    pictures = shapes.judge(scenes, seen, tolerances.looks)
+    looks = {name: part.reshape(count, frames) for name, part in pictures.parts.items()}
+    track = _Track.of(seen.objects, count, frames)
+    direction, goes = _direction(clips, track, tolerances)
+    smooth, even, steady = _smoothness(track, tolerances)
+    parts = {name: looks[name].mean(1) for name in FRAME_PARTS}
+    parts["object"] = (looks["binding"] * looks["clean"]).mean(1)
+    parts["direction"], parts["smooth"] = direction, smooth
+    parts["partial"] = (parts["object"] + direction + smooth) / 3
+    right = looks["strict"] == 1  # (B, F)
+    parts["strict"] = right.all(1) & goes & even & steady
+    reasons = []
+    for b, clip in enumerate(clips):
+        said = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
+        said.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
+        said.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
+        reasons.append("; ".join(filter(None, said)) or None)
+    return Verdicts({name: np.asarray(parts[name], dtype=np.float32) for name in PARTS}, reasons)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+@dataclass(frozen=True)
+class _Track:
+    """The largest object of each frame over time.
+
+    there (B, F) bool; area (B, F), 0 where there is none; step (B, F - 1, 2), valid where `both`
+    (B, F - 1); way (B, 2), from the first place to the last; strayed (B,), the greatest distance from the first place.
+    """
+
+    there: Bools
+    area: Array
+    step: Array
+    both: Bools
+    way: Array
+    strayed: Array
+
+    @staticmethod
+    def of(objects: Objects, count: int, frames: int) -> _Track:
+        picture, first = np.unique(objects.picture, return_index=True)  # the first of a picture is its largest
+
+        def spread(values: Array) -> Array:  # (N,) to (B, F)
+            filled = np.zeros(count * frames, dtype=np.float32)
+            filled[picture] = values[first]
+            return filled.reshape(count, frames)
+
+        there = spread(np.ones(len(objects.picture), dtype=np.float32)) > 0
+        place = np.stack([spread(objects.x), spread(objects.y)], -1)
+        row = np.arange(count)
+        start = place[row, there.argmax(1)]
+        end = place[row, frames - 1 - there[:, ::-1].argmax(1)]
+        away = np.where(there, np.hypot(*np.moveaxis(place - start[:, None], -1, 0)), 0)
+        return _Track(
+            there=there,
+            area=spread(objects.area),
+            step=np.diff(place, axis=1),
+            both=there[:, 1:] & there[:, :-1],
+            way=np.where((there.sum(1) > 1)[:, None], end - start, 0),
+            strayed=away.max(1),
+        )
 
 
-def _direction(asked: tuple[int, int], track: Sequence[FoundObject | None], motion: MotionTolerances) -> float:
-    places = [(item.x, item.y) for item in track if item is not None]
-    if len(places) < 2:
-        return 0.0
-    (x0, y0), (x1, y1) = places[0], places[-1]
-    if asked == (0, 0):
-        strayed = max(math.hypot(x - x0, y - y0) for x, y in places)
-        return min(1.0, max(0.0, 1 - (strayed - motion.still) / motion.travel))
-    along = (x1 - x0) * asked[0] + (y1 - y0) * asked[1]
-    across = abs(y1 - y0 if asked[0] else x1 - x0)
-    progress = min(1.0, max(0.0, along / motion.travel))
-    return progress if across <= motion.across * along else progress / 2
+def _direction(clips: Sequence[ClipSpec], track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools]:
+    """How clearly each clip goes where it should, and whether that passes, (B,) each."""
+    asked = np.array([MOTIONS[clip.motion] for clip in clips], dtype=np.float32)  # (B, 2)
+    still = ~asked.any(1)
+    seen = track.there.sum(1) > 1
+    along = (track.way * asked).sum(1)
+    across = np.abs(track.way * (asked == 0)).sum(1)
+    askew = across / np.maximum(along, 1e-6)
+    moving = np.clip(along / (_AMPLE * tolerances.travel), 0, 1) * np.clip(1 - askew, 0, 1)
+    staying = np.clip(1 - track.strayed / (2 * tolerances.still), 0, 1)
+    goes = np.where(
+        still, track.strayed <= tolerances.still, (along >= tolerances.travel) & (askew <= tolerances.across)
+    )
+    return np.where(seen, np.where(still, staying, moving), 0), goes & seen
 
 
-def _smoothness(track: Sequence[FoundObject | None], motion: MotionTolerances) -> float:
-    """Share of even steps; a step from or to a frame without the object is not even."""
-    pairs = list(zip(track, track[1:], strict=False))
-    steps = [(b.x - a.x, b.y - a.y) for a, b in pairs if a is not None and b is not None]
-    if not steps:
-        return 0.0
-    mean_x, mean_y = _mean([dx for dx, _ in steps]), _mean([dy for _, dy in steps])
+_AMPLE = 1.3
+"""Of the least travel: the distance that is graded as full."""
 
-    def even(a: FoundObject | None, b: FoundObject | None) -> bool:
-        if a is None or b is None:
-            return False
-        off = math.hypot(b.x - a.x - mean_x, b.y - a.y - mean_y)
-        return off <= motion.jerk and abs(b.area - a.area) <= motion.growth * max(a.area, b.area)
 
-    return sum(even(a, b) for a, b in pairs) / len(pairs)
+def _smoothness(track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools, Bools]:
+    """How evenly each object moves and keeps its size; whether its steps pass, and whether its sizes do; (B,) each."""
+    both = track.both
+    mean = np.where(both[..., None], track.step, 0).sum(1) / np.maximum(both.sum(1), 1)[:, None]
+    off = np.hypot(*np.moveaxis(track.step - mean[:, None], -1, 0))  # (B, F - 1)
+    usual = track.area.sum(1) / np.maximum(track.there.sum(1), 1)
+    grown = np.abs(track.area / np.maximum(usual, 1e-6)[:, None] - 1)  # (B, F)
+    steps = np.clip(1 - off / (2 * tolerances.jerk), 0, 1)
+    sizes = np.clip(1 - grown / (2 * tolerances.growth), 0, 1)
+    smooth = (np.where(both, steps, 0) * (sizes[:, 1:] + sizes[:, :-1]) / 2).mean(1)
+    return smooth, (both & (off <= tolerances.jerk)).all(1), (track.there & (grown <= tolerances.growth)).all(1)
+
+
+def _of_frames(right: Bools, reasons: Sequence[str | None]) -> str:
+    """What is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
+    if right.all():
+        return ""
+    wrong = dict.fromkeys(part.split(":")[0] for reason in reasons if reason for part in reason.split("; "))
+    return f"object: {int(right.sum())} of {len(right)} frames ({', '.join(wrong)})"
+
+
+def _way(way: Array, asked: str, tolerances: ClipTolerances) -> str:
+    """Where an object goes that does not go where it should: "left, not right"."""
+    x, y = (float(value) for value in way)
+    wanted = asked.split()[-1]
+    if max(abs(x), abs(y)) < tolerances.still:
+        return "strays" if wanted == "still" else f"still, not {wanted}"
+    said = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
+    if said != wanted:
+        return f"{said}, not {wanted}"
+    return "not far enough" if np.abs(way).max() < tolerances.travel else "askew"
 
 
 class MovingShapesScorer(WithoutWeights):
-    """Partial credit in [0, 1]: the mean of object, direction and smooth.
+    """How well the clip shows what was asked for, in [0, 1]: the mean of object, direction and smooth, each graded.
 
     Args:
-        **tolerances: fields of `MotionTolerances` and of `reward_models.images.shapes.Tolerances`.
+        **tolerances: fields of `ClipTolerances`.
     """
 
     spec = ScorerSpec(
         name="moving_shapes",
-        description="Partial credit: share of frames with the right object, its direction, smooth motion.",
+        description="Graded credit for the right object in every frame, its direction and the evenness of its motion.",
         range=(0.0, 1.0),
         media=("video",),
+        version="2",
     )
     summary = "partial"
-    __signature__ = inspect.Signature(  # what a wrong option is compared with
-        [*(inspect.signature(Tolerances).parameters | inspect.signature(MotionTolerances).parameters).values()]
-    )
+    __signature__ = inspect.signature(ClipTolerances)  # what a wrong option is compared with
 
     def __init__(self, **tolerances: float) -> None:
-        names = {f.name for f in fields(Tolerances)}
-        self.looks = Tolerances(**{name: value for name, value in tolerances.items() if name in names})
-        self.motion = MotionTolerances(**{name: value for name, value in tolerances.items() if name not in names})
+        self.tolerances = ClipTolerances(**tolerances)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Score a batch of videos; a prompt outside the grammar, or fewer than three frames, give NaN for the sample.
@@ -194,25 +294,34 @@ class MovingShapesScorer(WithoutWeights):
         """
         self.spec.require(batch)
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)
-        rows = [self._score(video, text) for video, text in zip(videos, batch.prompts, strict=True)]
-        return output_of_rows(rows, PARTS)
+        clips, errors = _read(batch.prompts)
+        frames = videos.shape[1]
+        if frames < LEAST_FRAMES:
+            short = f"{self.spec.name} needs {LEAST_FRAMES} frames, and the clip has {frames}"
+            return output_of_rows([(math.nan, {}, error or short) for error in errors], PARTS)
+        verdicts = judge_clips(clips, videos, self.tolerances)
+        return verdicts.output(self.summary, errors)
 
-    def _score(self, video: NDArray[np.uint8], text: str) -> tuple[float, dict[str, float], str | None]:
+
+def _read(prompts: Sequence[str]) -> tuple[list[ClipSpec], list[str | None]]:
+    """The clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
+    clips: list[ClipSpec] = []
+    errors: list[str | None] = []
+    for text in prompts:
         try:
-            clip = parse_prompt(text)
+            clips.append(parse_prompt(text))
+            errors.append(None)
         except RewardError as error:
-            return math.nan, {}, str(error)
-        if len(video) < LEAST_FRAMES:
-            return math.nan, {}, f"{self.spec.name} needs {LEAST_FRAMES} frames, and the clip has {len(video)}"
-        parts = judge_clip(clip, perceive_clip(video), self.looks, self.motion)
-        return parts[self.summary], parts, None
+            clips.append(ClipSpec(Thing(COLORS[0], SHAPES[0]), next(iter(MOTIONS))))
+            errors.append(str(error))
+    return clips, errors
 
 
 class StrictMovingShapesScorer(MovingShapesScorer):
-    """1 if the right object is in every frame, alone, and moves as asked and smoothly, else 0.
+    """1 if the right object is in every frame, alone, and moves as asked and smoothly, else 0, with the reason.
 
     Args:
-        **tolerances: fields of `MotionTolerances` and of `reward_models.images.shapes.Tolerances`.
+        **tolerances: fields of `ClipTolerances`.
     """
 
     spec = ScorerSpec(
@@ -220,22 +329,6 @@ class StrictMovingShapesScorer(MovingShapesScorer):
         description="1 if object, direction and smoothness are all right, else 0.",
         range=(0.0, 1.0),
         media=("video",),
+        version="2",
     )
     summary = "strict"
-
-
-def perceive_clip(video: NDArray[np.uint8]) -> tuple[Perception, ...]:
-    """Find the objects of every frame; clips of up to 64 KiB are remembered, so that two scorers see each once.
-
-    Args:
-        video: (F, H, W, 3) uint8 RGB.
-    """
-    data, shape = video.tobytes(), video.shape
-    return _remembered(data, shape) if len(data) <= 65536 else _perceive_clip(data, shape)
-
-
-def _perceive_clip(data: bytes, shape: tuple[int, ...]) -> tuple[Perception, ...]:
-    return tuple(perceive(frame) for frame in np.frombuffer(data, dtype=np.uint8).reshape(shape))
-
-
-_remembered = lru_cache(maxsize=512)(_perceive_clip)

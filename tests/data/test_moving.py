@@ -9,8 +9,8 @@ from diffrl.data.moving import FRAMES, RADIUS, TRAVEL, prompts, render, sample_p
 from diffrl.data.worlds import SPLITS
 from diffrl.errors import ConfigError
 from reward_models.errors import RewardError
-from reward_models.images.shapes import BACKGROUND, COLORS, PALETTE, SHAPES
-from reward_models.videos.moving_shapes import MOTIONS, format_prompt, parse_prompt
+from reward_models.images.shapes import BACKGROUND, PALETTE, SHAPES
+from reward_models.videos.moving_shapes import COLORS, MOTIONS, format_prompt, parse_prompt
 
 STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still": (0, 0)}
 

@@ -1,4 +1,4 @@
-"""The verifiable scorers of moving shapes: truth passes, every cheat does not, and the parts say why."""
+"""The verifiable scorers of moving shapes: truth passes, no cheat does, grades fall smoothly, reasons say why."""
 
 import math
 
@@ -11,16 +11,20 @@ from diffrl.data.moving import prompts, render, scene_of
 from diffrl.data.shapes import PlacedThing, draw
 from reward_models import RewardBatch, RewardError, load_reward
 from reward_models.images.shapes import Thing
+from reward_models.images.shapes_vision import BACKGROUND, PALETTE
+from reward_models.videos.moving_shapes import COLORS, ClipTolerances, judge_clips, parse_prompt
 
 TEXT = "a red circle moving right"
+STILL = "a red circle staying still"
 LINE = np.linspace(0.3, 0.66, 9)
+RED, GREY = np.array(PALETTE["red"]), np.array(BACKGROUND)
 
 
 def media(clips):
     return torch.from_numpy(np.stack(clips)).permute(0, 1, 4, 2, 3)
 
 
-def film(xs, ys=None, things=("red circle",) * 9, radius=0.15):
+def film(xs, ys=None, things=("red circle",) * 9, radius=0.16):
     """A clip with the thing at these places; None draws an empty frame."""
     ys = [0.5] * len(xs) if ys is None else ys
     radii = np.broadcast_to(radius, len(xs))
@@ -36,30 +40,32 @@ def parts(clip, text=TEXT):
     return {name: float(value) for name, value in output.parts.items()} | {"raw": float(output.raw)}
 
 
+def reason(clip, text=TEXT):
+    return judge_clips([parse_prompt(text)], clip[None], ClipTolerances()).reasons[0]
+
+
 @pytest.fixture(scope="module")
 def truth():
     rng = np.random.default_rng(3)
-    texts = [p.text for p in prompts("train") + prompts("tune") + prompts("report")] * 2
+    texts = [p.text for p in prompts("train") + prompts("tune") + prompts("report")]
     return [render(scene_of(text), rng) for text in texts], texts
 
 
 def test_rendered_truth_passes_and_other_captions_do_not(truth):
     clips, texts = truth
     scorer = load_reward("moving_shapes_strict")
-    assert scorer(RewardBatch(media(clips), texts)).raw.mean() == 1
+    output = scorer(RewardBatch(media(clips), texts))
+    assert output.raw.mean() == 1 and output.parts["partial"].min() > 0.9
     for shift in (1, 5, 15, 40):  # another motion, shape, colour, all of them
-        assert scorer(RewardBatch(media(clips), texts[shift:] + texts[:shift])).raw.mean() <= 0.01
+        assert scorer(RewardBatch(media(clips), texts[shift:] + texts[:shift])).raw.mean() <= 0.02
 
 
-def test_partial_credit_is_full_exactly_where_strict_passes(truth):
+def test_truth_is_graded_above_the_same_clips_with_other_captions(truth):
     clips, texts = truth
-    mixed = [other if i % 2 else own for i, (own, other) in enumerate(zip(texts, texts[1:] + texts[:1], strict=True))]
-    batch = RewardBatch(media(clips), mixed)
-    partial, strict = load_reward("moving_shapes")(batch), load_reward("moving_shapes_strict")(batch)
-    assert torch.equal(partial.raw == 1, strict.raw == 1)
-    assert torch.equal(partial.parts["strict"], strict.raw)
-    assert set(strict.raw.tolist()) == {0.0, 1.0}
-    assert ((partial.raw >= 0) & (partial.raw <= 1)).all()
+    scorer = load_reward("moving_shapes")
+    own = scorer(RewardBatch(media(clips), texts)).raw
+    for shift in (1, 5, 15, 40):
+        assert (own - scorer(RewardBatch(media(clips), texts[shift:] + texts[:shift])).raw).min() > 0.1
 
 
 @pytest.mark.long
@@ -73,78 +79,188 @@ def test_a_decoder_like_blur_and_a_larger_picture_still_pass(truth):
     assert scorer(RewardBatch(media(large), texts[::7])).raw.mean() == 1
 
 
-def test_the_right_clip_gets_every_part():
-    assert set(parts(film(LINE)).values()) == {1.0}
-    assert set(parts(film([0.4] * 9), "a red circle staying still").values()) == {1.0}
+def test_an_exact_clip_gets_nearly_everything_and_no_reason():
+    for clip, text in ((film(LINE), TEXT), (film([0.4] * 9), STILL)):
+        result = parts(clip, text)
+        assert result["strict"] == 1 and reason(clip, text) is None
+        assert min(result.values()) > 0.9 and result["direction"] == pytest.approx(1, abs=0.01)
 
 
-RED, HALF = "red circle", (0.3,) * 4 + (0.66,) * 5
+HALF = (0.3,) * 4 + (0.66,) * 5
 CHEATS = {
-    "static clip": (film([0.5] * 9), {"direction": 0, "smooth": 1, "object": 1}),
-    "reverse direction": (film(LINE[::-1]), {"direction": 0, "smooth": 1, "object": 1}),
-    "teleport": (film(HALF), {"direction": 1, "object": 1}),
-    "backwards in the middle": (film([*LINE[:4], 0.2, *LINE[5:]]), {"direction": 1, "smooth": 6 / 8}),
-    "back and forth": (film([*LINE[:5], *LINE[3::-1]]), {"direction": 0, "object": 1}),
-    "wrong axis": (film([0.5] * 9, LINE), {"direction": 0, "smooth": 1}),
-    "diagonal": (film(LINE, LINE), {"direction": 0.5, "smooth": 1}),
-    "too short a way": (film(np.linspace(0.4, 0.5, 9)), {"direction": 0.5, "smooth": 1}),
-    "flickering colour": (film(LINE, things=(*(RED,) * 4, "blue circle", *(RED,) * 4)), {"colour": 8 / 9, "smooth": 1}),
-    "flickering shape": (film(LINE, things=(*(RED,) * 4, "red square", *(RED,) * 4)), {"shape": 8 / 9, "colour": 1}),
-    "vanishing for a frame": (film(LINE, things=(*(RED,) * 4, None, *(RED,) * 4)), {"smooth": 6 / 8, "count": 8 / 9}),
-    "vanishing at the end": (film(LINE, things=(*(RED,) * 8, None)), {"smooth": 7 / 8, "direction": 1}),
-    "pulsating": (film(LINE, radius=np.tile([0.12, 0.17, 0.12], 3)), {"object": 1, "direction": 1}),
-    "wrong object": (film(LINE, things=("blue square",) * 9), {"direction": 1, "smooth": 1, "colour": 0, "shape": 0}),
+    "static clip": (film([0.5] * 9), "direction", "direction: still, not right"),
+    "reverse direction": (film(LINE[::-1]), "direction", "direction: left, not right"),
+    "teleport": (film(HALF), "smooth", "motion: uneven"),
+    "backwards in the middle": (film([*LINE[:4], 0.2, *LINE[5:]]), "smooth", "motion: uneven"),
+    "back and forth": (film([*LINE[:5], *LINE[3::-1]]), "direction", "direction: still, not right; motion: uneven"),
+    "wrong axis": (film([0.5] * 9, LINE), "direction", "direction: down, not right"),
+    "diagonal": (film(LINE, LINE), "direction", "direction: askew"),
+    "too short a way": (film(np.linspace(0.4, 0.5, 9)), "direction", "direction: not far enough"),
+    "flickering colour": (
+        film(LINE, things=("red circle",) * 4 + ("blue circle",) + ("red circle",) * 4),
+        "colour",
+        "object: 8 of 9 frames (colour)",
+    ),
+    "flickering shape": (
+        film(LINE, things=("red circle",) * 7 + ("red square",) * 2),
+        "shape",
+        "object: 7 of 9 frames (shape)",
+    ),
+    "vanishing for a frame": (
+        film(LINE, things=("red circle",) * 4 + (None,) + ("red circle",) * 4),
+        "count",
+        "object: 8 of 9 frames (0 objects, not 1); motion: uneven",
+    ),
+    "pulsating": (film(LINE, radius=np.tile([0.138, 0.18, 0.138], 3)), "smooth", "motion: size changes"),
+    "growing": (film(LINE, radius=np.linspace(0.135, 0.185, 9)), "smooth", "motion: size changes"),
+    "too small": (film(LINE, radius=0.11), "object", "object: 0 of 9 frames (size)"),
+    "wrong object": (film(LINE, things=("blue square",) * 9), "object", "object: 0 of 9 frames (colour, shape)"),
 }
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_each_cheat_fails_and_costs_its_own_part(name):
-    clip, expected = CHEATS[name]
-    result = parts(clip)
-    assert result["strict"] == 0 and result["raw"] == result["partial"] < 1
-    assert {part: result[part] for part in expected} == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("name", ["teleport", "back and forth", "pulsating", "vanishing for a frame"])
-def test_uneven_motion_is_not_smooth(name):
-    assert parts(CHEATS[name][0])["smooth"] < 1
+def test_each_cheat_fails_costs_its_own_part_and_is_named(name):
+    clip, part, said = CHEATS[name]
+    result, good = parts(clip), parts(film(LINE))
+    assert result["strict"] == 0 and result["raw"] == result["partial"] < good["partial"] - 0.02
+    assert result[part] < good[part] - 0.08
+    assert reason(clip) == said
 
 
 def test_what_should_stay_must_not_move():
-    result = parts(film(LINE), "a red circle staying still")
-    assert result["direction"] < 0.25 and result["strict"] == 0
-    swing = parts(film([0.4, 0.46, 0.4, 0.46, 0.4, 0.46, 0.4, 0.46, 0.4]), "a red circle staying still")
-    assert swing["direction"] < 1 and swing["smooth"] < 1
+    assert parts(film(LINE), STILL)["direction"] == 0 and reason(film(LINE), STILL) == "direction: right, not still"
+    swing = film([0.4, 0.46, 0.4, 0.46, 0.4, 0.46, 0.4, 0.46, 0.4])
+    assert parts(swing, STILL)["direction"] < 0.5 and reason(swing, STILL) == "direction: strays; motion: uneven"
+
+
+def falls(clips, part, text=TEXT):
+    """The part over clips that get worse, checked to fall at every step."""
+    values = [parts(clip, text)[part] for clip in clips]
+    assert all(b < a - 0.005 for a, b in zip(values, values[1:], strict=False)), values
+    return values
+
+
+def test_grades_fall_with_the_size_of_the_fault():
+    ways = (0.24, 0.18, 0.12, 0.06)
+    short = falls([film(np.linspace(0.4, 0.4 + way, 9)) for way in ways], "direction")
+    assert np.allclose(np.divide(short, short[0]), np.divide(ways, ways[0]), atol=0.03)  # in proportion to the way
+    falls([film(LINE, 0.5 + slope * (LINE - 0.3)) for slope in (0.0, 0.1, 0.3, 0.6)], "direction")
+    wiggle = np.array([0, 1, -1, 1, -1, 1, -1, 1, 0])
+    falls([film(LINE, 0.5 + size * wiggle) for size in (0.0, 0.003, 0.006, 0.012)], "smooth")
+    falls([film(LINE, radius=0.16 * (1 + size * wiggle)) for size in (0.0, 0.02, 0.05, 0.1)], "smooth")
+    falls([film([0.4 + size * i / 8 for i in range(9)]) for size in (0.0, 0.02, 0.04, 0.06)], "direction", STILL)
+
+
+def test_a_colour_between_two_names_costs_and_then_fails():
+    """Yellow that drifts to orange, as aligned samples did; drawn by plain mixing, not by the world's renderer."""
+
+    def tinted(share):
+        color = (1 - share) * np.array(PALETTE["yellow"]) + share * np.array(PALETTE["orange"])
+        cover = ((film(LINE) - GREY) / (RED - GREY)).mean(-1, keepdims=True)
+        return np.rint(GREY + cover * (color - GREY)).clip(0, 255).astype(np.uint8)
+
+    text = "a yellow circle moving right"
+    clips = [tinted(share) for share in (0.0, 0.1, 0.2, 0.4)]
+    falls(clips, "object", text)
+    assert reason(clips[0], text) is None and reason(clips[3], text) == "object: 0 of 9 frames (colour)"
+
+
+def test_horns_and_skew_cost_and_then_fail():
+    square = film(LINE, things=("red square",) * 9)
+    text = "a red square moving right"
+
+    def horned(height):  # a spike of two pixels on the top left corner of each frame
+        clip = square.copy()
+        for frame in clip:
+            rows, columns = np.nonzero((frame == RED).all(-1))
+            frame[rows.min() - height : rows.min(), columns.min() : columns.min() + 2] = RED
+        return clip
+
+    falls([square, horned(1), horned(2)], "shape", text)
+    assert reason(horned(2), text) == "object: 0 of 9 frames (shape)"
+
+    def skewed(by):  # rows pushed sideways, in whole pixels
+        return np.stack(
+            [np.stack([np.roll(row, round(by * (16 - i)), axis=0) for i, row in enumerate(f)]) for f in square]
+        )
+
+    falls([square, skewed(0.2), skewed(0.4)], "shape", text)
+    assert reason(skewed(0.4), text) == "object: 0 of 9 frames (shape)"
+
+
+def test_an_oval_costs_and_then_fails():
+    """Ellipses of one area by supersampling, eight by eight points a pixel."""
+    y, x = (np.mgrid[: 32 * 8, : 32 * 8] + 0.5) / (32 * 8)
+
+    def oval(aspect):
+        frames = []
+        for at in LINE:
+            inside = (aspect * (x - at) ** 2 + (y - 0.5) ** 2 / aspect) < 0.16**2
+            cover = inside.reshape(32, 8, 32, 8).mean((1, 3))[..., None]
+            frames.append(np.rint(GREY + cover * (RED - GREY)))
+        return np.stack(frames).astype(np.uint8)
+
+    clips = [oval(aspect) for aspect in (1.0, 1.1, 1.2, 1.4)]
+    falls(clips, "shape")
+    assert reason(clips[0]) is None and reason(clips[1]) is None
+    assert reason(clips[3]) == "object: 0 of 9 frames (shape)"
 
 
 def test_a_second_object_and_smudges_count_against_the_clip():
     clip = film(LINE)
     double, smudged = clip.copy(), clip.copy()
     double[:, 22:] = film(LINE, [0.85] * 9, things=("black square",) * 9, radius=0.11)[:, 22:]
-    smudged[3, 26:30, 4:20] -= 25
-    assert parts(double)["count"] == 0 and parts(double)["strict"] == 0
-    assert parts(smudged)["clean"] == pytest.approx(8 / 9) and parts(smudged)["strict"] == 0
+    smudged[3, 26:30, 4:20] -= 40
+    assert parts(double)["count"] == 0 and parts(double)["object"] == pytest.approx(parts(clip)["object"] / 2, abs=0.01)
+    assert reason(double) == "object: 0 of 9 frames (2 objects, not 1)"
+    assert 8 / 9 <= parts(smudged)["clean"] < 0.95
+    assert reason(smudged) == "object: 8 of 9 frames (background not clean)"
 
 
 def test_empty_clips_fail_without_failing():
-    for text in (TEXT, "a red circle staying still"):
+    for text in (TEXT, STILL):
         result = parts(film(LINE, things=(None,) * 9), text)
-        assert result["count"] == result["direction"] == result["smooth"] == result["strict"] == 0
+        assert result["object"] == result["direction"] == result["smooth"] == result["strict"] == 0
+        once = parts(film(LINE, things=(None,) * 4 + ("red circle",) + (None,) * 4), text)
+        assert once["direction"] == once["smooth"] == once["strict"] == 0 < once["object"]
 
 
-def test_a_sample_does_not_depend_on_its_batch(truth):
-    clips, texts = truth[0][:23], truth[1][1:24]
-    together = load_reward("moving_shapes")(RewardBatch(media(clips), texts))
-    alone = [load_reward("moving_shapes")(RewardBatch(media([c]), [t])) for c, t in zip(clips, texts, strict=True)]
-    assert torch.equal(together.raw, torch.cat([output.raw for output in alone]))
+@pytest.mark.parametrize("size", [1, 2, 23])
+def test_a_sample_does_not_depend_on_its_batch(truth, size):
+    rng = np.random.default_rng(0)
+    clips = [(c + rng.normal(0, 12, c.shape)).clip(0, 255).astype(np.uint8) for c in truth[0][:23]]
+    clips[4] = film(LINE, things=(None,) * 9)
+    texts = truth[1][1:24]
+    scorer = load_reward("moving_shapes")
+    together = scorer(RewardBatch(media(clips), texts))
+    pieces = [scorer(RewardBatch(media(clips[i : i + size]), texts[i : i + size])) for i in range(0, len(clips), size)]
+    assert torch.equal(together.raw, torch.cat([output.raw for output in pieces]))
     for name, values in together.parts.items():
-        assert torch.equal(values, torch.cat([output.parts[name] for output in alone]))
+        assert torch.equal(values, torch.cat([output.parts[name] for output in pieces]))
+
+
+def test_ties_are_rare_among_noisy_clips_of_one_prompt():
+    """Clips a decoder could have made: each trembles, is lit and is blurred a little differently."""
+    rng = np.random.default_rng(5)
+    clips = []
+    for _ in range(60):
+        clip = film(LINE + rng.normal(0, 0.01, 9), 0.5 + rng.normal(0, 0.01, 9), radius=0.16 + rng.normal(0, 0.005, 9))
+        clips.append((clip + rng.normal(0, 4, (9, 1, 1, 3))).clip(0, 255).astype(np.uint8))
+    for text in (TEXT, "a red circle moving left", "a red square moving right"):
+        raw = load_reward("moving_shapes")(RewardBatch(media(clips), [text] * 60)).raw
+        assert len(set(raw.tolist())) >= 58
+
+
+def test_the_world_has_six_colours_and_a_drifted_yellow_is_none_of_them():
+    assert set(PALETTE) - set(COLORS) == {"orange"}
+    with pytest.raises(RewardError, match="Colours: red, green, blue, yellow, purple, black;"):
+        parse_prompt("an orange circle moving left")
 
 
 def test_a_prompt_outside_the_grammar_is_nan_and_leaves_its_neighbours_alone():
     output = load_reward("moving_shapes")(RewardBatch(media([film(LINE)] * 3), [TEXT, "a red circle", TEXT]))
     assert output.ok.tolist() == [True, False, True]
-    assert output.raw[0] == output.raw[2] == 1 and math.isnan(output.raw[1])
+    assert output.raw[0] == output.raw[2] > 0.9 and math.isnan(output.raw[1])
     assert "'a red circle'" in output.errors[1] and output.errors[0] is None
     assert all(math.isnan(values[1]) for values in output.parts.values())
 
@@ -162,14 +278,14 @@ def test_clips_of_too_few_frames_fail_as_samples(name, frames):
     assert output.ok.tolist() == [False, False] and output.raw.isnan().all()
     assert output.errors[0] == f"{name} needs 3 frames, and the clip has {frames}" and "'nonsense'" in output.errors[1]
     assert all(values.isnan().all() for values in output.parts.values())
-    assert load_reward(name)(RewardBatch(media([film(LINE)[[0, 4, 8]]]), [TEXT])).raw == 1
+    assert load_reward(name)(RewardBatch(media([film(LINE)[[0, 4, 8]]]), [TEXT])).raw > 0.9
 
 
 def test_tolerances_are_options_and_wrong_ones_are_refused():
     batch = RewardBatch(media([film(LINE)]), [TEXT])
     assert load_reward("moving_shapes_strict", travel=0.5)(batch).raw == 0
-    assert load_reward("moving_shapes_strict", max_area=0.05)(batch).raw == 0  # a tolerance of single frames
-    for options in ({"jerk": -1.0}, {"travel": 0.0}, {"speed": 1.0}, {"overlap": -0.1}):
+    assert load_reward("moving_shapes_strict", max_radius=0.14)(batch).raw == 0  # a tolerance of single frames
+    for options in ({"jerk": -1.0}, {"travel": 0.0}, {"speed": 1.0}, {"separation": 0.1}):
         with pytest.raises(RewardError, match=next(iter(options))):
             load_reward("moving_shapes", **options)
 
