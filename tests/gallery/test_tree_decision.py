@@ -57,11 +57,11 @@ def test_parts_of_scores_are_explained_where_the_record_has_them():
 
     found = words(**{"shapes": 0.5, "shapes/count": 0.5, "shapes/colour": 0.5, "other/clean": 1.0})
     assert found["parts"].startswith("count: how near the number of objects found is to the number asked for; objects")
-    assert "colour: the share" in found["parts"] and "clean" not in found["parts"] and "missing" not in found["parts"]
+    assert "colour: how well" in found["parts"] and "clean" not in found["parts"] and "missing" not in found["parts"]
     assert "shapes, shapes_strict" not in found and "parts" not in words(shapes=0.5, **{"other/count": 0.5})
     every = words(shapes=0.5, shapes_strict=0.0, **{f"shapes/{part}": 0.0 for part in PARTS})
     assert all(f"{part}: " in every["parts"] for part in PARTS) and "or too many counts as" in every["parts"]
-    assert every["shapes, shapes_strict"].endswith("shapes_strict is 1 if all of them are 1, else 0.")
+    assert every["shapes, shapes_strict"].endswith("shapes_strict is 1 if everything passes, else 0.")
 
 
 def test_advantages_of_steps_and_of_pictures_are_told_apart():

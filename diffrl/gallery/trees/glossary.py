@@ -19,13 +19,14 @@ FORMATS = {
 }
 
 PARTS = {
-    "count": "how near the number of objects found is to the number asked for; objects that touch are found as one",
-    "colour": "the share of objects with the right colour",
-    "shape": "the share with the right shape",
-    "binding": "the share with both right",
-    "relation": "1 if the two objects lie as asked or nothing was asked, else 0",
-    "clean": "1 if the background is right and nothing else lies on it, else 0",
-    "partial": "the mean of all these, relation only where it was asked for",
+    "count": "how near the number of objects found is to the number asked for; objects of one colour that touch are one",
+    "colour": "how well the objects' colours fit the asked ones against the others",
+    "shape": "how well their outlines fit the asked ones against the others",
+    "size": "how clearly they are small or large, where that was asked for",
+    "binding": "the product of the three, of each object",
+    "relation": "how clearly the objects lie as asked, where anything was asked",
+    "clean": "how little is wrong with the background, or lies on it",
+    "partial": "the mean of those that apply",
     "strict": "1 if all of them are 1, else 0",
 }
 """Parts of the shapes scorers' scores, which see the same things."""
@@ -67,7 +68,7 @@ def _parts(given: Sums) -> list[tuple[str, str]]:
         missing = " An object that is missing or too many counts as wrong in colour, shape and binding."
         found.append(("parts", f"{'. '.join(meant)}.{missing if parts >= SHARES else ''}"))
     if names.issuperset(SHAPES):
-        text = "shapes is the mean of its parts; shapes_strict is 1 if all of them are 1, else 0."
+        text = "shapes is the mean of its parts; shapes_strict is 1 if everything passes, else 0."
         found.append(("shapes, shapes_strict", text))
     return found
 
