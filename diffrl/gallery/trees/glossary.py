@@ -19,7 +19,7 @@ FORMATS = {
 }
 
 PARTS = {
-    "count": "how near the number of objects found is to the number asked for; objects of one colour that touch are one",
+    "count": "how near the number of objects found is to the number asked for; objects of a colour that touch are one",
     "colour": "how well the objects' colours fit the asked ones against the others",
     "shape": "how well their outlines fit the asked ones against the others",
     "size": "how clearly they are small or large, where that was asked for",
