@@ -42,14 +42,17 @@ STOCK_SHARE = 0.125
 TRAINED = ("transformer", "text_encoder", "text_encoder_2")
 """Components that the flow trains; the VAE is trained before."""
 
+PROMPTS = {"count": 200, "relation": 900, "pair": 400, "relations": 500, "crowd": 500}
+"""Of each kind of the train split; more of the hard ones than alignment trains on."""
+
 CAPTION_DROPOUT = 0.1
 EMA_DECAY = 0.995
 BATCH = 64
 RATE, HORIZON = 1.5e-3, 4000
 """Greatest learning rate of the transformer, and the steps over which it would decay to zero; it does not get there."""
 
-COOLING_RATE = 6e-4
-"""Learning rate that the last steps begin with, from the moving average of those before; it falls to zero."""
+COOLING_RATE, COOLING_HORIZON = 6e-4, 1400
+"""The same of the last steps, which start from the moving average of those before."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
         uint8 pictures (N, 3, 32, 32), the distinct captions (the last one is ""), and each picture's caption (N,).
     """
     rng = np.random.default_rng(recipe.seed)
-    train = prompts("train")
+    train = prompts("train", PROMPTS)
     pictures, captions = [], []
     for i, prompt in enumerate(train):
         count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_prompt
@@ -276,18 +279,17 @@ def build(recipe: Recipe) -> dict[str, object]:
     ids = tokens.input_ids.to(device)
     generators = [torch.Generator().manual_seed(recipe.seed + i) for i in (1, 2)]
     average = train_flow(model, latents, captions, ids, recipe.steps, generators[0], Log("flow"), watch)
-    cooled = recipe.cooling_steps
     average = train_flow(
         average.requires_grad_(True),
         latents,
         captions,
         ids,
-        cooled,
+        recipe.cooling_steps,
         generators[1],
         Log("cooling"),
         watch,
         COOLING_RATE,
-        cooled,
+        COOLING_HORIZON,
     )
     use(pipeline, average)
     save_pipeline(pipeline.to("cpu"), recipe.out)
@@ -323,7 +325,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
     parser.add_argument("--vae-steps", type=int, default=1000, help="optimiser steps of 64 pictures")
     parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
-    parser.add_argument("--cooling-steps", type=int, default=1400, help="more of them, while the rate falls to zero")
+    parser.add_argument(
+        "--cooling-steps", type=int, default=1200, help="more of them, while the rate falls to almost zero"
+    )
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
     parser.add_argument(

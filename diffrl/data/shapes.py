@@ -40,9 +40,9 @@ LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 2, "relations": 
 two kinds; three things in two relations; four objects of two kinds, or three of three."""
 
 PROMPTS: Mapping[Split, Mapping[str, int]] = {
-    "train": {"count": 200, "relation": 900, "pair": 400, "relations": 500, "crowd": 500},
-    "tune": {"count": 16, "relation": 64, "pair": 40, "relations": 40, "crowd": 40},
-    "report": {"count": 16, "relation": 64, "pair": 40, "relations": 40, "crowd": 40},
+    "train": {"count": 150, "relation": 900, "pair": 240, "relations": 150, "crowd": 60},
+    "tune": {"count": 10, "relation": 60, "pair": 16, "relations": 10, "crowd": 4},
+    "report": {"count": 10, "relation": 60, "pair": 16, "relations": 10, "crowd": 4},
 }
 """How many prompts of each kind a split has at most; those that come first by a hash of their text."""
 
@@ -74,20 +74,6 @@ class PlacedThing:
     radius: float
 
 
-@lru_cache(maxsize=3)
-def _prompts(split: Split) -> tuple[Prompt, ...]:
-    chosen = []
-    for kind, most in PROMPTS[split].items():
-        texts = [format_prompt(scene) for scene in _by_split(kind)[split]]
-        texts = sorted(texts, key=_hash)[:most]
-        # Kinds are interleaved evenly, so that the first prompts of a split are a fair sample of it.
-        chosen += [
-            ((i + 0.5) / len(texts), Prompt(text, {"kind": kind, "level": LEVELS[kind]}))
-            for i, text in enumerate(texts)
-        ]
-    return tuple(prompt for _, prompt in sorted(chosen, key=lambda item: (item[0], item[1].text)))
-
-
 @lru_cache(maxsize=len(LEVELS))
 def _by_split(kind: str) -> Mapping[Split, Sequence[SceneSpec]]:
     found: dict[Split, list[SceneSpec]] = {split: [] for split in SPLITS}
@@ -98,14 +84,30 @@ def _by_split(kind: str) -> Mapping[Split, Sequence[SceneSpec]]:
     return found
 
 
-def prompts(split: Split) -> list[Prompt]:
-    """All prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
+def prompts(split: Split, most: Mapping[str, int] | None = None) -> list[Prompt]:
+    """Prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
+
+    Kinds are interleaved evenly, so that the first prompts of a split are a fair sample of it.
+
+    Args:
+        split: which one.
+        most: how many of each kind at most; None = those of `PROMPTS`.
 
     Raises:
         ConfigError: there is no such split.
     """
     require_split("shapes", split)
-    return list(_prompts(split))
+    chosen = []
+    for kind, count in (PROMPTS[split] if most is None else most).items():
+        texts = _texts(kind, split)[:count]
+        chosen += [((i + 0.5) / len(texts), text, kind) for i, text in enumerate(texts)]
+    return [Prompt(text, {"kind": kind, "level": LEVELS[kind]}) for _, text, kind in sorted(chosen)]
+
+
+@lru_cache(maxsize=len(LEVELS) * len(SPLITS))
+def _texts(kind: str, split: Split) -> list[str]:
+    """All prompts of a kind in a split, in the order of their hashes."""
+    return sorted((format_prompt(scene) for scene in _by_split(kind)[split]), key=_hash)
 
 
 def scene_of(prompt: Prompt | str) -> SceneSpec:
