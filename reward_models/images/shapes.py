@@ -93,8 +93,8 @@ class Tolerances:
     fit_radius: float = 0.125
     outline: float = 0.225
     horn: float = 0.75
-    small: float = 0.1225
-    large: float = 0.1475
+    small: float = 0.125
+    large: float = 0.15
     min_radius: float = 0.08
     max_radius: float = 0.195
     separation: float = 0.15
