@@ -186,6 +186,7 @@ class RewardTable:
         total: (S,) float32 weighted sum of the scaled rewards; NaN where any of them failed.
         ok: (S,) bool, True where every scorer succeeded.
         errors: S messages, None where ok.
+        notes: per reward name that gives reasons in words, S of them, None where there is none.
     """
 
     raw: Mapping[str, Tensor]
@@ -193,6 +194,11 @@ class RewardTable:
     total: Tensor
     ok: Tensor
     errors: Sequence[str | None]
+    notes: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+
+    def notes_of(self, row: int) -> dict[str, str]:
+        """A sample's reasons, by the name of the reward."""
+        return {name: note for name, column in self.notes.items() if (note := column[row])}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import BrokenScorerError, RewardError
-from reward_models.messages import printable
+from reward_models.messages import brief, printable
 
 
 def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
@@ -142,11 +142,18 @@ def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
         raise BrokenScorerError(f"{rule} It has {len(errors)} errors. {check}")
     if others := [error for error in errors if not isinstance(error, str | None)]:
         raise BrokenScorerError(f"{rule} Errors are text or None. Got {_shown(others[0])}. {check}")
+    notes = list(output.notes)
+    if len(notes) not in (0, count):
+        raise BrokenScorerError(f"{rule} It has {len(notes)} notes. {check}")
+    if others := [note for note in notes if not isinstance(note, str | None)]:
+        raise BrokenScorerError(f"{rule} Notes are text or None. Got {_shown(others[0])}. {check}")
+    short = [(note and brief(note)) or None for note in notes]
     return RewardOutput(
         _plain(output.raw),
         _plain(output.ok),
         [error and printable(error) for error in errors],
         {key: _plain(part) for key, part in parts.items()},
+        short if any(short) else (),
     )
 
 

@@ -90,28 +90,39 @@ class RewardOutput:
         ok: (B,) bool, False where a sample could not be scored.
         errors: B messages, None where ok.
         parts: named components of the score, (B,) float32 each (colour, count, ...); NaN where unknown.
+        notes: B reasons in words ("left of: wrong"), None where there is none; empty: the scorer gives none. Each is
+            kept as one line of at most 200 characters.
     """
 
     raw: Tensor
     ok: Tensor
     errors: Sequence[str | None]
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: Sequence[str | None] = ()
+
+    def note(self, row: int) -> str | None:
+        """A sample's reason, if there is one."""
+        return self.notes[row] if self.notes else None
 
 
 def output_of_rows(
-    rows: Sequence[tuple[float, Mapping[str, float], str | None]], parts: Sequence[str] = ()
+    rows: Sequence[tuple[float, Mapping[str, float], str | None]],
+    parts: Sequence[str] = (),
+    notes: Sequence[str | None] = (),
 ) -> RewardOutput:
     """The output of scorers that look at one sample after the other.
 
     Args:
         rows: of each sample its score, its parts and why it could not be scored, or None.
         parts: names of the parts; NaN where a row lacks one.
+        notes: as in `RewardOutput`.
     """
     return RewardOutput(
         raw=torch.tensor([row[0] for row in rows], dtype=torch.float32),
         ok=torch.tensor([row[2] is None for row in rows], dtype=torch.bool),
         errors=[row[2] for row in rows],
         parts={name: torch.tensor([row[1].get(name, math.nan) for row in rows], dtype=torch.float32) for name in parts},
+        notes=notes if any(notes) else (),
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
 from reward_models.errors import RewardError
-from reward_models.messages import describe
+from reward_models.messages import describe, printable
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4
@@ -88,6 +88,10 @@ def check_output(spec: ScorerSpec, output: RewardOutput, count: int) -> list[str
             problems.append(f"{name} must be finite, or NaN where it is unknown. Got {column.tolist()}.")
     if len(output.errors) != count:
         problems.append(f"`errors` must have {count} entries. Got {len(output.errors)}.")
+    if len(output.notes) not in (0, count):
+        problems.append(f"`notes` must have {count} entries, or none. Got {len(output.notes)}.")
+    if others := [note for note in output.notes if not isinstance(note, str | None)]:
+        problems.append(f"`notes` must be text or None. Got {printable(repr(others[0]), 80)}.")
     if problems:
         return problems
     low, high = spec.range

@@ -236,6 +236,7 @@ def score_media(
         if len(values) != len(items) and (values or name == "prompts"):
             raise RewardError(f"{name} must have one entry a picture. Got {len(values)} for {len(items)} pictures.")
     rows: list[tuple[float, Mapping[str, float], str | None]] = [(float("nan"), {}, "not scored")] * len(items)
+    notes: list[str | None] = [None] * len(items)
     names: dict[str, None] = {}
     opened = [as_media(item) for item in items]
     alike: dict[Any, list[int]] = {}
@@ -257,7 +258,8 @@ def score_media(
             for place, row in enumerate(piece):
                 parts = {name: float(values[place]) for name, values in output.parts.items()}
                 rows[row] = (float(output.raw[place]), parts, output.errors[place])
-    return output_of_rows(rows, list(names))
+                notes[row] = output.note(place)
+    return output_of_rows(rows, list(names), notes)
 
 
 def batches_of(rows: Sequence[int], batch_size: int, groups: Sequence[Any] = ()) -> list[list[int]]:

@@ -15,6 +15,9 @@ LONGEST_MESSAGE = 500
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b-\x1f\x7f]")
 """Lone surrogates, which UTF-8 cannot store, and control characters, which a terminal obeys."""
 
+LONGEST_NOTE = 200
+"""Characters of what a scorer says of a sample."""
+
 SHOWN = 80
 """Characters of a value in a message."""
 
@@ -65,6 +68,12 @@ def printable(text: object, longest: int = LONGEST_MESSAGE) -> str:
     except Exception as error:  # an exception's __str__ is a stranger's code too
         plain = f"a message that cannot be read ({type(error).__name__})"
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", cut(plain, longest))
+
+
+def brief(text: str, longest: int = LONGEST_NOTE) -> str:
+    """A stranger's remark as one short line: what cannot be printed, or turns the writing around, is a space."""
+    head = text[: 4 * longest]  # no more is read of a text of any length
+    return cut(" ".join("".join(c if c.isprintable() else " " for c in head).split()), longest)
 
 
 def describe(error: BaseException) -> str:

@@ -45,8 +45,11 @@ TRAINED = ("transformer", "text_encoder", "text_encoder_2")
 CAPTION_DROPOUT = 0.1
 EMA_DECAY = 0.995
 BATCH = 64
-HORIZON = 4000
-"""Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
+RATE, HORIZON = 1.5e-3, 4000
+"""Greatest learning rate of the transformer, and the steps over which it would decay to zero; it does not get there."""
+
+COOLING_RATE = 6e-4
+"""Learning rate that the last steps begin with, from the moving average of those before; it falls to zero."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Recipe:
     out: Path
     vae_steps: int
     steps: int
+    cooling_steps: int
     pictures_per_prompt: int = 10
     pictures_per_count: int = 20
     samples: int = 500
@@ -184,6 +188,8 @@ def train_flow(
     generator: torch.Generator,
     log: Log,
     on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
+    rate: float = RATE,
+    horizon: int = HORIZON,
 ) -> nn.ModuleDict:
     """Rectified flow with logit-normal times; returns the moving average of the weights.
 
@@ -196,12 +202,14 @@ def train_flow(
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
         on_step: receives the step and the moving average after it.
+        rate: the greatest learning rate.
+        horizon: steps over which it would fall to zero.
     """
     average = copy.deepcopy(model).requires_grad_(False)
     model["transformer"].set_attn_processor(RepeatedTokenAttention())
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, horizon))
     for step in range(1, steps + 1):
         rows = torch.randint(len(latents), (BATCH,), generator=generator)
         clean = latents[rows]
@@ -265,8 +273,22 @@ def build(recipe: Recipe) -> dict[str, object]:
             held_out = held_out_sample(recipe.samples)
             print("held out", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
 
-    ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
-    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)
+    ids = tokens.input_ids.to(device)
+    generators = [torch.Generator().manual_seed(recipe.seed + i) for i in (1, 2)]
+    average = train_flow(model, latents, captions, ids, recipe.steps, generators[0], Log("flow"), watch)
+    cooled = recipe.cooling_steps
+    average = train_flow(
+        average.requires_grad_(True),
+        latents,
+        captions,
+        ids,
+        cooled,
+        generators[1],
+        Log("cooling"),
+        watch,
+        COOLING_RATE,
+        cooled,
+    )
     use(pipeline, average)
     save_pipeline(pipeline.to("cpu"), recipe.out)
     trained = time.perf_counter() - start
@@ -276,6 +298,7 @@ def build(recipe: Recipe) -> dict[str, object]:
         "seed": recipe.seed,
         "vae_steps": recipe.vae_steps,
         "steps": recipe.steps,
+        "cooling_steps": recipe.cooling_steps,
         "batch": BATCH,
         "pictures": len(pictures),
         "train_prompts": len(texts) - 1,
@@ -298,8 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
-    parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
+    parser.add_argument("--vae-steps", type=int, default=1000, help="optimiser steps of 64 pictures")
     parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
+    parser.add_argument("--cooling-steps", type=int, default=1400, help="more of them, while the rate falls to zero")
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
     parser.add_argument(
@@ -307,9 +331,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
+    recipe = Recipe(
+        options.seed, options.out, options.vae_steps, options.steps, options.cooling_steps, watch=options.watch
+    )
     if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_prompt=1, pictures_per_count=1, samples=4)
+        recipe = Recipe(options.seed, options.out, 2, 2, 2, pictures_per_prompt=1, pictures_per_count=1, samples=4)
     record = build(recipe)
     print(json.dumps(record, indent=2))
     return 0

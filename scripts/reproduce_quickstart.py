@@ -1,8 +1,10 @@
-"""Run a quickstart with several seeds and print what it gains: the numbers that the README quotes.
+"""Run a quickstart with several seeds and measure what it gains on prompts that nothing was chosen by.
 
     python scripts/reproduce_quickstart.py [--config CONFIG] [--seeds 3] [--out runs/reproduce] [a.b=c ...]
 
-Each seed is a `diffrl train` of its own, one after the other; a seed whose summary is there already is not run again.
+Each seed is a `diffrl train` of its own, one after the other, and then a `diffrl evaluate` on the report split of the
+world that it trains on: before and after alignment, without guidance and with. A seed that is there is not run again.
+The numbers are those that the README quotes.
 """
 
 from __future__ import annotations
@@ -16,31 +18,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffrl.config.load import load_config
 
-def run_seed(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Train one seed, unless it is there, and return its summary."""
-    summary = out / f"seed-{seed}" / "summary.json"
-    if not summary.is_file():
+GUIDANCE = 3
+
+
+def run_seed(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> Path:
+    """Train one seed, unless it is there, and return its directory."""
+    run = out / f"seed-{seed}"
+    if not (run / "summary.json").is_file():
         settings = [f"run.seed={seed}", f"run.name=seed-{seed}", f"run.dir={out}", *overrides]
         subprocess.run([sys.executable, "-m", "diffrl.cli", "train", str(config), *settings], check=True)
-    return dict(json.loads(summary.read_text(encoding="utf-8")))
+    return run
 
 
-def table(summaries: Sequence[dict[str, Any]]) -> str:
+def evaluate(run: Path, prompts: str) -> list[dict[str, Any]]:
+    """Rows of `diffrl evaluate`: base and aligned, each without guidance and with; kept beside the run."""
+    kept = run.parent / f"{run.name}-{prompts.replace(':', '-')}.json"
+    if not kept.is_file():
+        command = [sys.executable, "-m", "diffrl.cli", "evaluate", "--run", str(run), "--prompts", prompts, "--base"]
+        command += ["--guidance", "1", "--guidance", str(GUIDANCE), "--json"]
+        kept.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout, encoding="utf-8")
+    return list(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def table(runs: Sequence[Path], prompts: str, rewards: Sequence[str]) -> str:
     """One line a seed, then mean and spread (sample standard deviation) of each column."""
-    columns = {
-        "strict before": [s["held_out"]["strict_before"] for s in summaries],
-        "strict after": [s["held_out"]["strict_after"] for s in summaries],
-        "gain": [s["held_out"]["strict_after"] - s["held_out"]["strict_before"] for s in summaries],
-        "partial before": [s["held_out"]["partial_before"] for s in summaries],
-        "partial after": [s["held_out"]["partial_after"] for s in summaries],
-        "minutes": [sum(s["seconds"].values()) / 60 for s in summaries],
-    }
+    columns: dict[str, list[float]] = {}
+    for run in runs:
+        for reward in rewards:
+            for row in evaluate(run, prompts):
+                guided = "" if row["guidance_scale"] == 1 else f" + CFG {GUIDANCE}"
+                columns.setdefault(f"{reward}: {row['weights']}{guided}", []).append(row["means"][reward])
+        seconds = json.loads((run / "summary.json").read_text(encoding="utf-8"))["seconds"]
+        columns.setdefault("minutes", []).append(sum(seconds.values()) / 60)
     lines = ["| seed | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for row, summary in enumerate(summaries):
-        lines.append(f"| {summary['seed']} | " + " | ".join(f"{values[row]:.3f}" for values in columns.values()) + " |")
+    for i, run in enumerate(runs):
+        cells = " | ".join(f"{values[i]:.3f}" for values in columns.values())
+        lines.append(f"| {run.name.removeprefix('seed-')} | {cells} |")
     lines.append("| mean | " + " | ".join(f"{statistics.mean(values):.3f}" for values in columns.values()) + " |")
-    if len(summaries) > 1:
+    if len(runs) > 1:
         spread = (f"{statistics.stdev(values):.3f}" for values in columns.values())
         lines.append("| spread | " + " | ".join(spread) + " |")
     return "\n".join(lines)
@@ -54,8 +71,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     options = parser.parse_args()
-    summaries = [run_seed(options.config, seed, options.out, options.overrides) for seed in range(options.seeds)]
-    print(table(summaries))
+    config = load_config(options.config, options.overrides)
+    world = config.prompts.train.partition(":")[0]
+    runs = [run_seed(options.config, seed, options.out, options.overrides) for seed in range(options.seeds)]
+    print(table(runs, f"{world}:report", [reward.key for reward in config.eval.rewards]))
     return 0
 
 

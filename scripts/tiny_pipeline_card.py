@@ -24,6 +24,9 @@ from reward_models import RewardBatch, load_reward
 
 Score = dict[str, float]
 
+BASE = f"generated, guidance_scale=1, max_sequence_length={T5_TOKENS}"
+GUIDED = f"generated, guidance_scale=3, max_sequence_length={T5_TOKENS}"
+
 
 def load(folder: Path) -> StableDiffusion3Pipeline:
     """The saved pipeline in fp32 (the default), without a progress bar."""
@@ -33,8 +36,8 @@ def load(folder: Path) -> StableDiffusion3Pipeline:
 
 
 def held_out_sample(count: int) -> list[str]:
-    """`count` held-out prompts in turn, so that each occurs about equally often."""
-    texts = [prompt.text for prompt in prompts("tune") + prompts("report")]
+    """`count` prompts of the report split in turn, so that each occurs about equally often."""
+    texts = [prompt.text for prompt in prompts("report")]
     return [texts[i % len(texts)] for i in range(count)]
 
 
@@ -85,6 +88,29 @@ def generate(
     return stack(pictures)
 
 
+def measure_groups(pipeline: StableDiffusion3Pipeline, groups: int, size: int, seed: int) -> dict[str, float]:
+    """What a method has to tell apart: `size` pictures each of `groups` training prompts, reward as in the recipes.
+
+    Returns:
+        ties: share of pairs within a group with the same graded reward.
+        no_spread: share of groups whose graded rewards are all the same.
+        same_verdict: share of groups whose strict verdicts are all the same, so that strict alone teaches nothing.
+        random_top: share of a random choice that is among a group's best sixth (8 of 48); 1/6 without ties.
+    """
+    texts = [prompt.text for prompt in prompts("train")[:groups] for _ in range(size)]
+    output = load_reward("shapes")(RewardBatch(generate(pipeline, texts, seed), texts))
+    graded, strict = (values.reshape(groups, size) for values in (output.raw, output.parts["strict"]))
+    total = (graded + strict) / 2
+    tied = (graded[:, :, None] == graded[:, None, :]).sum((1, 2)) - size
+    eighth = total.sort(dim=1, descending=True).values[:, size // 6 - 1 : size // 6]
+    return {
+        "ties": round(float(tied.sum()) / (groups * size * (size - 1)), 5),
+        "no_spread": round(float((graded.std(1) == 0).float().mean()), 4),
+        "same_verdict": round(float((strict.std(1) == 0).float().mean()), 4),
+        "random_top": round(float((total >= eighth).float().mean()), 4),
+    }
+
+
 def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
     """Scores of truths, reconstructions and generations over the held-out prompts; speed, sizes and versions."""
     pipeline = load(folder)
@@ -108,6 +134,7 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
         "samples": samples,
         "scores": scores,
         "milliseconds_per_picture": milliseconds,
+        "groups": measure_groups(pipeline, max(1, samples // 12), 48 if samples > 48 else 6, seed),
         "parameters": {
             name: sum(p.numel() for p in getattr(pipeline, name).parameters())
             for name in ("transformer", "vae", "text_encoder", "text_encoder_2")
@@ -133,7 +160,16 @@ def write_card(folder: Path, record: Mapping[str, Any]) -> None:
     )
     parameters = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in record["parameters"].items())
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    values = {**record, "scores": scores, "parameters": parameters, "versions": versions}
+    values = {
+        **record,
+        **record["groups"],
+        "group_count": max(1, record["samples"] // 12),
+        "base": record["scores"][BASE]["strict"],
+        "guided": record["scores"][GUIDED]["strict"],
+        "scores": scores,
+        "parameters": parameters,
+        "versions": versions,
+    }
     (folder / "README.md").write_text(CARD.format(megabytes=record["bytes"] / 1e6, **values))
 
 
@@ -149,8 +185,8 @@ An ordinary diffusers `StableDiffusion3Pipeline` that draws 32x32 pictures of co
 alignment by reinforcement learning can be tried, tested and timed in minutes on a CPU. It was trained from scratch by
 `scripts/build_tiny_pipeline.py` on pictures rendered by `diffrl.data.shapes`; no external data, no external weights.
 
-**It is deliberately under-trained**: without guidance between a fifth and a third of the held-out prompts come out
-entirely right (first generated row below), which leaves alignment something to do. It is of no use for anything else.
+**It is deliberately under-trained**: without guidance {base:.0%} of the held-out prompts come out entirely right, with
+classifier-free guidance of 3 {guided:.0%}, which leaves alignment something to do. It is of no use for anything else.
 
 ```python
 from diffusers import StableDiffusion3Pipeline
@@ -161,10 +197,11 @@ pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scal
 
 ## Prompts
 
-`a|two|three COLOUR SHAPE[s]`, or `a COLOUR SHAPE RELATION a COLOUR SHAPE` with two different colours. Colours: red,
-green, blue, yellow, purple, black. Shapes: circle, square, triangle. Relations: left of, right of, above, below. Of the
-1,134 prompts {train_prompts} were trained on; the others are held out by combination
-(`diffrl.data.shapes`: the splits `tune` and `report`).
+`NUMBER [SIZE] COLOUR SHAPE[s]`, several of these joined by `and`, or `a [SIZE] COLOUR SHAPE RELATION a [SIZE] COLOUR
+SHAPE` with a second relation if need be (`and above a black triangle`): at most four things, of different colours.
+Numbers: a, two, three, four. Sizes: small, large. Colours: red, green, blue, yellow, purple, black, orange. Shapes:
+circle, square, triangle. Relations: left of, right of, above, below. {train_prompts:,} prompts were trained on; two
+more splits, `tune` and `report`, hold combinations that are in no other (`diffrl.data.shapes`).
 
 ## `max_sequence_length`
 
@@ -174,18 +211,24 @@ times faster (last column below); `diffrl.json` tells diffrl to use 1.
 
 ## Measured
 
-Of the saved float32 files; {samples} samples in turn over the held-out prompts; stock pipeline, Euler, 10 steps.
-Strict: the share of pictures with everything right (count, colours, shapes, relation, clean background). Partial: mean
-partial credit. Scorer: `reward_models.load_reward("shapes")`.
+Of the saved float32 files; {samples} samples in turn over the prompts of the report split; stock pipeline, Euler, 10
+steps. Strict: the share of pictures with everything right (count, colours, outlines, sizes, relations, background).
+Graded: mean reward of `reward_models.load_reward("shapes")`.
 
-| pictures | strict | partial | ms a picture, batches of 125 |
+| pictures | strict | graded | ms a picture, batches of 125 |
 |---|---|---|---|
 {scores}
+
+Of 48 pictures each of {group_count} training prompts, without guidance: {ties:.2%} of the pairs tie in the graded
+reward, {no_spread:.1%} of the groups have no spread in it, {same_verdict:.1%} have one strict verdict throughout; a
+random choice holds {random_top:.3f} of the best 8 of 48 (.167 if nothing ties; half graded, half strict, as the
+recipes train).
 
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}, other work beside.
+transformer and text encoders {steps} and {cooling_steps} steps of {batch}, {training_seconds} s in all, on {machine},
+other work beside.
 
 {versions}. `build.json` holds the same numbers.
 

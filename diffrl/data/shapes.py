@@ -17,12 +17,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffrl.errors import DiffrlError
+from diffrl.data.worlds import SPLITS, Split, require_split
 from diffrl.records import Prompt
 from reward_models.images.shapes_grammar import (
     COLORS,
@@ -35,9 +34,6 @@ from reward_models.images.shapes_grammar import (
     parse_prompt,
 )
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, SHAPES, coverage
-
-Split = Literal["train", "tune", "report"]
-SPLITS: tuple[Split, ...] = ("train", "tune", "report")
 
 LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 2, "relations": 3, "crowd": 3}
 """Kinds of prompts and how hard they are: one thing or several of it; two things in a relation; two or three objects of
@@ -106,10 +102,9 @@ def prompts(split: Split) -> list[Prompt]:
     """All prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
 
     Raises:
-        DiffrlError: there is no such split.
+        ConfigError: there is no such split.
     """
-    if split not in SPLITS:
-        raise DiffrlError(f"The shapes world has the splits {', '.join(SPLITS)}. Got {split!r}.")
+    require_split("shapes", split)
     return list(_prompts(split))
 
 

@@ -48,7 +48,7 @@ class _Setting:
         adapter: the model; whose weights it has is up to the moment.
         family: name of its family.
         source: of the prompts.
-        prompts: that are taken in turn.
+        prompts: all of them; the first ones, as many as there are samples, are taken in turn.
         scorers: what is measured.
         settings: of the drawing; its guidance is replaced by each row's.
         guidances: one row each.
@@ -81,6 +81,8 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
         return
     console.print(table_of(rows))
     lines = [f"{row.label}: {row.failed} of {row.n + row.failed} could not be scored." for row in rows if row.failed]
+    if (left := rows[0].prompts_left) > 0:
+        lines.append(f"The last {left} of {left + rows[0].n + rows[0].failed} prompts were not drawn: raise --samples.")
     if request.run is not None:
         lines.append(f"Written down in {request.run / EVALUATIONS}.")
     for line in lines:
@@ -116,8 +118,9 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
     if request.out is not None:
         require_empty(request.out, "--out")
     setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request)
-    _require_fit(setting)
-    encode = PromptEncodings(setting.adapter)([prompt.text for prompt in setting.prompts])
+    prompts = setting.prompts[: setting.settings.samples]
+    _require_fit(setting, prompts)
+    encode = PromptEncodings(setting.adapter)([prompt.text for prompt in prompts])
     before = ["base"] if request.base else []
     for weights in [*before, "model" if setting.run is None else "aligned"]:
         if weights == "aligned" and setting.run is not None:
@@ -130,14 +133,14 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
                 OneProcess(),
                 setting.adapter,
                 encode,
-                setting.prompts,
+                prompts,
                 setting.scorers,
                 settings,
                 setting.decode_batch,
                 noise_stream(setting.source),
             )
             step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
-            row = measured(found, settings, setting.source, weights, step, state)
+            row = measured(found, settings, setting.source, len(setting.prompts), weights, step, state)
             if request.out is not None:
                 _keep(found, request.out / row.label, setting)
             if request.run is not None:
@@ -154,7 +157,7 @@ def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
         adapter=run.adapter,
         family=config.model.family,
         source=source,
-        prompts=load_prompts(source)[: settings.samples],
+        prompts=load_prompts(source),
         scorers=make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps),
         settings=settings,
         guidances=_guidances(request, config.eval.guidance_scale),
@@ -176,7 +179,7 @@ def _of_pipeline(request: EvaluateRequest) -> _Setting:
         ),
         request,
     )
-    prompts, device = load_prompts(request.prompts)[: settings.samples], choose_device(request.device)
+    prompts, device = load_prompts(request.prompts), choose_device(request.device)
     model, sizes = str(request.model), (request.height, request.width, request.frames)
     adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes)
     return _Setting(
@@ -213,15 +216,15 @@ def _guidances(request: EvaluateRequest, default: float) -> list[float]:
     return list(dict.fromkeys(request.guidance or [default]))
 
 
-def _require_fit(setting: _Setting) -> None:
+def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
     """Refuse scorers that cannot look at what will be drawn.
 
     Raises:
         ConfigError: says what is wrong.
     """
     require_media(find_family(setting.family), setting.scorers)
-    require_metadata(setting.scorers, setting.prompts, setting.source)
-    require_pairs(setting.scorers, setting.settings.samples, len(setting.prompts))
+    require_metadata(setting.scorers, prompts, setting.source)
+    require_pairs(setting.scorers, setting.settings.samples, len(prompts))
 
 
 def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
@@ -233,7 +236,8 @@ def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
         for i, (picture, prompt, address) in enumerate(zip(found.images, found.prompts, found.addresses, strict=True)):
             scores = {name: column[i] if column[i] == column[i] else None for name, column in values.items()}
             place = (address.group, address.root, address.seed)
-            write_sample(folder, index, picture, prompt, *place, fps, {"rewards": scores})
+            beside = {"rewards": scores, "notes": found.table.notes_of(i)}
+            write_sample(folder, index, picture, prompt, *place, fps, beside)
 
 
 def _write_down(row: Measured, run: Path) -> None:

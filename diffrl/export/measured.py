@@ -32,6 +32,7 @@ class Measured:
         digest: of a run's trained weights, sha256; None for a pipeline.
         prompts: their source.
         split: of the embedded world; None for other sources.
+        prompts_left: prompts of the source that were not drawn, for there are fewer samples.
         n: samples that every reward could score.
         failed: the others.
         guidance_scale: 1 is off.
@@ -50,6 +51,7 @@ class Measured:
     digest: str | None
     prompts: str
     split: str | None
+    prompts_left: int
     n: int
     failed: int
     guidance_scale: float
@@ -73,9 +75,15 @@ class Measured:
 
 
 def measured(
-    found: Evaluation, settings: EvalSettings, source: str, weights: str, iteration: int | None, digest: str | None
+    found: Evaluation,
+    settings: EvalSettings,
+    source: str,
+    listed: int,
+    weights: str,
+    iteration: int | None,
+    digest: str | None,
 ) -> Measured:
-    """The row of an evaluation by one process; `Measured` says what the arguments are."""
+    """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
     split = split_of(source)
     return Measured(
         weights=weights,
@@ -83,6 +91,7 @@ def measured(
         digest=digest,
         prompts=source,
         split=None if split is None else split[1],
+        prompts_left=max(0, listed - len(found.prompts)),
         n=len(found.prompts) - found.failed,
         failed=found.failed,
         guidance_scale=settings.guidance_scale,
@@ -138,7 +147,7 @@ def table_of(rows: Sequence[Measured]) -> Table:
     """
     first = rows[0]
     title = f"{first.prompts}, {first.steps} steps, noise of seed {first.noise_seed}"
-    table = Table(title=title, caption="mean [95 % interval]")
+    table = Table(title=title, caption="mean and its 95 % interval")
     names = list(dict.fromkeys(name for row in rows for name in row.intervals))
     for column in ("weights", "iteration", "guidance", "n", *names):
         table.add_column(column, justify="left" if column == "weights" else "right")
@@ -152,5 +161,4 @@ def table_of(rows: Sequence[Measured]) -> Table:
 def _cell(mean: float | None, ends: tuple[float, float] | None) -> str:
     if mean is None:
         return "–"
-    # An opening bracket would begin rich's markup.
-    return f"{mean:.3f}" if ends is None else f"{mean:.3f} \\[{ends[0]:.3f}, {ends[1]:.3f}]"
+    return f"{mean:.3f}" if ends is None else f"{mean:.3f}\n{ends[0]:.3f} to {ends[1]:.3f}"

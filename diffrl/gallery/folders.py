@@ -59,8 +59,8 @@ class Scores(Protocol):
     def values(self, marks: Sequence[tuple[str, int, int, str | None]], reward: str) -> list[float | None]:
         """One reward of many pictures, None while unknown."""
 
-    def of(self, mark: tuple[str, int, int, str | None]) -> tuple[dict[str, float | None], str | None]:
-        """All rewards of a picture by name, None while unknown; and why some failed."""
+    def of(self, mark: tuple[str, int, int, str | None]) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
+        """All rewards of a picture by name, None while unknown; why some failed; and what scorers say of it."""
 
     def progress(self) -> str | None:
         """What the scoring is at; None when nothing is being scored."""
@@ -201,9 +201,10 @@ class FolderSource:
             return self._contents
 
     def _sample(self, number: int, entry: Entry, state: State) -> Sample:
-        rewards, error = self.scores.of(entry.mark) if self.scores is not None else ({}, None)
+        rewards, error, notes = self.scores.of(entry.mark) if self.scores is not None else ({}, None, {})
         metadata = dict(entry.item.metadata)
-        return Sample(number, entry.key, state, rewards=rewards, error=error, file=entry.file, metadata=metadata)
+        told = {"rewards": rewards, "error": error, "notes": notes}
+        return Sample(number, entry.key, state, file=entry.file, metadata=metadata, **told)
 
 
 def look(root: Path) -> Look:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from reward_models.messages import LONGEST_NOTE, brief, cut
+
 
 @dataclass(frozen=True)
 class State:
@@ -58,6 +60,7 @@ class Sample:
         advantage: None where it was not trained on.
         rewards: raw value by name, parts as "reward/part"; None where a scorer failed.
         error: why a scorer failed.
+        notes: what scorers say of it, by the name of the reward; a stranger's text.
         file: picture or video, relative to the source; None if it was not kept.
         metadata: JSON values that came with the prompt.
     """
@@ -69,6 +72,7 @@ class Sample:
     advantage: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     error: str | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,9 +81,24 @@ class Sample:
         """The text that it was drawn for."""
         return self.key[0]
 
+    @property
+    def reason(self) -> str | None:
+        """What scorers say of it, in one line."""
+        return reason(self.notes)
+
     def value(self, reward: str) -> float | None:
         """A reward by name; "total" is the weighted sum."""
         return self.total if reward == "total" else self.rewards.get(reward)
+
+
+def reason(notes: Mapping[str, str]) -> str | None:
+    """What scorers say of a sample, in one line: each thing once, whichever of them say it; None if they say nothing.
+
+    Args:
+        notes: by the name of the reward.
+    """
+    said = dict.fromkeys(short for note in notes.values() if (short := brief(note)))
+    return cut(" · ".join(said), LONGEST_NOTE) or None
 
 
 class Source(Protocol):

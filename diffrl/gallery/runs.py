@@ -14,7 +14,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -153,6 +153,9 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
         f"SELECT sample_id, name, raw FROM rewards WHERE sample_id IN ({marks}) ORDER BY name", list(ids)
     ):
         rewards[number][str(name)] = finite(raw)
+    notes: dict[int, dict[str, str]] = {number: {} for number in ids}
+    for number, name, note in notes_of(database, marks, ids):
+        notes[number][name] = note
     rows = database.execute(
         "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata "
         f"FROM samples WHERE id IN ({marks})",
@@ -167,6 +170,7 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
             advantage=finite(row[9]),
             rewards=rewards[row[0]],
             error=None if row[10] is None else str(row[10]),
+            notes=notes[row[0]],
             file=None if row[11] is None else str(row[11]),
             metadata=_object(row[12]),
         )

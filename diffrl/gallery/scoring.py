@@ -73,8 +73,8 @@ class FolderScores:
             return [None if score is None else finite(score.parts.get(part)) for score in scores]
         return [None if score is None else finite(score.raw) for score in scores]
 
-    def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None]:
-        """All rewards of a picture by name, None while unknown; and why some failed."""
+    def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
+        """All rewards of a picture by name, None while unknown; why some failed; and what scorers say of it."""
         with self._lock:
             scores = dict(self._known.get(mark, {}))
         rewards: dict[str, float | None] = {}
@@ -84,7 +84,8 @@ class FolderScores:
             for part, value in sorted(score.parts.items()) if score is not None else ():
                 rewards[f"{label}/{part}"] = finite(value)
         told = [f"{label}: {scores[label].error}" for label in self.labels if label in scores and not scores[label].ok]
-        return rewards, "; ".join(told) or None
+        notes = {label: score.note for label in self.labels if (score := scores.get(label)) and score.note}
+        return rewards, "; ".join(told) or None, notes
 
     def progress(self) -> str | None:
         """See `FolderSource.progress`."""

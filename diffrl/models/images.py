@@ -66,11 +66,13 @@ class Cell:
         caption: usually the prompt.
         pictures: uint8 (3, H, W) each, of any sizes.
         passed: per picture: True draws it in green with a tick, False in red with a cross, None without a mark.
+        notes: per picture: a line written under it, cut to its width; None without one.
     """
 
     caption: str
     pictures: Sequence[Tensor]
     passed: Sequence[bool | None] = ()
+    notes: Sequence[str | None] = ()
 
 
 Font = ImageFont.FreeTypeFont
@@ -97,17 +99,21 @@ def comparison_grid(
         title: written on top.
     """
     for cell in cells:
-        if len(cell.pictures) != len(labels) or len(cell.passed) not in (0, len(labels)):
-            raise ValueError(f"Each cell has one picture (and mark) per label {list(labels)}. Got {cell.caption!r}.")
+        if len(cell.pictures) != len(labels) or {len(cell.passed), len(cell.notes)} - {0, len(labels)}:
+            rule = f"Each cell has one picture (and mark, and note) per label {list(labels)}."
+            raise ValueError(f"{rule} Got {cell.caption!r}.")
     if not cells or columns < 1:
         raise ValueError(f"A grid needs at least one cell and one column. Got {len(cells)} and {columns}.")
     columns = min(columns, len(cells))
-    written = "".join([title or "", *labels, *(cell.caption for cell in cells)])
+    noted = any(note for cell in cells for note in cell.notes)
+    notes = (note or "" for cell in cells for note in cell.notes)
+    written = "".join([title or "", *labels, *(cell.caption for cell in cells), *notes])
     small, text, large = (_font(max(11, round(picture_size * part)), written) for part in (0.11, 0.12, 0.165))
     line = round(text.size * 1.3)
     frame = picture_size + 2 * BORDER
     cell_width = len(labels) * frame + (len(labels) - 1) * GAP
-    cell_height = frame + 8 + LINES * line
+    under = frame + 8 + (round(small.size * 1.5) if noted else 0)
+    cell_height = under + LINES * line
     top = MARGIN + (round(large.size * 2.1) if title else 0) + round(small.size * 1.7)
     width = 2 * MARGIN + columns * cell_width + (columns - 1) * MARGIN
     height = top + -(-len(cells) // columns) * (cell_height + 16) - 16 + MARGIN
@@ -123,8 +129,10 @@ def comparison_grid(
             _paste(grid, picture, (left, y), picture_size, cell.passed[j] if cell.passed else None)
             if i < columns:
                 draw.text((left + frame // 2, y - 6), labels[j], font=small, fill=FAINT, anchor="ms")
+            if cell.notes and (note := cell.notes[j]):
+                draw.text((left, y + frame + 5), _fit(note, small, frame, 1)[0], font=small, fill=FAINT)
         for k, words in enumerate(_fit(cell.caption, text, cell_width, LINES)):
-            draw.text((x, y + frame + 8 + k * line), words, font=text, fill=INK)
+            draw.text((x, y + under + k * line), words, font=text, fill=INK)
     return grid
 
 

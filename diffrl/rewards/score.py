@@ -136,10 +136,14 @@ class Scoring:
         errors: list[str | None] = [None] * count
         raw: dict[str, Tensor] = {}
         parts: dict[str, Tensor] = {}
+        notes: dict[str, list[str | None]] = {}
         for stream in self._streams:
             weighted = stream.weighted
             outputs = [_wait(weighted, pending) for pending in stream.pending]
-            values, good, messages, components = _joined(outputs, [row for piece in stream.pieces for row in piece])
+            rows = [row for piece in stream.pieces for row in piece]
+            values, good, messages, components = _joined(outputs, rows)
+            if any(said := _noted(outputs, rows)):
+                notes[weighted.name] = said
             raw[weighted.name] = values
             parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
             if weighted.weight == 0:  # only watched: samples that it fails on are no worse for it
@@ -154,7 +158,7 @@ class Scoring:
         for row in torch.nonzero(ok & ~sound).flatten().tolist():
             errors[row] = f"the weighted total is {total[row]:g}, which is no reward; weight, shift or scale is wrong"
         ok &= sound
-        return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors)
+        return RewardTable(raw, parts, torch.where(ok, total, torch.nan), ok, errors, notes)
 
 
 def score(
@@ -207,6 +211,12 @@ def _joined(
     parts = {name: torch.cat([_part(output, name) for output in outputs])[place] for name in names}
     good = reported & sound
     return raw.masked_fill(~good, torch.nan), good, errors, parts
+
+
+def _noted(outputs: Sequence[RewardOutput], rows: Sequence[int]) -> list[str | None]:
+    """What a scorer's batches say of the samples, in their order."""
+    said = [output.note(row) for output in outputs for row in range(len(output.raw))]
+    return [note for _, note in sorted(zip(rows, said, strict=True), key=lambda pair: pair[0])]
 
 
 def _part(output: RewardOutput, name: str) -> Tensor:

@@ -143,6 +143,7 @@ class Journal:
                     advantage=advantages[i],
                     rewards=rewards[i],
                     error=table.errors[i],
+                    notes=table.notes_of(i),
                     picture=rollout.images[i] if i < kept else None,
                 )
                 for i, p in enumerate(forest.sample_prompt.tolist())
@@ -177,6 +178,7 @@ class Journal:
                     total=float(found.table.total[i]),
                     rewards=rewards[i],
                     error=found.table.errors[i],
+                    notes=found.table.notes_of(i),
                     picture=found.images[i],
                 )
                 for i in range(count)

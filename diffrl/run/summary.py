@@ -82,6 +82,7 @@ def write_before_after(
                 pair[0].prompt,
                 [still(store.picture(s)) for s in pair],
                 [_passed(s.rewards.get(reward), good) for s in pair],
+                [s.notes.get(reward) or next(iter(s.notes.values()), None) for s in pair],
             )
             for pair in pairs
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,15 @@ CREATE TABLE rewards (
 ) WITHOUT ROWID;
 CREATE INDEX rewards_by_value ON rewards (name, raw);
 """
+NOTES = """
+CREATE TABLE IF NOT EXISTS notes (
+    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,             -- of the reward
+    note TEXT NOT NULL,             -- its reason in words
+    PRIMARY KEY (sample_id, name)
+) WITHOUT ROWID
+"""
+"""Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -89,4 +98,21 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
     elif version != SCHEMA_VERSION:
         found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
+    if not readonly:
+        database.execute(NOTES)
     database.execute("COMMIT")
+
+
+def notes_of(database: sqlite3.Connection, samples: str, values: Sequence[object]) -> Iterator[tuple[int, str, str]]:
+    """Reasons in words: number of the sample, name of the reward, the reason; none of an older run.
+
+    Args:
+        database: open.
+        samples: SQL that selects samples' numbers, or lists them.
+        values: of its question marks.
+    """
+    known = database.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'notes'").fetchone()
+    if known[0]:
+        question = f"SELECT sample_id, name, note FROM notes WHERE sample_id IN ({samples}) ORDER BY name"
+        for number, name, note in database.execute(question, list(values)):
+            yield number, str(name), str(note)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of
 from diffrl.tracking.places import place
 from reward_models.media import read_media, save_media
 
@@ -55,6 +55,7 @@ class StoredSample:
         advantage: None where it was not trained on.
         rewards: raw value by name, parts as "reward/part"; None or NaN where the scorer failed. Read back as None.
         error: why a scorer failed.
+        notes: what scorers say of it, by the name of the reward.
         picture: (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
         file: where the picture lies, relative to the run directory; set by the store.
     """
@@ -71,6 +72,7 @@ class StoredSample:
     advantage: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     error: str | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     picture: Tensor | None = None
     file: str | None = None
 
@@ -105,9 +107,12 @@ class SampleStore:
                     row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
                     numbers = (_finite(sample.total), _finite(sample.advantage), sample.error, file)
                     (number,) = self._database.execute(UPSERT, (*row, *numbers)).fetchone()
-                    self._database.execute("DELETE FROM rewards WHERE sample_id = ?", (number,))
+                    for table in ("rewards", "notes"):
+                        self._database.execute(f"DELETE FROM {table} WHERE sample_id = ?", (number,))
                     rewards = ((number, name, _finite(raw)) for name, raw in sample.rewards.items())
                     self._database.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rewards)
+                    notes = ((number, name, note) for name, note in sample.notes.items())
+                    self._database.executemany("INSERT INTO notes VALUES (?, ?, ?)", notes)
             for sample, file in zip(samples, files, strict=True):
                 if file is None:  # it may replace a sample that had one
                     (self.run_dir / _picture_file(sample)).unlink(missing_ok=True)
@@ -175,7 +180,10 @@ class SampleStore:
             join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
             for number, name, raw in self._database.execute(join, values):
                 rewards[number][name] = raw
-            return [_sample(row, rewards[row[0]]) for row in rows]
+            notes: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
+            for number, name, note in notes_of(self._database, f"SELECT id FROM (SELECT id {chosen})", values):
+                notes[number][name] = note
+            return [_sample(row, rewards[row[0]], notes[row[0]]) for row in rows]
 
     def picture(self, sample: StoredSample) -> Tensor:
         """The picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
@@ -238,11 +246,11 @@ def _picture_file(sample: StoredSample) -> str:
     return f"{PICTURES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
 
 
-def _sample(row: tuple[Any, ...], rewards: Mapping[str, float | None]) -> StoredSample:
+def _sample(row: tuple[Any, ...], rewards: Mapping[str, float | None], notes: Mapping[str, str]) -> StoredSample:
     _, stage, iteration, group, root, path, seed, prompt, metadata, total, advantage, error, file = row
     address = {"stage": stage, "iteration": iteration, "group": group, "root": root, "seed": seed}
     indices = tuple(int(index) for index in path.split(".") if index)
-    values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "file": file}
+    values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "notes": notes, "file": file}
     return StoredSample(**address, prompt=prompt, path=indices, metadata=json.loads(metadata), **values)
 
 

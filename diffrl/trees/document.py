@@ -173,6 +173,7 @@ def _leaves(
                 leaf,
                 total=totals[own],
                 rewards={name: column[own] for name, column in rewards.items()},
+                notes=table.notes_of(own),
                 error=table.errors[own] or leaf.error,
                 advantage=outcomes[own] if used[own] else None,
                 trained=trained[own],

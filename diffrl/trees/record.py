@@ -38,6 +38,7 @@ class TreeLeaf:
         audit: drawn only to check the ranking; it trains nothing.
         total: weighted reward of the picture in the training precision; None if it was not drawn, or failed.
         rewards: raw value by name, parts as "reward/part".
+        notes: what scorers say of the finished picture, by the name of the reward.
         error: why a scorer failed on the finished picture, else on the proxy's.
         advantage: of the sample as a whole; None if it was not used.
         trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
@@ -54,6 +55,7 @@ class TreeLeaf:
     audit: bool = False
     total: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
     advantage: float | None = None
     trained: bool = False

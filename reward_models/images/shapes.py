@@ -73,8 +73,10 @@ class Tolerances:
         color_fit: least mean fit of an object's interior to its asked colour against the others
             (`shapes_vision.color_fit`): 0.5 = on average three times as near to it as to any other.
         shape_fit: least fit of its outline to the asked shape against the others: 1 - 2 d / (d + e), with d and e the
-            mean distances to the outlines of the asked shape and of the nearest other one.
-        outline: greatest such distance to the asked shape, as a fraction of the object's size.
+            mean distances to the outlines of the asked shape and of the nearest other one. Below a radius of
+            `fit_radius` less is asked, by the fourth power of the radius: there the shapes differ by less than a blur.
+        fit_radius: see `shape_fit`.
+        outline: greatest such distance to the asked shape, in pixels of a picture of 32.
         horn: greatest single deviation from it, in pixels of a picture of 32.
         small: greatest radius (of a circle of the same area) of what is asked for small.
         large: least radius of what is asked for large.
@@ -87,8 +89,9 @@ class Tolerances:
     """
 
     color_fit: float = 0.5
-    shape_fit: float = 0.4
-    outline: float = 0.095
+    shape_fit: float = 0.3
+    fit_radius: float = 0.125
+    outline: float = 0.225
     horn: float = 0.75
     small: float = 0.1225
     large: float = 0.1475
@@ -139,11 +142,12 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
     total = np.maximum(asked.count, found)
 
     def share(fit: Array) -> Array:  # (B, A, K) to the mean over asked and extra objects
-        return np.where(match, fit, 0).sum((1, 2)) / total
+        mean: Array = np.where(match, fit, 0).sum((1, 2)) / total
+        return mean
 
     place = {name: np.where(match, value, 0).sum(2) for name, value in (("x", fits.x), ("y", fits.y))}  # (B, A)
     right_color = np.where(match, fits.color, 0).sum(2)
-    relation, holds = _relations(asked, place, right_color, match.any(2), tolerances)
+    relation, holds = _relations(asked, place, right_color, np.asarray(match.any(2)), tolerances)
     dirt = np.maximum((seen.background_error - 5) / 60, (seen.clutter - 0.0005) / 0.02)
     parts = {
         "count": np.maximum(0, 1 - np.abs(found - asked.count) / asked.count),
@@ -164,22 +168,23 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
     for good in passed.values():
         strict &= good.all(1)
     parts["strict"] = strict
+    matched = match.any(2)
     reasons = [
         None
         if strict[b]
-        else _reason(scenes[b], int(found[b]), {k: v[b] for k, v in passed.items()}, holds[b], bool(clean[b]))
+        else _reason(
+            scenes[b], int(found[b]), {k: v[b][matched[b]] for k, v in passed.items()}, holds[b], bool(clean[b])
+        )
         for b in range(len(scenes))
     ]
     return Verdicts({name: value.astype(np.float32) for name, value in parts.items()}, reasons)
 
 
 def _reason(scene: SceneSpec, found: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:
+    """What fails; of colour, shape and size among the objects that stand for what was asked."""
     asked = len(scene.things)
     said = [] if found == asked else [f"{found} {'object' if found == 1 else 'objects'}, not {asked}"]
-    for name, good in passed.items():
-        right = int(good[:asked].sum())
-        if right < asked:
-            said.append(f"{name}: {right} of {asked}")
+    said += [f"{name}: {int(good.sum())} of {len(good)}" for name, good in passed.items() if not good.all()]
     said += [f"not {relation}" for relation, good in zip(scene.relations, holds, strict=False) if not good]
     return "; ".join([*said, *([] if clean else ["background not clean"])])
 
@@ -247,7 +252,7 @@ def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
     there = np.arange(width) < found[:, None]
     row = np.where(there, first[:, None] + np.arange(width), 0)  # (B, K)
 
-    def spread(values: Array) -> Array:  # (N, ...) to (B, K, ...), 0 where there is no object
+    def spread(values: Array | Bools) -> Array:  # (N, ...) to (B, K, ...), 0 where there is no object
         padded = values[row] if len(values) else np.zeros((*row.shape, *values.shape[1:]), dtype=values.dtype)
         return np.where(there.reshape(*there.shape, *[1] * (values.ndim - 1)), padded, 0)
 
@@ -276,7 +281,7 @@ def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
         shape=shape,
         size=np.where(sized, np.clip(excess, 0, 1), 1) * bounded * there[:, None, :],
         right_color=color >= tolerances.color_fit,
-        right_shape=(shape >= tolerances.shape_fit)
+        right_shape=(shape >= tolerances.shape_fit * np.minimum(1, radius / tolerances.fit_radius) ** 4)
         & (asked_of(objects.outline, asked.shape) <= tolerances.outline)
         & (asked_of(objects.worst, asked.shape) <= tolerances.horn)
         & whole,
@@ -355,12 +360,14 @@ class ShapesScorer(WithoutWeights):
             )
             for b, error in enumerate(errors)
         ]
-        return output_of_rows(rows, PARTS)
+        notes = [None if error else reason for error, reason in zip(errors, verdicts.reasons, strict=True)]
+        return output_of_rows(rows, PARTS, notes)
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:
     """The scenes of prompts, any scene for a prompt outside the grammar, and what is wrong with those."""
-    scenes, errors = [], []
+    scenes: list[SceneSpec] = []
+    errors: list[str | None] = []
     for text in prompts:
         try:
             scenes.append(parse_prompt(text))

@@ -14,13 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
 Pictures = NDArray[np.uint8]
 
 PALETTE: Mapping[str, tuple[int, int, int]] = {
@@ -43,6 +44,7 @@ _NOISE = 24.0  # below this a pixel is certainly background
 _SAME_HUE = math.cos(math.radians(14))  # of two neighbours' offsets from the background: the same object
 _TRIANGLE_SIDE = math.sqrt(4 / math.sqrt(3))  # of an equilateral triangle of unit area
 _REACH = 3 / 32  # of the picture's side: how far from an object the outline is looked for that it should have
+_PERIMETER = np.array([2 * math.sqrt(math.pi), 4, 3 * _TRIANGLE_SIDE], dtype=np.float32)  # of `SHAPES` of unit area
 _CHUNK = 512 * 32 * 32  # pixels measured at once, which bounds memory
 
 
@@ -55,7 +57,7 @@ class Objects:
         hue: (N, C) float32 in [0, 1], how well its interior fits each colour of the palette: 1 if every pixel is it, 0
             if every pixel is as near or nearer to another one, see `color_fit`.
         outline: (N, S) float32, mean distance between its outline and that of each of `SHAPES` at its own centre and
-            area, as a fraction of that shape's size (the square root of the area).
+            area, in pixels of a picture of 32: the area between the two, divided by the length of that shape's.
         worst: (N, S) float32, the greatest of these distances in pixels of a picture of 32: what a horn or a bite is.
         x: (N,) float32 centre, from the left, as a fraction of the picture's width.
         y: (N,) float32 centre, from the top, as a fraction of its height.
@@ -320,7 +322,7 @@ def _measure_objects(pictures: Pictures, offset: Array, which: NDArray[np.int32]
     return Objects(
         picture,
         hue,
-        np.stack(outline, -1) / area[:, None],
+        np.stack(outline, -1) / (np.sqrt(area)[:, None] * _PERIMETER) * np.float32(32 / max(height, width)),
         np.stack(worst, -1) * np.float32(32 / max(height, width)),
         x / np.float32(width),
         y / np.float32(height),

@@ -15,13 +15,14 @@ from types import TracebackType
 
 from reward_models.errors import RewardError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE scores (
     key TEXT PRIMARY KEY,       -- see reward_models/scoring/identity.py
     reward TEXT NOT NULL,       -- the scorer's name and version, for whoever looks into the file
     raw REAL NOT NULL,
-    parts TEXT NOT NULL         -- JSON object; null where a part is unknown
+    parts TEXT NOT NULL,        -- JSON object; null where a part is unknown
+    note TEXT                   -- the scorer's reason in words
 ) WITHOUT ROWID
 """
 
@@ -34,11 +35,13 @@ class Score:
         raw: NaN where it failed.
         parts: named components; NaN where unknown.
         error: why it failed, or None.
+        note: the scorer's reason in words, if it gave one.
     """
 
     raw: float
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    note: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -88,6 +91,9 @@ class ScoreCache:
         if version == 0 and tables == 0:
             self._database.execute(SCHEMA)
             self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version == 1:  # of before there were notes
+            self._database.execute("ALTER TABLE scores ADD COLUMN note TEXT")
+            self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise RewardError(
                 f"{self.path} is no cache of scores that this version reads. Give another file to --cache, or "
@@ -98,19 +104,19 @@ class ScoreCache:
     def get(self, key: str) -> Score | None:
         """A known score."""
         with self._lock, self._explained():
-            row = self._database.execute("SELECT raw, parts FROM scores WHERE key = ?", (key,)).fetchone()
+            row = self._database.execute("SELECT raw, parts, note FROM scores WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
         parts = {name: math.nan if value is None else value for name, value in json.loads(row[1]).items()}
-        return Score(row[0], parts)
+        return Score(row[0], parts, note=row[2])
 
     def put(self, reward: str, scores: Sequence[tuple[str, Score]]) -> None:
         """Keep scores by key, all or none; those that failed are left out."""
-        rows = [(key, reward, score.raw, _json(score.parts)) for key, score in scores if score.ok]
+        rows = [(key, reward, score.raw, _json(score.parts), score.note) for key, score in scores if score.ok]
         with self._lock, self._explained():
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", rows)
+                self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
             except BaseException:
                 self._database.execute("ROLLBACK")
                 raise

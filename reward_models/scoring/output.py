@@ -94,6 +94,7 @@ def record_of(row: Row, rewards: Sequence[Loaded]) -> dict[str, Any]:
             "raw": _number(score.raw),
             "ok": score.ok,
             "error": score.error,
+            "note": score.note,
             "parts": {name: _number(value) for name, value in score.parts.items()},
             "scorer": reward.scorer.spec.name,
             "version": reward.scorer.spec.version,

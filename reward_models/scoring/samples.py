@@ -72,7 +72,8 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         if not bool(output.ok[row]) or not math.isfinite(raw):
             made.append(failure(error_text or f"the scorer returned {raw}"))
         else:
-            made.append(Score(raw, {name: float(values[row]) for name, values in output.parts.items()}))
+            parts = {name: float(values[row]) for name, values in output.parts.items()}
+            made.append(Score(raw, parts, note=output.note(row)))
     return made
 
 

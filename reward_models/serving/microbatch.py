@@ -194,7 +194,7 @@ def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:
 def _rows(output: RewardOutput, start: int, stop: int) -> RewardOutput:
     rows = slice(start, stop)
     parts = {name: values[rows] for name, values in output.parts.items()}
-    return RewardOutput(output.raw[rows], output.ok[rows], output.errors[rows], parts)
+    return RewardOutput(output.raw[rows], output.ok[rows], output.errors[rows], parts, output.notes[rows])
 
 
 def _ordered(outputs: Sequence[RewardOutput], order: torch.Tensor) -> RewardOutput:
@@ -203,6 +203,7 @@ def _ordered(outputs: Sequence[RewardOutput], order: torch.Tensor) -> RewardOutp
         return outputs[0]
     names = list(dict.fromkeys(name for output in outputs for name in output.parts))
     errors = [error for output in outputs for error in output.errors]
+    notes = [output.note(row) for output in outputs for row in range(len(output.raw))]
     parts = {
         name: torch.cat([o.parts.get(name, torch.full((len(o.raw),), float("nan"))) for o in outputs])[order]
         for name in names
@@ -212,4 +213,5 @@ def _ordered(outputs: Sequence[RewardOutput], order: torch.Tensor) -> RewardOutp
         torch.cat([output.ok for output in outputs])[order],
         [errors[row] for row in order.tolist()],
         parts,
+        [notes[row] for row in order.tolist()] if any(notes) else (),
     )

@@ -138,6 +138,7 @@ class Call:
     def _gathered(self, outputs: Sequence[RewardOutput | None]) -> RewardOutput:
         """The outputs in the batch's order; NaN where there is none."""
         rows: list[tuple[float, Mapping[str, float], str | None]] = [(math.nan, {}, None)] * len(self.batch)
+        notes: list[str | None] = [None] * len(self.batch)
         names: dict[str, None] = {}
         late = f"the deadline of {self.deadline:g} s is over"
         for number, (members, output) in enumerate(zip(self.pieces, outputs, strict=True)):
@@ -150,7 +151,8 @@ class Call:
             for place, row in enumerate(members):
                 parts = {name: float(values[place]) for name, values in output.parts.items()}
                 rows[row] = (float(output.raw[place]), parts, output.errors[place])
-        return output_of_rows(rows, list(names))
+                notes[row] = output.note(place)
+        return output_of_rows(rows, list(names), notes)
 
 
 def sentence_of(answer: Answer) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.errors import RewardError
+from reward_models.messages import brief
 from reward_models.serving.lossless import encode_picture
 
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
@@ -70,6 +71,7 @@ class Scores(BaseModel):
         errors: why there is none.
         parts: by name, as `raw`.
         version: the scorer's `spec.version`.
+        notes: reasons in words, or null; empty where the scorer gives none, as with servers before there were any.
     """
 
     model_config = ConfigDict(strict=True)
@@ -79,10 +81,12 @@ class Scores(BaseModel):
     errors: list[Text | None]
     parts: dict[Text, Numbers]
     version: str
+    notes: list[Text | None] = []
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         counts = {len(self.raw), len(self.ok), len(self.errors), *map(len, self.parts.values())}
+        counts |= {len(self.notes)} if self.notes else set()
         if len(counts) > 1 or [score is not None for score in self.raw] != self.ok:
             raise ValueError("every sample must have a score or be not ok, and a place in every list")
         return self
@@ -190,7 +194,7 @@ def encode_output(output: RewardOutput, version: str) -> bytes:
         elif not ok[row]:
             raw[row] = None
     parts = {name: _numbers(values) for name, values in output.parts.items()}
-    scores = Scores(raw=raw, ok=ok, errors=errors, parts=parts, version=version)
+    scores = Scores(raw=raw, ok=ok, errors=errors, parts=parts, version=version, notes=list(output.notes))
     return json.dumps(dict(scores), allow_nan=False).encode()
 
 
@@ -213,7 +217,9 @@ def decode_output(body: bytes, count: int) -> tuple[RewardOutput, str]:
         raise ValueError(f"scores of {count} samples were expected, of {len(scores.raw)} came")
     errors = [None if good else error or "not scored" for good, error in zip(scores.ok, scores.errors, strict=True)]
     parts = {name: _tensor(values) for name, values in scores.parts.items()}
-    return RewardOutput(_tensor(scores.raw), torch.tensor(scores.ok, dtype=torch.bool), errors, parts), scores.version
+    notes = [note and brief(note) for note in scores.notes]
+    ok = torch.tensor(scores.ok, dtype=torch.bool)
+    return RewardOutput(_tensor(scores.raw), ok, errors, parts, notes if any(notes) else ()), scores.version
 
 
 def _read(kind: type[M], body: bytes) -> M:

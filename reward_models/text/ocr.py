@@ -75,7 +75,8 @@ class OcrScorer(WithoutWeights):
     - "tesseract": the program tesseract by pytesseract, English, page segmentation mode 11 (sparse text). The program
       is installed apart (Debian: tesseract-ocr).
 
-    Parts: `contained`, 1 if the whole target was read, else 0; `read`, how many characters were read.
+    Parts: `contained`, 1 if the whole target was read, else 0; `read`, how many characters were read. Notes: what was
+    read.
 
     Args:
         engine: "rapidocr" or "tesseract".
@@ -113,8 +114,8 @@ class OcrScorer(WithoutWeights):
             RewardError: the media are videos.
         """
         self.spec.require(batch)
-        rows = [self._score(batch.media[i], prompt, batch.meta(i)) for i, prompt in enumerate(batch.prompts)]
-        return output_of_rows(rows, PARTS)
+        scored = [self._score(batch.media[i], prompt, batch.meta(i)) for i, prompt in enumerate(batch.prompts)]
+        return output_of_rows([row for row, _ in scored], PARTS, [note for _, note in scored])
 
     def contrasts(self) -> list[Contrast]:
         """A drawn word against another word, and against an empty picture."""
@@ -127,16 +128,18 @@ class OcrScorer(WithoutWeights):
 
     def _score(
         self, picture: Tensor, prompt: str, metadata: Mapping[str, Any]
-    ) -> tuple[float, dict[str, float], str | None]:
+    ) -> tuple[tuple[float, dict[str, float], str | None], str | None]:
+        """A row for `output_of_rows`, and its note."""
         try:
             target = plain(target_of(prompt, metadata))
         except RewardError as error:
-            return math.nan, {}, str(error)
+            return (math.nan, {}, str(error)), None
         try:
             read = plain(self.read(picture))
         except Exception as error:  # engines raise what they like, and none of it is a score
-            return math.nan, {}, f"the text could not be read: {type(error).__name__}: {error}"
-        return similarity(read, target), {"contained": float(target in read), "read": float(len(read))}, None
+            return (math.nan, {}, f"the text could not be read: {type(error).__name__}: {error}"), None
+        parts = {"contained": float(target in read), "read": float(len(read))}
+        return (similarity(read, target), parts, None), f'read "{read}"'
 
 
 def written(text: str, side: int = SIDE) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +92,11 @@ class VideoMeanScorer:
         names = dict.fromkeys(name for output in outputs for name in output.parts)  # a failed batch may have none
         unknown = torch.full_like(raw, math.nan)
         parts = {name: torch.stack([output.parts.get(name, unknown) for output in outputs]).mean(0) for name in names}
-        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors, parts)
+        notes = [
+            _note([(frame, output.note(i)) for frame, output in zip(rows, outputs, strict=True)])
+            for i in range(len(batch))
+        ]
+        return RewardOutput(raw.masked_fill(~ok, math.nan), ok, errors, parts, notes if any(notes) else ())
 
     def to(self, device: str | torch.device) -> VideoMeanScorer:
         """Move the wrapped scorer."""
@@ -111,3 +115,11 @@ def _still(sample: Sample) -> Sample:
     if sample.media.ndim == 4:  # a clip already, of a scorer of both
         return sample
     return Sample(sample.media.expand(FRAMES, *sample.media.shape).contiguous(), sample.prompt, sample.metadata)
+
+
+def _note(notes: Sequence[tuple[int, str | None]]) -> str | None:
+    """What was said of a clip's frames, by their numbers; once where it is the same of all."""
+    said = [(frame, note) for frame, note in notes if note]
+    if len({note for _, note in notes}) == 1:
+        return notes[0][1]
+    return "; ".join(f"frame {frame}: {note}" for frame, note in said)

@@ -1,66 +1,118 @@
 """The embedded world: splits, grammar and rendering."""
 
+import subprocess
+import sys
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from diffrl.data.shapes import prompts, render, sample_scene, scene_of
+from diffrl.data.shapes import LEVELS, RADIUS, prompts, render, sample_scene, scene_of
 from diffrl.data.worlds import SPLITS
-from diffrl.errors import ConfigError
+from diffrl.errors import DiffrlError
 from reward_models.errors import RewardError
-from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, format_prompt, parse_prompt
+from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, SceneSpec, Thing, format_prompt, parse_prompt
 
 
-def test_the_splits_are_disjoint_cover_everything_and_keep_their_order():
-    texts = {split: [p.text for p in prompts(split)] for split in SPLITS}
-    assert {split: len(set(found)) for split, found in texts.items()} == {"train": 968, "tune": 83, "report": 83}
-    assert len({text for found in texts.values() for text in found}) == 1134
-    assert {split: [p.text for p in prompts(split)] for split in SPLITS} == texts
+def meetings(split):
+    """What meets in the prompts of a split, read from their words alone."""
+    found = set()
+    for prompt in prompts(split):
+        words = prompt.text.replace("left of", "and").replace("right of", "and")
+        words = words.replace("above", "and").replace("below", "and").replace("and and", "and")
+        kinds = []
+        for phrase in words.split(" and "):
+            number, *_, color, shape = phrase.split()
+            count = {"two": 2, "three": 3, "four": 4}.get(number, 1)
+            thing = f"{color} {shape.removesuffix('s')}"
+            kinds.append(thing)
+            if count > 1:
+                found.add((count, thing))
+        found |= {frozenset(pair) for pair in combinations(kinds, 2)}
+    return found
 
 
-def test_held_out_pairs_are_held_out_in_every_relation_and_order():
-    def pairs(split):
-        scenes = [scene_of(p) for p in prompts(split)]
-        return {frozenset(s.things) for s in scenes if s.relation}, [s for s in scenes if s.relation]
+def test_what_meets_in_a_held_out_split_meets_nowhere_else():
+    train, tune, report = (meetings(split) for split in SPLITS)
+    texts = [{prompt.text for prompt in prompts(split)} for split in SPLITS]
+    assert not texts[0] & texts[1] and not texts[0] & texts[2] and not texts[1] & texts[2]
+    assert not (tune - train) & (report - train)
+    for split, seen in (("tune", tune), ("report", report)):
+        for prompt in prompts(split):  # every held-out prompt holds something that no training prompt holds
+            scene = scene_of(prompt)
+            things = {f"{t.color} {t.shape}" for t in scene.things}
+            counted = {(n, f"{t.color} {t.shape}") for t, n in scene.kinds if n > 1}
+            assert ({frozenset(p) for p in combinations(things, 2)} | counted) & (seen - train)
 
-    train_pairs, _ = pairs("train")
-    tune_pairs, _ = pairs("tune")
-    for split, others in (("tune", train_pairs), ("report", train_pairs | tune_pairs)):
-        held_pairs, held_scenes = pairs(split)
-        assert not others & held_pairs
-        assert len(held_scenes) == 8 * len(held_pairs) == 80
-        assert {s.relation for s in held_scenes} == set(RELATIONS)
+
+def test_every_split_is_a_fair_sample_of_kinds_from_its_start():
+    for split in SPLITS:
+        everything = prompts(split)
+        assert {p.metadata["kind"] for p in everything} == set(LEVELS)
+        assert all(p.metadata["level"] == LEVELS[p.metadata["kind"]] for p in everything)
+        for kind in LEVELS:
+            share = np.mean([p.metadata["kind"] == kind for p in everything])
+            assert np.mean([p.metadata["kind"] == kind for p in everything[:60]]) == pytest.approx(share, abs=0.04)
+    assert len(prompts("train")) > 2000 and len(prompts("tune")) == len(prompts("report")) == 194
 
 
-def test_held_out_counts_are_not_trained_and_every_word_is():
-    combination = lambda p: (len(scene_of(p).things), scene_of(p).things[0])  # noqa: E731
-    train = {combination(p) for p in prompts("train") if p.metadata["kind"] == "count"}
-    held_out = {combination(p) for p in prompts("tune") + prompts("report") if p.metadata["kind"] == "count"}
-    assert len(held_out) == 6
-    assert not train & held_out
+def test_held_out_prompts_use_no_new_word():
     words = {word for p in prompts("train") for word in p.text.split()}
-    assert {word for p in prompts("tune") + prompts("report") for word in p.text.split()} <= words
+    assert {word for split in ("tune", "report") for p in prompts(split) for word in p.text.split()} <= words
+
+
+def test_prompts_are_the_same_in_every_process():
+    code = "from diffrl.data.shapes import prompts; print([p.text for p in prompts('report')])"
+    seen = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
+    )
+    assert seen.stdout.strip() == str([p.text for p in prompts("report")])
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ConfigError, match="shapes has the splits train, tune and report. Got 'test'"):
+    with pytest.raises(DiffrlError, match="tune"):
         prompts("test")
 
 
 def test_every_prompt_parses_and_formats_back():
-    for prompt in (p for split in SPLITS for p in prompts(split)):
+    for prompt in [p for split in SPLITS for p in prompts(split)]:
         assert format_prompt(parse_prompt(prompt.text)) == prompt.text
     assert parse_prompt("  A red CIRCLE left  of a blue square. ") == parse_prompt("a red circle left of a blue square")
 
 
 @pytest.mark.parametrize(
+    ("text", "scene"),
+    [
+        ("an orange circle", SceneSpec((Thing("orange", "circle"),))),
+        ("two large red squares", SceneSpec((Thing("red", "square", "large"),) * 2)),
+        ("a red square and two blue circles", SceneSpec((Thing("red", "square"), *[Thing("blue", "circle")] * 2))),
+        (
+            "a small red square above a black circle",
+            SceneSpec((Thing("red", "square", "small"), Thing("black", "circle")), ("above",)),
+        ),
+        (
+            "a red square left of a blue circle and below a black triangle",
+            SceneSpec(
+                (Thing("red", "square"), Thing("blue", "circle"), Thing("black", "triangle")), ("left of", "below")
+            ),
+        ),
+    ],
+)
+def test_a_prompt_asks_for_what_it_says(text, scene):
+    assert parse_prompt(text) == scene and format_prompt(scene) == text
+
+
+@pytest.mark.parametrize(
     "text",
-    ["", "a cat", "two red circle", "a red circles", "a red circle left of a red square", "four red circles",
-     "a red circle left of two blue squares", "a red circle near a blue square", "a red circle left of"],
+    ["", "a cat", "two red circle", "a red circles", "a red circle left of a red square", "five red circles",
+     "a red circle left of two blue squares", "a red circle near a blue square", "a red circle left of",
+     "left of a red circle", "and", "a red circle and", "a red circle and left of",
+     "three red circles and two blue squares",
+     "a tiny red circle", "a red circle and a red square", "a red circle left of a blue square and a black circle",
+     "a red circle and a blue square above a black circle", "a red circle left of above a blue square"],
 )  # fmt: skip
 def test_prompts_outside_the_grammar_are_refused(text):
-    with pytest.raises(RewardError, match="Colours: red"):
+    with pytest.raises(RewardError, match="colours: red"):
         parse_prompt(text)
 
 
@@ -76,9 +128,8 @@ def test_the_same_seed_draws_the_same_picture():
 def test_renders_show_the_scene():
     """Independent of the checker: exact colours at the centres, inked area, background elsewhere, nothing touching."""
     rng = np.random.default_rng(0)
-    sample = prompts("train")[:968:7]
     size = 64
-    for prompt in sample:
+    for prompt in prompts("train")[:140]:
         scene = scene_of(prompt)
         state = rng.bit_generator.state
         placed = sample_scene(scene, rng)
@@ -87,15 +138,16 @@ def test_renders_show_the_scene():
         for item in placed:
             centre = picture[int(item.y * size), int(item.x * size)]
             assert tuple(centre) == PALETTE[item.thing.color]
+            assert RADIUS[item.thing.size][0] <= item.radius <= RADIUS[item.thing.size][1]
         for color in {item.thing.color for item in placed}:
             inked = (picture == PALETTE[color]).all(-1).sum()
             area = sum(np.pi * (item.radius * size) ** 2 for item in placed if item.thing.color == color)
-            assert 0.75 * area < inked < area  # the anti-aliased rim is not counted
-        assert tuple(picture[0, 0]) == BACKGROUND
+            assert 0.65 * area < inked < area  # the anti-aliased rim is not counted
         border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
         assert (border == BACKGROUND).all()
         for a, b in combinations(placed, 2):
             assert np.hypot(a.x - b.x, a.y - b.y) > 1.7 * (a.radius + b.radius) / 2
-        if scene.relation:
-            (ax, ay), (bx, by) = ((item.x, item.y) for item in placed)
-            assert {"left of": ax < bx, "right of": ax > bx, "above": ay < by, "below": ay > by}[scene.relation]
+        for relation, other in zip(scene.relations, placed[1:], strict=False):
+            (ax, ay), (bx, by) = ((item.x, item.y) for item in (placed[0], other))
+            assert {"left of": ax < bx, "right of": ax > bx, "above": ay < by, "below": ay > by}[relation]
+            assert relation in RELATIONS

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import torch
 
@@ -31,6 +32,18 @@ class Green(Brightness):
 
     def __init__(self):
         super().__init__(channel=1)
+
+
+class Telling(Brightness):
+    """Brightness that says what the first value of each sample is; `quiet` says nothing."""
+
+    def __init__(self, quiet=False):
+        super().__init__()
+        self.quiet = quiet
+
+    def __call__(self, batch):
+        notes = [f"first is {int(media.flatten()[0])}" for media in batch.media]
+        return replace(super().__call__(batch), notes=() if self.quiet else notes)
 
 
 class Constant(Brightness):

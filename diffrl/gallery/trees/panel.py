@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from diffrl.gallery.records import reason
 from diffrl.gallery.trees.numbers import known, level, push, share, signed, three, tiny
 from diffrl.gallery.trees.splits import asked, split_panel, train, weight, weights_of
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
@@ -167,6 +168,8 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
         facts.append(("Audit", "drawn only to check the ranking"))
     if leaf.error:
         facts.append(("Could not be scored", leaf.error))
+    if why := reason(leaf.notes):
+        facts.append(("Scorers say", why))
     return facts + [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" not in name]
 
 

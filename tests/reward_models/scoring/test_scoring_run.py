@@ -37,9 +37,10 @@ def test_scores_are_those_of_the_scorers(score, pictures, rows, tmp_path, batch_
         assert row["prompt"] == prompt
         for name in names:
             assert row["rewards"][name]["raw"] == directly(name, row["file"], prompt)
-            assert row["rewards"][name] | {"raw": 0, "parts": 0} == {
+            assert row["rewards"][name] | {"raw": 0, "parts": 0, "note": 0} == {
                 "raw": 0,
                 "parts": 0,
+                "note": 0,
                 "ok": True,
                 "error": None,
                 "scorer": name,
