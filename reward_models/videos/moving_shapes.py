@@ -62,8 +62,7 @@ class ClipTolerances:
     Args:
         color_fit: least fit of the object's interior to its colour against the others.
         shape_fit: least fit of its outline to its shape against the others.
-        outline: greatest area between its outline and that shape's, as a fraction of the object's, for a circle; more
-            for the others, in proportion to the length of their outlines.
+        outline: greatest mean distance between its outline and that shape's, in pixels of a picture of 32.
         horn: greatest single deviation from it, in pixels of a picture of 32.
         min_radius: least radius of a circle of the object's area.
         max_radius: greatest radius of it.
@@ -77,8 +76,8 @@ class ClipTolerances:
     """
 
     color_fit: float = 0.5
-    shape_fit: float = 0.25
-    outline: float = 0.085
+    shape_fit: float = 0.2
+    outline: float = 0.225
     horn: float = 0.75
     min_radius: float = 0.13
     max_radius: float = 0.19
@@ -101,8 +100,8 @@ class ClipTolerances:
 
     @property
     def looks(self) -> Tolerances:
-        """Those of a single frame; the outline's depends on the shape and is applied here, see `_rough`."""
-        return Tolerances(**{name: getattr(self, name) for name in _LOOKS} | {"outline": math.inf})
+        """Those of a single frame."""
+        return Tolerances(**{name: getattr(self, name) for name in _LOOKS})
 
 
 _LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {own.name for own in fields(Tolerances)}]
@@ -163,12 +162,11 @@ def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances
     parts["object"] = (looks["binding"] * looks["clean"]).mean(1)
     parts["direction"], parts["smooth"] = direction, smooth
     parts["partial"] = (parts["object"] + direction + smooth) / 3
-    rough = _rough(clips, track, tolerances)
-    right = (looks["strict"] == 1) & ~rough  # (B, F)
+    right = looks["strict"] == 1  # (B, F)
     parts["strict"] = right.all(1) & goes & even & steady
     reasons = []
     for b, clip in enumerate(clips):
-        said = [_of_frames(right[b], rough[b], pictures.reasons[b * frames : (b + 1) * frames])]
+        said = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
         said.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
         said.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
         reasons.append("; ".join(filter(None, said)) or None)
@@ -179,13 +177,12 @@ def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances
 class _Track:
     """The largest object of each frame over time.
 
-    there (B, F) bool; area (B, F) and outline (B, F, S), 0 where there is none; step (B, F - 1, 2), valid where `both`
-    (B, F - 1); way (B, 2), from the first place to the last; strayed (B,), the greatest distance from the first place.
+    there (B, F) bool; area (B, F), 0 where there is none; step (B, F - 1, 2), valid where `both` (B, F - 1);
+    way (B, 2), from the first place to the last; strayed (B,), the greatest distance from the first place.
     """
 
     there: Bools
     area: Array
-    outline: Array
     step: Array
     both: Bools
     way: Array
@@ -209,7 +206,6 @@ class _Track:
         return _Track(
             there=there,
             area=spread(objects.area),
-            outline=np.stack([spread(objects.outline[:, s]) for s in range(len(SHAPES))], -1),
             step=np.diff(place, axis=1),
             both=there[:, 1:] & there[:, :-1],
             way=np.where((there.sum(1) > 1)[:, None], end - start, 0),
@@ -250,25 +246,11 @@ def _smoothness(track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools
     return smooth, (both & (off <= tolerances.jerk)).all(1), (track.there & (grown <= tolerances.growth)).all(1)
 
 
-_LENGTH = {"circle": 1.0, "square": 2 / math.sqrt(math.pi), "triangle": math.sqrt(3 * math.sqrt(3) / math.pi)}
-"""Length of each shape's outline where all have a circle's area, as a multiple of the circle's."""
-
-
-def _rough(clips: Sequence[ClipSpec], track: _Track, tolerances: ClipTolerances) -> Bools:
-    """In which frames the outline is too far from the asked shape's on the whole, (B, F)."""
-    shape = np.array([SHAPES.index(clip.thing.shape) for clip in clips])
-    limit = tolerances.outline * np.array([_LENGTH[clip.thing.shape] for clip in clips])
-    rough: Bools = track.outline[np.arange(len(clips)), :, shape] > limit[:, None]
-    return rough
-
-
-def _of_frames(right: Bools, rough: Bools, reasons: Sequence[str | None]) -> str:
+def _of_frames(right: Bools, reasons: Sequence[str | None]) -> str:
     """What is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
     if right.all():
         return ""
     wrong = dict.fromkeys(part.split(":")[0] for reason in reasons if reason for part in reason.split("; "))
-    if rough.any():
-        wrong["shape"] = None
     return f"object: {int(right.sum())} of {len(right)} frames ({', '.join(wrong)})"
 
 

@@ -109,7 +109,7 @@ CHEATS = {
     "vanishing for a frame": (
         film(LINE, things=("red circle",) * 4 + (None,) + ("red circle",) * 4),
         "count",
-        "object: 8 of 9 frames (0 objects, not 1, colour, shape, size); motion: uneven",
+        "object: 8 of 9 frames (0 objects, not 1); motion: uneven",
     ),
     "pulsating": (film(LINE, radius=np.tile([0.138, 0.18, 0.138], 3)), "smooth", "motion: size changes"),
     "growing": (film(LINE, radius=np.linspace(0.135, 0.185, 9)), "smooth", "motion: size changes"),
