@@ -76,8 +76,8 @@ class ClipTolerances:
     """
 
     color_fit: float = 0.5
-    shape_fit: float = 0.25
-    outline: float = 0.2175
+    shape_fit: float = 0.2
+    outline: float = 0.225
     horn: float = 0.75
     min_radius: float = 0.13
     max_radius: float = 0.19
@@ -177,8 +177,8 @@ def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances
 class _Track:
     """The largest object of each frame over time.
 
-    there (B, F) bool; area (B, F), 0 where there is none; step (B, F - 1, 2), valid where `both`
-    (B, F - 1); way (B, 2), from the first place to the last; strayed (B,), the greatest distance from the first place.
+    there (B, F) bool; area (B, F), 0 where there is none; step (B, F - 1, 2), valid where `both` (B, F - 1);
+    way (B, 2), from the first place to the last; strayed (B,), the greatest distance from the first place.
     """
 
     there: Bools
