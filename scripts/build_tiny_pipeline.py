@@ -85,7 +85,9 @@ def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
     return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / horizon)))
 
 
-def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log) -> None:
+def train_vae(
+    vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log, batch: int = BATCH
+) -> None:
     """L1 + squared error with a light KL term, cosine learning rate.
 
     The squared error leaves the all-grey plateau sooner, and L1 sharpens edges. The posterior starts narrow, since unit
@@ -96,7 +98,7 @@ def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 50, steps))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(pictures), (64,), generator=generator)
+        rows = torch.randint(len(pictures), (batch,), generator=generator)
         images = to_unit(pictures[rows], vae.device)
         posterior = vae.encode(images).latent_dist
         noise = torch.randn(posterior.mean.shape, generator=generator).to(vae.device)

@@ -28,7 +28,9 @@ from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 from reward_models.messages import closest
 
-BUILT_IN_PROMPTS = ("shapes:train", "shapes:held_out", "moving:train", "moving:held_out")
+BUILT_IN_PROMPTS = (
+    "shapes:train", "shapes:held_out", "moving:train", "moving:held_out", "words:train", "words:tune", "words:report",
+)  # fmt: skip
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

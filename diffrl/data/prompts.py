@@ -29,7 +29,8 @@ def load_prompts(source: str) -> list[Prompt]:
     """Read prompts in their order.
 
     Args:
-        source: `shapes:train`, `shapes:held_out`, the same of `moving:` for clips, a path ending in .txt (one prompt a
+        source: `shapes:train`, `shapes:held_out`, the same of `moving:` for clips, `words:train|tune|report`,
+            a path ending in .txt (one prompt a
             line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or `hub:<dataset>[:<split>]`
             (column "prompt" or "text").
 
@@ -37,7 +38,11 @@ def load_prompts(source: str) -> list[Prompt]:
         ConfigError: no such source, an unreadable line, no prompt in it, or a prompt or list that is too long.
     """
     world, _, split = source.partition(":")
-    if world in ("shapes", "moving"):
+    if world == "words":
+        from diffrl.data import words
+
+        prompts = words.prompts(split)
+    elif world in ("shapes", "moving"):
         prompts = _embedded(world, split)
     elif source.startswith("hub:"):
         prompts = _from_hub(source.removeprefix("hub:"))
