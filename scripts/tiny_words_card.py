@@ -171,9 +171,9 @@ The third text encoder is a placeholder: a T5 whose output is zero, because `fro
 ## Measured
 
 Of the saved float32 files; {samples} samples in turn over the words of "report" (of "train" where it says trained);
-stock pipeline, Euler, 10 steps. Exact: the share of pictures in which RapidOCR's recogniser reads the word and nothing else.
-Partial: mean of 1 - edit distance / length. Scorer: `reward_models.load_reward("ocr", detect=False)`, {reading} ms a
-picture on one thread.
+stock pipeline, Euler, 10 steps. Exact: the share of pictures in which RapidOCR's recogniser reads the word and nothing
+else. Partial: mean of 1 - edit distance / length. Scorer: `reward_models.load_reward("ocr", detect=False)`; reading
+takes {reading} ms a picture on one thread.
 
 | pictures | exact | partial | ms a picture to draw, batches of 120 |
 |---|---|---|---|

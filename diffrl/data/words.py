@@ -38,9 +38,12 @@ COLORS = DARK | LIGHT
 FACES = ("DejaVuSansMono-Bold.ttf", "DejaVuSansMono-BoldOblique.ttf")
 """Of matplotlib; every letter is equally wide."""
 
-FONT_SIZE = 14
-SHIFT = (1, 2)
-"""The word's centre lies at most so many pixels beside the picture's, in x and in y."""
+FONT_SIZE = 13
+CELL = 8
+"""Pixels that a letter takes in x."""
+
+LINES = (-4, 0, 4)
+"""Where the word's centre may be, in pixels below the picture's. As `CELL`, whole steps of the autoencoder's grid."""
 
 PAIRS = tuple((a, b) for one, other in ((DARK, LIGHT), (LIGHT, DARK)) for a in one for b in other)
 """Ink and paper: always one dark and one light."""
@@ -110,7 +113,7 @@ def prompts(split: str) -> list[Prompt]:
 
 
 def render(sign: Sign, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw a sign in a random face, a little beside the centre.
+    """Draw a sign in a random face, at a random height.
 
     Args:
         sign: what to draw; its word may be any text that fits.
@@ -121,11 +124,13 @@ def render(sign: Sign, rng: np.random.Generator) -> NDArray[np.uint8]:
     """
     from PIL import Image, ImageDraw
 
-    x, y = (float(rng.integers(-most, most + 1)) for most in SHIFT)
+    y = HEIGHT / 2 + LINES[int(rng.integers(len(LINES)))]
     face = _face(FACES[int(rng.integers(len(FACES)))])
     picture = Image.new("RGB", (WIDTH, HEIGHT), COLORS[sign.paper])
-    centre = (WIDTH / 2 + x, HEIGHT / 2 + y)
-    ImageDraw.Draw(picture).text(centre, sign.word.upper(), COLORS[sign.ink], face, anchor="mm")
+    canvas = ImageDraw.Draw(picture)
+    for i, letter in enumerate(sign.word.upper()):
+        x = WIDTH / 2 + CELL * (i - (len(sign.word) - 1) / 2)
+        canvas.text((x, y), letter, COLORS[sign.ink], face, anchor="mm")
     return np.asarray(picture)
 
 
