@@ -186,6 +186,7 @@ def train_flow(
     generator: torch.Generator,
     log: Log,
     on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
+    batch: int = BATCH,
 ) -> nn.ModuleDict:
     """Rectified flow with logit-normal times; returns the moving average of the weights.
 
@@ -194,10 +195,11 @@ def train_flow(
         latents: (N, 4, 8, 8), zero mean and unit variance.
         captions: (N,) row of each picture's caption in `token_ids`.
         token_ids: (captions, MAX_TOKENS); the last row is the empty caption.
-        steps: optimiser steps of `BATCH` pictures.
+        steps: optimiser steps of `batch` pictures.
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
         on_step: receives the step and the moving average after it.
+        batch: pictures of a step.
     """
     average = copy.deepcopy(model).requires_grad_(False)
     model["transformer"].set_attn_processor(RepeatedTokenAttention())
@@ -205,7 +207,7 @@ def train_flow(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(latents), (BATCH,), generator=generator)
+        rows = torch.randint(len(latents), (batch,), generator=generator)
         clean = latents[rows]
         noise = torch.randn(clean.shape, generator=generator).to(clean.device)
         sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)

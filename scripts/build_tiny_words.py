@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from build_tiny_pipeline import BATCH, TRAINED, Log, encode, train_flow, train_vae, use
+from build_tiny_pipeline import TRAINED, Log, encode, train_flow, train_vae, use
 from tiny_pipeline_card import describe_machine
 from tiny_words_card import generate, held_out_sample, measure, read, write_card
 from torch import Tensor, nn
@@ -39,7 +39,8 @@ GRAMMAR = ("the", "word", "in", "on", *COLORS)
 """What the tokenizer knows as whole words; all else, above all the word in quotes, is spelled letter by letter."""
 
 
-VAE_BATCH = 32
+VAE_BATCH = 16
+BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Recipe:
     watch: int = 0
 
 
-def draw_signs(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
-    """Pictures of words of the train split and, every second one, of random letters.
+def draw_signs(recipe: Recipe, spread: bool = False) -> tuple[Tensor, list[str], Tensor]:
+    """Pictures of words of the train split and, every second one, of random letters; `spread` as in `render`.
 
     Returns:
         uint8 pictures (N, 3, HEIGHT, WIDTH), the distinct captions (the last one is ""), each picture's caption (N,).
@@ -71,7 +72,7 @@ def draw_signs(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
         if word in held_out:
             continue
         sign = Sign(word, *PAIRS[rng.integers(len(PAIRS))])
-        pictures.append(render(sign, rng))
+        pictures.append(render(sign, rng, spread))
         rows.append(captions.setdefault(format_prompt(sign), len(captions)))
     stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
     return stacked, [*captions, ""], torch.tensor(rows)
@@ -109,7 +110,8 @@ def build(recipe: Recipe) -> dict[str, object]:
 
     pipeline = build_pipeline(recipe.seed)
     vae = pipeline.vae.to(device, memory_format=torch.channels_last)
-    train_vae(vae, pictures, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"), VAE_BATCH)
+    anywhere, _, _ = draw_signs(recipe, spread=True)
+    train_vae(vae, anywhere, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"), VAE_BATCH)
     latents = encode(vae, pictures)
 
     model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
@@ -122,7 +124,7 @@ def build(recipe: Recipe) -> dict[str, object]:
             print("tune", step, read(generate(pipeline, sample, recipe.seed + 1), sample), flush=True)
 
     ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
-    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)
+    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch, BATCH)
     use(pipeline, average)
     tiny.save_pipeline(pipeline.to("cpu"), recipe.out, {"height": HEIGHT, "width": WIDTH})
     trained = time.perf_counter() - start
@@ -152,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-words"))
-    parser.add_argument("--vae-steps", type=int, default=900, help=f"optimiser steps of {VAE_BATCH} pictures")
+    parser.add_argument("--vae-steps", type=int, default=1500, help=f"optimiser steps of {VAE_BATCH} pictures")
     parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")

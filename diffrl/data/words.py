@@ -1,8 +1,8 @@
 """The world of words: prompts that ask for a short word in two colours, and pictures of them.
 
-A picture shows one word of three to five capital letters, centred, in one colour on another. What is held out are
-*words*: no word of one split is in another, so that a held-out word can only be spelled, never remembered. Whether a
-picture is right is for `reward_models.text.ocr` to read; `metadata["text"]` is its target.
+A picture shows one word of three to five capital letters, beginning one letter from the left, in one colour on another.
+What is held out are *words*: no word of one split is in another, so that a held-out word can only be spelled, never
+remembered. Whether a picture is right is for `reward_models.text.ocr` to read; `metadata["text"]` is its target.
 
     prompt = prompts("tune")[0]
     picture = render(parse_prompt(prompt.text), np.random.default_rng(0))
@@ -40,10 +40,10 @@ FACES = ("DejaVuSansMono-Bold.ttf", "DejaVuSansMono-BoldOblique.ttf")
 
 FONT_SIZE = 13
 CELL = 8
-"""Pixels that a letter takes in x."""
+"""Pixels that a letter takes in x, and the first one's distance from the left edge: a patch of the transformer each."""
 
 LINES = (-4, 0, 4)
-"""Where the word's centre may be, in pixels below the picture's. As `CELL`, whole steps of the autoencoder's grid."""
+"""Where the centre of a word that is spread may be, in pixels below the picture's: steps of the autoencoder's grid."""
 
 PAIRS = tuple((a, b) for one, other in ((DARK, LIGHT), (LIGHT, DARK)) for a in one for b in other)
 """Ink and paper: always one dark and one light."""
@@ -112,25 +112,27 @@ def prompts(split: str) -> list[Prompt]:
     return made
 
 
-def render(sign: Sign, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw a sign in a random face, at a random height.
+def render(sign: Sign, rng: np.random.Generator, spread: bool = False) -> NDArray[np.uint8]:
+    """Draw a sign in a random face.
 
     Args:
         sign: what to draw; its word may be any text that fits.
         rng: where the randomness comes from.
+        spread: centre the word in x and draw it at a random height, as no picture of the world is: for an autoencoder,
+            which is to know letters in other places too.
 
     Returns:
         (HEIGHT, WIDTH, 3) uint8 RGB.
     """
     from PIL import Image, ImageDraw
 
-    y = HEIGHT / 2 + LINES[int(rng.integers(len(LINES)))]
+    y = HEIGHT / 2 + (LINES[int(rng.integers(len(LINES)))] if spread else 0)
+    left = (WIDTH - CELL * len(sign.word)) / 2 if spread else CELL
     face = _face(FACES[int(rng.integers(len(FACES)))])
     picture = Image.new("RGB", (WIDTH, HEIGHT), COLORS[sign.paper])
     canvas = ImageDraw.Draw(picture)
     for i, letter in enumerate(sign.word.upper()):
-        x = WIDTH / 2 + CELL * (i - (len(sign.word) - 1) / 2)
-        canvas.text((x, y), letter, COLORS[sign.ink], face, anchor="mm")
+        canvas.text((left + CELL * (i + 0.5), y), letter, COLORS[sign.ink], face, anchor="mm")
     return np.asarray(picture)
 
 
