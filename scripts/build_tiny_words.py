@@ -9,7 +9,8 @@ Training stops early on purpose: the pipeline is meant to be a policy that align
 
 Pictures show the words of the train split, and as many strings of random letters, so that every letter is seen in every
 place; no word that is held out is among them. The font is in matplotlib's package. Measuring reads with RapidOCR:
-pip install 'diffrl[ocr]'.
+pip install 'diffrl[ocr]'. With `--vae` the trained autoencoder is kept in that folder, and taken from it by a later run
+with the same seed, which then gives the same pipeline.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from build_tiny_pipeline import TRAINED, Log, encode, train_flow, train_vae, use
+from diffusers import AutoencoderKL
 from tiny_pipeline_card import describe_machine
 from tiny_words_card import generate, held_out_sample, measure, read, write_card
 from torch import Tensor, nn
@@ -54,6 +56,7 @@ class Recipe:
     pictures: int = 24_000
     samples: int = 360
     watch: int = 0
+    vae_folder: Path | None = None
 
 
 def draw_signs(recipe: Recipe, spread: bool = False) -> tuple[Tensor, list[str], Tensor]:
@@ -101,18 +104,33 @@ def build_pipeline(seed: int) -> Any:
     return pipeline
 
 
+def trained_vae(recipe: Recipe, vae: AutoencoderKL) -> tuple[AutoencoderKL, float]:
+    """This autoencoder trained on words in all places, or the one of the recipe's folder; the seconds that it took."""
+    kept = recipe.vae_folder
+    if kept is not None and (kept / "seconds.json").is_file():
+        found = AutoencoderKL.from_pretrained(str(kept)).to(vae.device, memory_format=torch.channels_last)
+        return found.eval().requires_grad_(False), float(json.loads((kept / "seconds.json").read_text()))
+    start = time.perf_counter()
+    pictures, _, _ = draw_signs(recipe, spread=True)
+    train_vae(vae, pictures, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"), VAE_BATCH)
+    seconds = time.perf_counter() - start
+    if kept is not None:
+        vae.save_pretrained(str(kept))
+        (kept / "seconds.json").write_text(json.dumps(seconds) + "\n")
+    return vae, seconds
+
+
 def build(recipe: Recipe) -> dict[str, object]:
     """Train, save, measure and describe; returns what `build.json` holds."""
-    start = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pictures, texts, captions = draw_signs(recipe)
     print(f"rendered {len(pictures)} pictures of {len(texts) - 1} prompts", flush=True)
 
     pipeline = build_pipeline(recipe.seed)
-    vae = pipeline.vae.to(device, memory_format=torch.channels_last)
-    anywhere, _, _ = draw_signs(recipe, spread=True)
-    train_vae(vae, anywhere, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"), VAE_BATCH)
+    vae, seconds = trained_vae(recipe, pipeline.vae.to(device, memory_format=torch.channels_last))
+    start = time.perf_counter()
     latents = encode(vae, pictures)
+    pipeline.register_modules(vae=vae)
 
     model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
     tokens = pipeline.tokenizer(texts, padding="max_length", max_length=tiny.MAX_TOKENS, return_tensors="pt")
@@ -127,8 +145,8 @@ def build(recipe: Recipe) -> dict[str, object]:
     average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch, BATCH)
     use(pipeline, average)
     tiny.save_pipeline(pipeline.to("cpu"), recipe.out, {"height": HEIGHT, "width": WIDTH})
-    trained = time.perf_counter() - start
-    print(f"saved {recipe.out} after {trained:.0f} s; measuring", flush=True)
+    seconds += time.perf_counter() - start
+    print(f"saved {recipe.out} after {seconds:.0f} s; measuring", flush=True)
 
     record = {
         "seed": recipe.seed,
@@ -141,7 +159,7 @@ def build(recipe: Recipe) -> dict[str, object]:
         "held_out_words": {split: len(words(split)) for split in SPLITS[1:]},
         "size": [HEIGHT, WIDTH],
         "machine": describe_machine(device, torch.get_num_threads()),
-        "training_seconds": round(trained),
+        "training_seconds": round(seconds),
         **measure(recipe.out, recipe.samples, seed=recipe.seed + 1),
     }
     (recipe.out / "build.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -155,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-words"))
     parser.add_argument("--vae-steps", type=int, default=1500, help=f"optimiser steps of {VAE_BATCH} pictures")
-    parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
+    parser.add_argument("--vae", type=Path, help="keep the trained autoencoder here, or take the one that is here")
+    parser.add_argument("--steps", type=int, default=900, help=f"transformer steps of {BATCH} pictures")
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
     parser.add_argument(
@@ -163,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
+    recipe = Recipe(
+        options.seed, options.out, options.vae_steps, options.steps, watch=options.watch, vae_folder=options.vae
+    )
     if options.tiny:
         recipe = Recipe(options.seed, options.out, 2, 2, pictures=40, samples=4)
     record = build(recipe)
