@@ -88,7 +88,6 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
         ("held-out", 1.0, T5_TOKENS),
         ("held-out", 1.0, 256),
         ("held-out", 3.0, T5_TOKENS),
-        ("held-out", 7.0, 256),
     ):
         sample = asked if words == "held-out" else held_out_sample("train", samples)
         start = time.perf_counter()
