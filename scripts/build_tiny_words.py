@@ -2,7 +2,7 @@
 
     python scripts/build_tiny_words.py --seed 0 --out assets/tiny-words
 
-A quarter of an hour on a CPU core; a CUDA device is used if there is one. It goes as `build_tiny_pipeline.py` does,
+Less than half an hour on a busy CPU core; a CUDA device is used if there is one. It goes as `build_tiny_pipeline.py` does,
 whose training it uses: render, train an `AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with
 its two CLIP text encoders by rectified flow, save the moving average, measure the saved files and write the model card.
 Training stops early on purpose: the pipeline is meant to be a policy that alignment can still improve.
