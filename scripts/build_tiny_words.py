@@ -2,10 +2,10 @@
 
     python scripts/build_tiny_words.py --seed 0 --out assets/tiny-words
 
-Less than half an hour on a busy CPU core; a CUDA device is used if there is one. It goes as `build_tiny_pipeline.py` does,
-whose training it uses: render, train an `AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with
-its two CLIP text encoders by rectified flow, save the moving average, measure the saved files and write the model card.
-Training stops early on purpose: the pipeline is meant to be a policy that alignment can still improve.
+Less than half an hour on a busy CPU core; a CUDA device is used if there is one. It goes as `build_tiny_pipeline.py`
+does, whose training it uses: render, train an `AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together
+with its two CLIP text encoders by rectified flow, save the moving average, measure the saved files and write the model
+card. Training stops early on purpose: the pipeline is meant to be a policy that alignment can still improve.
 
 Pictures show the words of the train split, and as many strings of random letters, so that every letter is seen in every
 place; no word that is held out is among them. The font is in matplotlib's package. Measuring reads with RapidOCR:
