@@ -54,7 +54,7 @@ class Recipe:
     vae_steps: int
     steps: int
     pictures: int = 24_000
-    samples: int = 180
+    samples: int = 90
     watch: int = 0
     vae_folder: Path | None = None
 
