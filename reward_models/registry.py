@@ -32,6 +32,7 @@ SCORERS: Mapping[str, str] = {
     "moving_shapes": "reward_models.videos.moving_shapes:MovingShapesScorer",
     "moving_shapes_strict": "reward_models.videos.moving_shapes:StrictMovingShapesScorer",
     "ocr": "reward_models.text.ocr:OcrScorer",
+    "ocr_exact": "reward_models.text.ocr:ExactOcrScorer",
     "pickscore": "reward_models.images.pickscore:PickScorer",
     "remote": "reward_models.serving.remote:RemoteScorer",
     "shapes": "reward_models.images.shapes:ShapesScorer",

@@ -92,7 +92,9 @@ def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
     return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / horizon)))
 
 
-def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log) -> None:
+def train_vae(
+    vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log, batch: int = BATCH
+) -> None:
     """L1 + squared error with a light KL term, cosine learning rate.
 
     The squared error leaves the all-grey plateau sooner, and L1 sharpens edges. The posterior starts narrow, since unit
@@ -103,7 +105,7 @@ def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 50, steps))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(pictures), (64,), generator=generator)
+        rows = torch.randint(len(pictures), (batch,), generator=generator)
         images = to_unit(pictures[rows], vae.device)
         posterior = vae.encode(images).latent_dist
         noise = torch.randn(posterior.mean.shape, generator=generator).to(vae.device)
@@ -193,6 +195,7 @@ def train_flow(
     on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
     rate: float = RATE,
     horizon: int = HORIZON,
+    batch: int = BATCH,
 ) -> nn.ModuleDict:
     """Rectified flow with logit-normal times; returns the moving average of the weights.
 
@@ -201,12 +204,13 @@ def train_flow(
         latents: (N, 4, 8, 8), zero mean and unit variance.
         captions: (N,) row of each picture's caption in `token_ids`.
         token_ids: (captions, MAX_TOKENS); the last row is the empty caption.
-        steps: optimiser steps of `BATCH` pictures.
+        steps: optimiser steps of `batch` pictures.
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
         on_step: receives the step and the moving average after it.
         rate: the greatest learning rate.
         horizon: steps over which it would fall to zero.
+        batch: pictures of a step.
     """
     average = copy.deepcopy(model).requires_grad_(False)
     model["transformer"].set_attn_processor(RepeatedTokenAttention())
@@ -214,7 +218,7 @@ def train_flow(
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, horizon))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(latents), (BATCH,), generator=generator)
+        rows = torch.randint(len(latents), (batch,), generator=generator)
         clean = latents[rows]
         noise = torch.randn(clean.shape, generator=generator).to(clean.device)
         sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)

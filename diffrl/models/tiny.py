@@ -44,14 +44,21 @@ def tiny_settings(pipeline: Any) -> Mapping[str, int]:
     return settings
 
 
-def save_pipeline(pipeline: Any, directory: Path) -> None:
-    """Write a tiny pipeline in diffusers format, with the settings that diffrl should use it with."""
+def save_pipeline(pipeline: Any, directory: Path, settings: Mapping[str, int] | None = None) -> None:
+    """Write a tiny pipeline in diffusers format, with the settings that diffrl should use it with.
+
+    Args:
+        pipeline: what to write.
+        directory: where to.
+        settings: adapter options of this pipeline beside those of its family.
+    """
     pipeline.save_pretrained(directory)
     for file in directory.glob("*/config.json"):  # where a part was made is nobody's business
         content = json.loads(file.read_text(encoding="utf-8"))
         if content.pop("_name_or_path", None) is not None:
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (directory / SETTINGS_FILE).write_text(json.dumps(tiny_settings(pipeline)) + "\n", encoding="utf-8")
+    stated = {**tiny_settings(pipeline), **(settings or {})}
+    (directory / SETTINGS_FILE).write_text(json.dumps(stated) + "\n", encoding="utf-8")
 
 
 def build_clip_tokenizer(words: Sequence[str]) -> Any:

@@ -77,6 +77,7 @@ WITHOUT_WEIGHTS = (
 TINY: dict[str, Callable[[Path], Scorer]] = {
     **{name: lambda folder, name=name: load_reward(name) for name in WITHOUT_WEIGHTS},
     "ocr": lambda folder: load_reward("ocr", threads=1),
+    "ocr_exact": lambda folder: load_reward("ocr_exact", threads=1, detect=False),
     "video_mean": lambda folder: load_reward("video_mean", reward="shapes", frames=3),
     "geneval": lambda folder: load_geneval("geneval", folder),
     "geneval_strict": lambda folder: load_geneval("geneval_strict", folder),

@@ -1,0 +1,127 @@
+"""The trained tiny pipeline in assets/tiny-words and the script that builds it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from diffrl.config import load_config
+from diffrl.data.words import HEIGHT, SPLITS, WIDTH, parse_prompt, prompts, words
+from reward_models import load_reward
+from tests.training.test_presets import PRESETS
+
+ROOT = Path(__file__).parents[1]
+ASSET = ROOT / "assets" / "tiny-words"
+RECIPES = sorted((ROOT / "configs" / "tiny-words").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    """As any user would, without arguments."""
+    loaded = StableDiffusion3Pipeline.from_pretrained(str(ASSET))
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    threads = torch.get_num_threads()
+    yield importlib.import_module("build_tiny_words")
+    torch.set_num_threads(threads)
+
+
+def test_the_asset_is_small_and_says_its_size():
+    assert sum(file.stat().st_size for file in ASSET.rglob("*") if file.is_file()) <= 15_000_000
+    assert json.loads((ASSET / "diffrl.json").read_text()) == {
+        "max_sequence_length": 1,
+        "height": HEIGHT,
+        "width": WIDTH,
+    }
+
+
+def test_a_word_in_quotes_is_spelled_letter_by_letter(pipeline):
+    for tokenizer, encoder in (
+        (pipeline.tokenizer, pipeline.text_encoder),
+        (pipeline.tokenizer_2, pipeline.text_encoder_2),
+    ):
+        assert (encoder.config.bos_token_id, encoder.config.eos_token_id) == (
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+        )
+        for split in SPLITS:
+            for prompt in prompts(split)[:400]:
+                sign, tokens = parse_prompt(prompt.text), tokenizer.tokenize(prompt.text)
+                spelled = [*sign.word[:-1], sign.word[-1] + "</w>"]
+                assert tokens == ["the", "word", '"</w>', *spelled, '"</w>', "in", sign.ink, "on", sign.paper]
+                assert len(tokens) + 2 <= tokenizer.model_max_length
+
+
+def test_no_held_out_word_is_drawn_for_training(builder, tmp_path):
+    pictures, captions, rows = builder.draw_signs(builder.Recipe(0, tmp_path, 1, 1, pictures=2000))
+    assert pictures.shape == (2000, 3, HEIGHT, WIDTH) and captions[-1] == "" and len(set(captions)) == len(captions)
+    drawn = [parse_prompt(captions[row]).word for row in rows]
+    assert not set(drawn) & {*words("tune"), *words("report")}
+    assert set(drawn[::2]) <= set(words("train")) and len(set(drawn[1::2]) - set(words("train"))) > 900
+
+
+@pytest.mark.long
+def test_held_out_words_are_spelled_now_and_then(pipeline):
+    pytest.importorskip("rapidocr")
+    asked = prompts("report")[:40]
+    noise = torch.randn(40, 4, HEIGHT // 4, WIDTH // 4, generator=torch.Generator().manual_seed(0))
+    options = {"num_inference_steps": 10, "guidance_scale": 1.0, "max_sequence_length": 1}
+    images = pipeline([p.text for p in asked], latents=noise, height=HEIGHT, width=WIDTH, **options).images
+    pictures = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
+    assert 0.02 < float(score(pictures, asked)) < 0.6
+
+
+def score(pictures, asked):
+    from reward_models import RewardBatch
+
+    exact = load_reward("ocr_exact", detect=False, threads=1)
+    return exact(RewardBatch(pictures, [p.text for p in asked], [p.metadata for p in asked])).raw.mean()
+
+
+def test_the_card_says_what_was_measured():
+    record = json.loads((ASSET / "build.json").read_text())
+    card, scores = (ASSET / "README.md").read_text(), record["scores"]
+    assert scores["rendered truth"]["exact"] >= 0.97
+    assert scores["rendered truth, prompts of other pictures"]["exact"] <= 0.01
+    assert scores["VAE reconstruction"]["exact"] >= 0.93
+    assert 0.08 <= scores["generated, held-out words, guidance_scale=1, max_sequence_length=1"]["exact"] <= 0.4
+    for name, one in scores.items():
+        assert f"| {name} | {one['exact']:.3f} | {one['partial']:.3f} |" in card
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_its_preset_in_another_world(path):
+    config = load_config(path)
+    preset = "diffrl" if path.stem == "quickstart" else path.stem
+    shapes = load_config(ROOT / f"configs/tiny-sd3/{preset}.yaml")
+    assert (config.objective.kind, config.credit) == (shapes.objective.kind, shapes.credit)
+    assert config.rollout.stochastic == shapes.rollout.stochastic and config.rollout.explore == shapes.rollout.explore
+    assert (config.prompts.train, config.prompts.eval) == ("words:train", "words:tune")
+    assert config.model.path == "assets/tiny-words"
+    assert [reward.name for reward in config.rewards] == ["ocr", "ocr_exact"]
+    assert all(reward.options == {"detect": False} for reward in (*config.rewards, *config.eval.rewards))
+
+
+def test_every_preset_has_its_recipe():
+    assert {path.stem for path in RECIPES} == {*PRESETS, "quickstart"}
+
+
+@pytest.mark.slow
+def test_the_build_is_the_same_for_the_same_seed(builder, tmp_path):
+    def build(name, seed):
+        builder.main(["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)])
+        files = sorted((tmp_path / name).rglob("*.safetensors"))
+        return {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files}
+
+    first, again, other = build("first", 3), build("again", 3), build("other", 4)
+    assert len(first) == 5 and first == again
+    assert {file for file in first if first[file] == other[file]} == {"text_encoder_3/model.safetensors"}  # zeros
