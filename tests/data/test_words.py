@@ -11,7 +11,6 @@ from diffrl.data.words import (
     COLORS,
     HEIGHT,
     PAIRS,
-    SPLITS,
     VOCABULARY,
     WIDTH,
     Sign,
@@ -21,6 +20,7 @@ from diffrl.data.words import (
     render,
     words,
 )
+from diffrl.data.worlds import SPLITS
 from diffrl.errors import DiffrlError
 from reward_models import RewardBatch, load_reward
 from reward_models.text.ocr import target_of
