@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
-from tiny_pipeline_card import describe_machine, generate, held_out_sample, measure, score, write_card
+from tiny_pipeline_card import describe_machine, generate, held_out_sample, measure, measure_again, score, write_card
 from torch import Tensor, nn
 
 from diffrl.data.shapes import prompts, render, scene_of
@@ -42,17 +42,11 @@ STOCK_SHARE = 0.125
 TRAINED = ("transformer", "text_encoder", "text_encoder_2")
 """Components that the flow trains; the VAE is trained before."""
 
-PROMPTS = {"count": 200, "relation": 900, "pair": 400, "relations": 500, "crowd": 500}
-"""Of each kind of the train split; more of the hard ones than alignment trains on."""
-
 CAPTION_DROPOUT = 0.1
 EMA_DECAY = 0.995
 BATCH = 64
-RATE, HORIZON = 1.5e-3, 4000
-"""Greatest learning rate of the transformer, and the steps over which it would decay to zero; it does not get there."""
-
-COOLING_RATE, COOLING_HORIZON = 6e-4, 1400
-"""The same of the last steps, which start from the moving average of those before."""
+HORIZON = 4000
+"""Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +57,8 @@ class Recipe:
     out: Path
     vae_steps: int
     steps: int
-    cooling_steps: int
-    pictures_per_prompt: int = 10
-    pictures_per_count: int = 20
+    pictures_per_pair: int = 20
+    pictures_per_count: int = 80
     samples: int = 500
     watch: int = 0
 
@@ -77,10 +70,10 @@ def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
         uint8 pictures (N, 3, 32, 32), the distinct captions (the last one is ""), and each picture's caption (N,).
     """
     rng = np.random.default_rng(recipe.seed)
-    train = prompts("train", PROMPTS)
+    train = prompts("train")
     pictures, captions = [], []
     for i, prompt in enumerate(train):
-        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_prompt
+        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_pair
         pictures += [render(scene_of(prompt), rng) for _ in range(count)]
         captions += [i] * count
     stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
@@ -193,8 +186,6 @@ def train_flow(
     generator: torch.Generator,
     log: Log,
     on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
-    rate: float = RATE,
-    horizon: int = HORIZON,
     batch: int = BATCH,
 ) -> nn.ModuleDict:
     """Rectified flow with logit-normal times; returns the moving average of the weights.
@@ -208,15 +199,13 @@ def train_flow(
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
         on_step: receives the step and the moving average after it.
-        rate: the greatest learning rate.
-        horizon: steps over which it would fall to zero.
         batch: pictures of a step.
     """
     average = copy.deepcopy(model).requires_grad_(False)
     model["transformer"].set_attn_processor(RepeatedTokenAttention())
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, horizon))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
     for step in range(1, steps + 1):
         rows = torch.randint(len(latents), (batch,), generator=generator)
         clean = latents[rows]
@@ -280,21 +269,8 @@ def build(recipe: Recipe) -> dict[str, object]:
             held_out = held_out_sample(recipe.samples)
             print("held out", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
 
-    ids = tokens.input_ids.to(device)
-    generators = [torch.Generator().manual_seed(recipe.seed + i) for i in (1, 2)]
-    average = train_flow(model, latents, captions, ids, recipe.steps, generators[0], Log("flow"), watch)
-    average = train_flow(
-        average.requires_grad_(True),
-        latents,
-        captions,
-        ids,
-        recipe.cooling_steps,
-        generators[1],
-        Log("cooling"),
-        watch,
-        COOLING_RATE,
-        COOLING_HORIZON,
-    )
+    ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
+    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)
     use(pipeline, average)
     save_pipeline(pipeline.to("cpu"), recipe.out)
     trained = time.perf_counter() - start
@@ -304,7 +280,6 @@ def build(recipe: Recipe) -> dict[str, object]:
         "seed": recipe.seed,
         "vae_steps": recipe.vae_steps,
         "steps": recipe.steps,
-        "cooling_steps": recipe.cooling_steps,
         "batch": BATCH,
         "pictures": len(pictures),
         "train_prompts": len(texts) - 1,
@@ -327,23 +302,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
-    parser.add_argument("--vae-steps", type=int, default=1000, help="optimiser steps of 64 pictures")
+    parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
     parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
-    parser.add_argument(
-        "--cooling-steps", type=int, default=1200, help="more of them, while the rate falls to almost zero"
-    )
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
     parser.add_argument(
         "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
     )
+    parser.add_argument("--measure-only", action="store_true", help="score what is in --out and rewrite its card")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(
-        options.seed, options.out, options.vae_steps, options.steps, options.cooling_steps, watch=options.watch
-    )
+    if options.measure_only:
+        print(
+            json.dumps(measure_again(options.out, 4 if options.tiny else Recipe.samples, measure, write_card), indent=2)
+        )
+        return 0
+    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
     if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, 2, pictures_per_prompt=1, pictures_per_count=1, samples=4)
+        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_pair=1, pictures_per_count=1, samples=4)
     record = build(recipe)
     print(json.dumps(record, indent=2))
     return 0

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from build_tiny_pipeline import Log, warmup_cosine
 from diffusers import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from tiny_pipeline_card import describe_machine
+from tiny_pipeline_card import describe_machine, measure_again
 from tiny_video_pipeline_card import generate, held_out_sample, measure, score, to_unit, write_card
 from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, train_vae
 from torch import Tensor, nn
@@ -258,23 +258,6 @@ def build(recipe: Recipe) -> dict[str, object]:
     return record
 
 
-def measure_again(folder: Path, samples: int) -> dict[str, Any]:
-    """Score a saved pipeline by today's scorer and rewrite its card; what training took is kept as it is recorded.
-
-    Returns:
-        What `build.json` holds now.
-
-    Raises:
-        FileNotFoundError: the folder has no `build.json`.
-    """
-    path = folder / "build.json"
-    record = json.loads(path.read_text())
-    record |= measure(folder, samples, seed=record["seed"] + 1)
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    write_card(folder, record)
-    return dict(record)
-
-
 def use(pipeline: Any, average: nn.ModuleDict) -> None:
     """Put the averaged modules into the pipeline."""
     pipeline.register_modules(**{name: average[name].eval() for name in TRAINED})
@@ -298,7 +281,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.measure_only:
-        print(json.dumps(measure_again(options.out, 2 if options.tiny else Recipe.samples), indent=2))
+        print(
+            json.dumps(measure_again(options.out, 2 if options.tiny else Recipe.samples, measure, write_card), indent=2)
+        )
         return 0
     steps = (options.picture_steps, options.clip_steps, options.steps)
     recipe = Recipe(options.seed, options.out, *steps, options.vae, watch=options.watch)

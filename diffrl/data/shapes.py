@@ -25,7 +25,6 @@ from diffrl.data.worlds import SPLITS, Split, require_split
 from diffrl.records import Prompt
 from reward_models.images.shapes_grammar import (
     COLORS,
-    NUMBERS,
     RELATIONS,
     SIZES,
     SceneSpec,
@@ -35,21 +34,18 @@ from reward_models.images.shapes_grammar import (
 )
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, SHAPES, coverage
 
-LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 2, "relations": 3, "crowd": 3}
-"""Kinds of prompts and how hard they are: one thing or several of it; two things in a relation; two or three objects of
-two kinds; three things in two relations; four objects of two kinds, or three of three."""
+LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 3, "sized": 3, "relations": 4, "crowd": 4}
+"""Kinds of prompts and how hard they are: one thing or up to three of it; two things in a relation; two or three of two
+kinds; things with sizes; three things in two relations; four things, or three of three kinds."""
 
-PROMPTS: Mapping[Split, Mapping[str, int]] = {
-    "train": {"count": 150, "relation": 900, "pair": 240, "relations": 150, "crowd": 60},
-    "tune": {"count": 10, "relation": 60, "pair": 16, "relations": 10, "crowd": 4},
-    "report": {"count": 10, "relation": 60, "pair": 16, "relations": 10, "crowd": 4},
-}
-"""How many prompts of each kind a split has at most; those that come first by a hash of their text."""
+DRAWN = ("count", "relation")
+"""The kinds that the shipped pipeline was trained on, without orange; nothing here draws the others yet."""
 
-HELD_OUT = {"tune": 0.12, "report": 0.12}
-"""Share of the combinations that belong to each held-out split."""
+HELD_OUT_PAIRS = 20
+HELD_OUT_SHARE = 0.24
+"""Of the combinations that the shipped pipeline knows nothing of: tune and report together."""
 
-RADIUS: Mapping[str, tuple[float, float]] = {"": (0.12, 0.15), "small": (0.1, 0.115), "large": (0.16, 0.175)}
+RADIUS: Mapping[str, tuple[float, float]] = {"": (0.125, 0.155), "small": (0.1, 0.115), "large": (0.165, 0.18)}
 """Radius of a circle of each size as a fraction of the picture's side; the other shapes have the same area."""
 
 _GAP = 0.065  # least distance of two bounding boxes, and half of it to the picture's edge
@@ -74,40 +70,36 @@ class PlacedThing:
     radius: float
 
 
-@lru_cache(maxsize=len(LEVELS))
-def _by_split(kind: str) -> Mapping[Split, Sequence[SceneSpec]]:
-    found: dict[Split, list[SceneSpec]] = {split: [] for split in SPLITS}
-    for scene in _scenes(kind):
-        split = split_of(scene)
-        if split is not None:
-            found[split].append(scene)
-    return found
-
-
-def prompts(split: Split, most: Mapping[str, int] | None = None) -> list[Prompt]:
+def prompts(split: Split, kinds: Sequence[str] = DRAWN, colors: Sequence[str] = COLORS[:6]) -> list[Prompt]:
     """Prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
 
     Kinds are interleaved evenly, so that the first prompts of a split are a fair sample of it.
 
     Args:
         split: which one.
-        most: how many of each kind at most; None = those of `PROMPTS`.
+        kinds: of `LEVELS`.
+        colors: that things may have.
 
     Raises:
         ConfigError: there is no such split.
     """
     require_split("shapes", split)
     chosen = []
-    for kind, count in (PROMPTS[split] if most is None else most).items():
-        texts = _texts(kind, split)[:count]
+    for kind in kinds:
+        texts = _texts(kind, tuple(colors))[split]
         chosen += [((i + 0.5) / len(texts), text, kind) for i, text in enumerate(texts)]
     return [Prompt(text, {"kind": kind, "level": LEVELS[kind]}) for _, text, kind in sorted(chosen)]
 
 
-@lru_cache(maxsize=len(LEVELS) * len(SPLITS))
-def _texts(kind: str, split: Split) -> list[str]:
-    """All prompts of a kind in a split, in the order of their hashes."""
-    return sorted((format_prompt(scene) for scene in _by_split(kind)[split]), key=_hash)
+@lru_cache(maxsize=2 * len(LEVELS))
+def _texts(kind: str, colors: Sequence[str]) -> Mapping[Split, Sequence[str]]:
+    """All prompts of a kind in each split, in the order of their hashes."""
+    found: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    for scene in _scenes(kind, [Thing(color, shape) for color in colors for shape in SHAPES]):
+        split = split_of(scene)
+        if split is not None:
+            found[split].append(format_prompt(scene))
+    return {split: sorted(texts, key=_hash) for split, texts in found.items()}
 
 
 def scene_of(prompt: Prompt | str) -> SceneSpec:
@@ -132,43 +124,54 @@ def split_of(scene: SceneSpec) -> Split | None:
 
 @lru_cache(maxsize=4096)
 def _owner(combination: str) -> Split:
-    """By a hash of its name: arbitrary, and the same on every machine."""
+    """Arbitrary, by hashes of names, and the same on every machine."""
+    if combination in _CHOSEN:
+        return _CHOSEN[combination]
+    if "orange" not in combination and not combination.startswith("4"):
+        return "train"  # the shipped pipeline has seen it
     place = _hash(combination) / 2**64
-    if place < HELD_OUT["tune"]:
-        return "tune"
-    return "report" if place < HELD_OUT["tune"] + HELD_OUT["report"] else "train"
+    return "tune" if place < HELD_OUT_SHARE / 2 else "report" if place < HELD_OUT_SHARE else "train"
+
+
+def _choose() -> Mapping[str, Split]:
+    """Who owns the combinations that the shipped pipeline has not seen: in turn one for tune, one for report.
+
+    The first of all pairs in the order of a hash of their names, and a number of each colour.
+    """
+    things = [Thing(color, shape) for color in COLORS[:6] for shape in SHAPES]
+    pairs = [sorted(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
+    pairs.sort(key=lambda pair: hashlib.sha256(repr([(t.color, t.shape) for t in pair]).encode()).hexdigest())
+    held_out = ["|".join(f"{t.color} {t.shape}" for t in pair) for pair in pairs[:HELD_OUT_PAIRS]]
+    held_out += [f"{2 + i % 2} {color} {SHAPES[i % 3]}" for i, color in enumerate(COLORS[:6])]
+    return {combination: ("tune", "report")[i % 2] for i, combination in enumerate(held_out)}  # type: ignore[misc]
+
+
+_CHOSEN = _choose()
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def _scenes(kind: str) -> Iterator[SceneSpec]:
+def _scenes(kind: str, things: Sequence[Thing]) -> Iterator[SceneSpec]:
     """Every scene of a kind."""
-    things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
+    pairs = list(_differing(things, 2))
     if kind == "count":
-        for thing, count in itertools.product(things, NUMBERS.values()):
-            yield SceneSpec((thing,) * count)
-            if count <= 2:
-                yield from (SceneSpec((Thing(thing.color, thing.shape, size),) * count) for size in SIZES)
+        yield from (SceneSpec((thing,) * count) for thing in things for count in (1, 2, 3))
     elif kind == "relation":
-        for a, b in _differing(things, 2):
-            for relation in RELATIONS:
-                yield SceneSpec((a, b), (relation,))
-                sizes = SIZES if _hash(f"{a}{relation}{b}") % 2 else SIZES[::-1]
-                yield SceneSpec((_sized(a, sizes[0]), _sized(b, sizes[1])), (relation,))
+        yield from (SceneSpec(pair, (relation,)) for pair in pairs for relation in RELATIONS)
+    elif kind == "sized":
+        yield from (SceneSpec((_sized(thing, size),) * count) for thing in things for size in SIZES for count in (1, 2))
+        for (a, b), relation, sizes in itertools.product(pairs, RELATIONS, (SIZES, SIZES[::-1])):
+            yield SceneSpec((_sized(a, sizes[0]), _sized(b, sizes[1])), (relation,))
     elif kind == "pair":
-        for a, b in _differing(things, 2):
-            yield SceneSpec((a, b))
-            yield SceneSpec((a, a, b))
-            yield from (SceneSpec((_sized(a, size), b)) for size in SIZES)
+        yield from (SceneSpec(scene) for a, b in pairs for scene in ((a, b), (a, a, b)))
     elif kind == "relations":
         for three in _differing(things, 3):  # one of eight to each: there are thousands
             yield SceneSpec(three, _CROSSING[_hash(repr(three)) % len(_CROSSING)])
     else:
-        for a, b in _differing(things, 2):
-            yield SceneSpec((a, a, b, b))
-            yield SceneSpec((a, a, a, b))
+        yield from (SceneSpec((thing,) * 4) for thing in things)
+        yield from (SceneSpec(scene) for a, b in pairs for scene in ((a, a, b, b), (a, a, a, b)))
         yield from (SceneSpec(three) for three in _differing(things, 3) if list(three) == sorted(three))
 
 

@@ -11,54 +11,70 @@ from diffrl.data.shapes import LEVELS, RADIUS, prompts, render, sample_scene, sc
 from diffrl.data.worlds import SPLITS
 from diffrl.errors import DiffrlError
 from reward_models.errors import RewardError
-from reward_models.images.shapes import BACKGROUND, PALETTE, RELATIONS, SceneSpec, Thing, format_prompt, parse_prompt
+from reward_models.images.shapes import (
+    BACKGROUND,
+    COLORS,
+    PALETTE,
+    RELATIONS,
+    SceneSpec,
+    Thing,
+    format_prompt,
+    parse_prompt,
+)
+
+WORLDS = {"drawn": {}, "whole": {"kinds": tuple(LEVELS), "colors": COLORS}}
 
 
-def meetings(split):
-    """What meets in the prompts of a split, read from their words alone."""
-    found = set()
-    for prompt in prompts(split):
-        words = prompt.text.replace("left of", "and").replace("right of", "and")
-        words = words.replace("above", "and").replace("below", "and").replace("and and", "and")
-        kinds = []
-        for phrase in words.split(" and "):
-            number, *_, color, shape = phrase.split()
-            count = {"two": 2, "three": 3, "four": 4}.get(number, 1)
-            thing = f"{color} {shape.removesuffix('s')}"
-            kinds.append(thing)
-            if count > 1:
-                found.add((count, thing))
-        found |= {frozenset(pair) for pair in combinations(kinds, 2)}
-    return found
+def meetings(text):
+    """What meets in a prompt, read from its words alone: pairs of things, and numbers with what is counted."""
+    for word in ("left of", "right of", "above", "below"):
+        text = text.replace(word, "and")
+    kinds, counted = [], set()
+    for phrase in text.replace("and and", "and").split(" and "):
+        number, *_, color, shape = phrase.split()
+        kinds.append(f"{color} {shape.removesuffix('s')}")
+        counted |= {(number, kinds[-1])} if shape.endswith("s") else set()
+    return {frozenset(pair) for pair in combinations(kinds, 2)} | counted
 
 
-def test_what_meets_in_a_held_out_split_meets_nowhere_else():
-    train, tune, report = (meetings(split) for split in SPLITS)
-    texts = [{prompt.text for prompt in prompts(split)} for split in SPLITS]
-    assert not texts[0] & texts[1] and not texts[0] & texts[2] and not texts[1] & texts[2]
-    assert not (tune - train) & (report - train)
-    for split, seen in (("tune", tune), ("report", report)):
-        for prompt in prompts(split):  # every held-out prompt holds something that no training prompt holds
-            scene = scene_of(prompt)
-            things = {f"{t.color} {t.shape}" for t in scene.things}
-            counted = {(n, f"{t.color} {t.shape}") for t, n in scene.kinds if n > 1}
-            assert ({frozenset(p) for p in combinations(things, 2)} | counted) & (seen - train)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_held_out_prompt_holds_what_no_other_split_holds(world):
+    texts = {split: [p.text for p in prompts(split, **WORLDS[world])] for split in SPLITS}
+    met = {split: set().union(*map(meetings, texts[split])) for split in SPLITS}
+    assert all(len(set(texts[split])) == len(texts[split]) for split in SPLITS)
+    for split, other in (("tune", "report"), ("report", "tune")):
+        elsewhere = met["train"] | met[other]
+        assert all(meetings(text) - elsewhere for text in texts[split])
+        assert not (met[split] - met["train"]) & met[other]
 
 
-def test_every_split_is_a_fair_sample_of_kinds_from_its_start():
+def test_the_prompts_of_the_shipped_pipeline():
+    assert [len(prompts(split)) for split in SPLITS] == [968, 83, 83]
+    for split in ("tune", "report"):
+        scenes = [scene_of(p) for p in prompts(split) if p.metadata["kind"] == "relation"]
+        assert {s.relations[0] for s in scenes} == set(RELATIONS)
+        assert (
+            len(scenes) == 8 * len({frozenset(s.things) for s in scenes}) == 80
+        )  # each pair in every relation and order
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_split_is_a_fair_sample_of_kinds_from_its_start(world):
     for split in SPLITS:
-        everything = prompts(split)
-        assert {p.metadata["kind"] for p in everything} == set(LEVELS)
+        everything = prompts(split, **WORLDS[world])
+        kinds = [p.metadata["kind"] for p in everything]
         assert all(p.metadata["level"] == LEVELS[p.metadata["kind"]] for p in everything)
-        for kind in LEVELS:
-            share = np.mean([p.metadata["kind"] == kind for p in everything])
-            assert np.mean([p.metadata["kind"] == kind for p in everything[:60]]) == pytest.approx(share, abs=0.04)
-    assert len(prompts("train")) > 1400 and len(prompts("tune")) == len(prompts("report")) == 100
+        for kind in set(kinds):
+            assert np.mean([own == kind for own in kinds[:60]]) == pytest.approx(
+                np.mean([own == kind for own in kinds]), abs=0.04
+            )
 
 
-def test_held_out_prompts_use_no_new_word():
-    words = {word for p in prompts("train") for word in p.text.split()}
-    assert {word for split in ("tune", "report") for p in prompts(split) for word in p.text.split()} <= words
+@pytest.mark.parametrize("world", WORLDS)
+def test_held_out_prompts_use_no_new_word(world):
+    words = {word for p in prompts("train", **WORLDS[world]) for word in p.text.split()}
+    held_out = (p.text for split in ("tune", "report") for p in prompts(split, **WORLDS[world]))
+    assert {word for text in held_out for word in text.split()} <= words
 
 
 def test_prompts_are_the_same_in_every_process():
@@ -75,7 +91,7 @@ def test_an_unknown_split_is_refused():
 
 
 def test_every_prompt_parses_and_formats_back():
-    for prompt in [p for split in SPLITS for p in prompts(split)]:
+    for prompt in [p for split in SPLITS for p in prompts(split, **WORLDS["whole"])][::7]:
         assert format_prompt(parse_prompt(prompt.text)) == prompt.text
     assert parse_prompt("  A red CIRCLE left  of a blue square. ") == parse_prompt("a red circle left of a blue square")
 
@@ -129,7 +145,7 @@ def test_renders_show_the_scene():
     """Independent of the checker: exact colours at the centres, inked area, background elsewhere, nothing touching."""
     rng = np.random.default_rng(0)
     size = 64
-    for prompt in prompts("train")[:140]:
+    for prompt in prompts("train", **WORLDS["whole"])[:140]:
         scene = scene_of(prompt)
         state = rng.bit_generator.state
         placed = sample_scene(scene, rng)

@@ -54,7 +54,7 @@ def test_refusals():
         with pytest.raises(DiffrlError, match="A prompt of the world of words is"):
             parse_prompt(text)
     for call in (words, prompts):
-        with pytest.raises(DiffrlError, match="has the splits train, tune, report"):
+        with pytest.raises(DiffrlError, match="has the splits train, tune and report"):
             call("held_out")
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import ndimage
 
-from diffrl.data.shapes import PlacedThing, draw, prompts, render, scene_of
+from diffrl.data.shapes import LEVELS, PlacedThing, draw, prompts, render, scene_of
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.images.shapes import PALETTE, Thing, coverage
+from reward_models.images.shapes import COLORS, PALETTE, Thing, coverage
 from reward_models.images.shapes_vision import oklab
 
 RED_CIRCLE = PlacedThing(Thing("red", "circle"), 0.3, 0.35, 0.14)
@@ -37,7 +37,7 @@ def ink(*layers, size=32):
 @pytest.fixture(scope="module")
 def truth():
     rng = np.random.default_rng(3)
-    everything = prompts("train") + prompts("report")
+    everything = prompts("report", tuple(LEVELS), COLORS)
     texts = [everything[i].text for i in rng.integers(0, len(everything), 400)]
     return [render(scene_of(text), rng) for text in texts], texts
 
@@ -84,7 +84,7 @@ def test_a_decoder_like_blur_still_passes(truth):
 
 def test_larger_pictures_are_scored_alike():
     rng = np.random.default_rng(1)
-    texts = [p.text for p in prompts("report")[::6]]
+    texts = [p.text for p in prompts("report", tuple(LEVELS), COLORS)[::60]]
     pictures = [render(scene_of(text), rng, size=96) for text in texts]
     assert strict(pictures, texts).mean() >= 0.98
 
