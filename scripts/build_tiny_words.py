@@ -33,7 +33,8 @@ from tiny_pipeline_card import describe_machine
 from tiny_words_card import generate, held_out_sample, measure, read, write_card
 from torch import Tensor, nn
 
-from diffrl.data.words import COLORS, HEIGHT, PAIRS, SPLITS, WIDTH, Sign, format_prompt, render, words
+from diffrl.data.words import COLORS, HEIGHT, PAIRS, WIDTH, Sign, format_prompt, render, words
+from diffrl.data.worlds import SPLITS
 from diffrl.models import tiny
 from diffrl.models.families.sd3 import build_tiny_vae
 

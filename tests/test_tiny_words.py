@@ -10,7 +10,8 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from diffrl.config import load_config
-from diffrl.data.words import HEIGHT, SPLITS, WIDTH, parse_prompt, prompts, words
+from diffrl.data.words import HEIGHT, WIDTH, parse_prompt, prompts, words
+from diffrl.data.worlds import SPLITS
 from reward_models import load_reward
 from tests.training.test_presets import PRESETS
 

@@ -163,7 +163,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
     place = {name: np.where(match, value, 0).sum(2) for name, value in (("x", fits.x), ("y", fits.y))}  # (B, A)
     right_color = np.where(match, fits.color, 0).sum(2)
     relation, holds = _relations(asked, place, right_color, np.asarray(match.any(2)), tolerances)
-    dirt = np.maximum((seen.background_error - 5) / 60, (seen.clutter - 0.0005) / 0.02)
+    dirt = np.maximum((seen.background_error - 5) / 30, (seen.clutter - 0.0005) / 0.01)
     parts = {
         "count": np.maximum(0, 1 - np.abs(found - asked.count) / asked.count),
         "colour": share(fits.color),
@@ -171,7 +171,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
         "size": np.where(asked.sized.any(1), share(fits.size), np.nan),
         "binding": share(fits.color * fits.shape * fits.size),
         "relation": relation,
-        "clean": np.clip(1 - dirt, 0, 1),
+        "clean": np.exp(-np.maximum(dirt, 0)),  # never quite 0, so that the worst pictures differ too
     }
     parts["partial"] = np.nanmean(np.stack(list(parts.values())), axis=0)
     passed = {

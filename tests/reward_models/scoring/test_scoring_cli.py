@@ -107,10 +107,10 @@ def test_a_mistake_with_the_other_commands_is_one_sentence(command_refused, argu
 
 def test_options_are_values_and_belong_to_labels(score, pictures, rows, tmp_path):
     rewards = ["--reward", "easy=shapes_strict", "--reward", "hard=shapes_strict", "--reward", "shapes"]
-    options = ["--option", "easy.color_error=4.5e2", "--option", "hard.max_area=0.01", "--option", "shapes.overlap=0.9"]
+    options = ["--option", "easy.color_fit=0e0", "--option", "hard.max_radius=0.01", "--option", "shapes.outline=0.9"]
     assert score(pictures, *rewards, *options, "--out", tmp_path / "s.jsonl").code == 0
     made = rows(tmp_path / "s.jsonl")
-    assert [row["rewards"]["easy"]["raw"] for row in made] == [1, 1, 1, 0, 1]
+    assert [row["rewards"]["easy"]["raw"] for row in made] == [1, 1, 1, 1, 1]  # also the one of another colour
     assert sum(row["rewards"]["hard"]["raw"] for row in made) == 0
     assert made[0]["rewards"]["easy"]["scorer"] == "shapes_strict"
 
@@ -138,7 +138,7 @@ def test_the_list_shows_every_reward_and_what_it_lacks(command, monkeypatch):
 
 
 def test_the_self_test_tells_a_working_reward_from_a_dead_one(command, tmp_path, monkeypatch):
-    good = command("rewards", "self-test", "shapes", "--option", "overlap=0.9")
+    good = command("rewards", "self-test", "shapes", "--option", "outline=0.9")
     assert good.code == 0 and "PASS" in good.out and "a red circle" in good.out
     (tmp_path / "dead.py").write_text(
         "import dataclasses, torch\nfrom reward_models.base import output_of_scores\n"
@@ -201,10 +201,10 @@ def test_the_server_gets_what_the_command_says(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr("reward_models.serving.server.serve", serve)
     (tmp_path / "token").write_text("a-token-of-tests")
-    rewards = ["--reward", "easy=shapes", "--reward", "sharpness", "--option", "easy.overlap=0.5"]
+    rewards = ["--reward", "easy=shapes", "--reward", "sharpness", "--option", "easy.outline=0.5"]
     address = ["--host", "::1", "--port", 0, "--token-file", tmp_path / "token", "--allow-anonymous"]
     assert command("serve", *rewards, *address, "--server-option", "max_batch=7").code == 0
-    assert list(served["rewards"]) == ["easy", "sharpness"] and served["rewards"]["easy"].tolerances.overlap == 0.5
+    assert list(served["rewards"]) == ["easy", "sharpness"] and served["rewards"]["easy"].tolerances.outline == 0.5
     assert (served["host"], served["port"], served["token"], served["allow_anonymous"]) == ("::1", 0, None, True)
     assert served["token_file"] == tmp_path / "token" and served["max_batch"] == 7
 
@@ -214,14 +214,14 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
     """Scores over HTTP are the same numbers, and what the cache cannot know of a server is said."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    command = [sys.executable, "-m", "reward_models", "serve", "--reward", "easy=shapes", "--option", "overlap=0.5"]
+    command = [sys.executable, "-m", "reward_models", "serve", "--reward", "easy=shapes", "--option", "outline=0.5"]
     server = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         words = server.stdout.readline().replace(";", " ").split()
         assert words[:3] == ["Serving", "easy", "at"], server.communicate()
         options = ["--option", f"remote.url={words[3]}", "--option", "remote.reward=easy", "--option", "remote.wait=60"]
-        rewards = ["--reward", "remote", "--reward", "shapes", "--option", "shapes.overlap=0.5"]
+        rewards = ["--reward", "remote", "--reward", "shapes", "--option", "shapes.outline=0.5"]
         made = [score(pictures, *rewards, *options, "--json").summary["rewards"] for _ in range(2)]
         assert made[0]["remote"]["mean"] == made[0]["shapes"]["mean"] > 0.5
         assert [one["remote"]["cached"] for one in made] == [0, 5]

@@ -233,7 +233,7 @@ def test_a_recipe_gives_a_weighted_total(score, refused, pictures, rows, tmp_pat
             {"name": "shapes", "weight": 2, "shift": 0.25, "scale": 0.5, "schedule": [[0, 1.0]], "timeout": 3},
             {"name": "jpeg_compressibility", "label": "small", "weight": -1.0e-1, "batch_size": 2, "device": "cpu"},
             {"name": "sharpness", "weight": 0},
-            {"name": "shapes_strict", "options": {"color_error": 1e1}},
+            {"name": "shapes_strict", "options": {"color_fit": 0.99}},
         ],
     }
     path = tmp_path / "recipe.yaml"

@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_scorer_bit_for_bit(server):
         answer = post(server, body, "shapes", kind)
         assert answer.status_code == 200 and answer.headers["content-type"] == JSON
         output, version = decode_output(answer.content, 2)
-        assert version == "1" and output.ok.tolist() == [True, False] and list(output.errors) == list(expected.errors)
+        assert version == "2" and output.ok.tolist() == [True, False] and list(output.errors) == list(expected.errors)
         for mine, theirs in [(output.raw, expected.raw), *((output.parts[n], v) for n, v in expected.parts.items())]:
             assert torch.equal(mine.nan_to_num(-1), theirs.nan_to_num(-1))
 
@@ -78,7 +78,7 @@ def test_health_and_listing(server):
     assert told["ready"] is True and told["uptime_s"] >= 0 and told["queue"] == {"shapes": 0, "mean": 0}
     listing = requests.get(f"{server}/v1/rewards", timeout=LONG).json()
     spec = listing["rewards"]["shapes"]
-    assert (spec["version"], spec["range"], spec["media"], spec["scope"]) == ("1", [0.0, 1.0], ["image"], "sample")
+    assert (spec["version"], spec["range"], spec["media"], spec["scope"]) == ("2", [0.0, 1.0], ["image"], "sample")
     assert spec["code_license"] == "Apache-2.0" and listing["limits"]["max_body_mb"] == 1
     before = health(server)
     post(server, request(1, 2, 3))
