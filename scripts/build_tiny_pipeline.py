@@ -266,8 +266,8 @@ def build(recipe: Recipe) -> dict[str, object]:
     def watch(step: int, average: nn.ModuleDict) -> None:
         if recipe.watch and step % recipe.watch == 0:
             use(pipeline, average)
-            held_out = held_out_sample(recipe.samples)
-            print("held out", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
+            held_out = held_out_sample(recipe.samples, "tune")
+            print("tune", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
 
     ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
     average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)

@@ -20,6 +20,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from diffrl.data.shapes import prompts, render, scene_of
+from diffrl.data.worlds import Split
 from diffrl.models.families.sd3 import T5_TOKENS
 from reward_models import RewardBatch, load_reward
 
@@ -36,9 +37,9 @@ def load(folder: Path) -> StableDiffusion3Pipeline:
     return pipeline
 
 
-def held_out_sample(count: int) -> list[str]:
-    """`count` prompts of the report split in turn, so that each occurs about equally often."""
-    texts = [prompt.text for prompt in prompts("report")]
+def held_out_sample(count: int, split: Split = "report") -> list[str]:
+    """`count` prompts of a held-out split in turn, so that each occurs about equally often."""
+    texts = [prompt.text for prompt in prompts(split)]
     return [texts[i % len(texts)] for i in range(count)]
 
 
