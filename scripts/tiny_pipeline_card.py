@@ -149,7 +149,7 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
 def measure_again(
     folder: Path,
     samples: int,
-    measure: Callable[[Path, int, int], Mapping[str, Any]],
+    measure: Callable[..., Mapping[str, Any]],
     write_card: Callable[[Path, Mapping[str, Any]], None],
 ) -> dict[str, Any]:
     """Score a saved pipeline by today's scorer and rewrite its card; what training took is kept as it is recorded.
@@ -162,7 +162,7 @@ def measure_again(
     """
     path = folder / "build.json"
     record = json.loads(path.read_text())
-    record |= measure(folder, samples, record["seed"] + 1)
+    record |= measure(folder, samples, seed=record["seed"] + 1)
     path.write_text(json.dumps(record, indent=2) + "\n")
     write_card(folder, record)
     return dict(record)

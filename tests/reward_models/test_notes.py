@@ -93,7 +93,7 @@ def test_of_a_clip_it_is_said_once_or_frame_by_frame(monkeypatch):
 
 def test_ocr_says_what_it_read():
     scorer = object.__new__(OcrScorer)  # its engines are packages of their own
-    scorer.read = lambda picture: "Gr en"
+    scorer.read, scorer.lines = lambda picture: "Gr en", None
     output = scorer(RewardBatch(torch.zeros(2, 3, 5, 7, dtype=torch.uint8), ['a sign "green"', "no target"]))
     assert output.raw[0] == pytest.approx(0.8) and output.notes == ['read "gren"', None]
 
