@@ -75,7 +75,7 @@ def test_reconstructions_pass_strictly(pipeline):
         pictures = pipeline.image_processor.postprocess(pipeline.vae.decode(latents).sample, output_type="pil")
     normal = (latents - pipeline.vae.config.shift_factor) * pipeline.vae.config.scaling_factor
     assert abs(float(normal.mean())) < 0.05 and abs(float(normal.std()) - 1) < 0.05
-    assert strict(pictures, texts) >= 0.97
+    assert strict(pictures, texts) >= 0.95
 
 
 def test_the_third_text_encoder_gives_zeros_for_any_prompt(pipeline):
