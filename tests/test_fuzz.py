@@ -32,6 +32,7 @@ def fuzz(*words, script="fuzz.py"):
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_small_attack_finds_nothing(tmp_path):
     done = fuzz("all", "--count", 3, "--seed", 10, "--out", tmp_path / "found.json")
