@@ -137,12 +137,23 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
         "scores": scores,
         "milliseconds_per_picture": milliseconds,
         "groups": measure_groups(pipeline, max(1, samples // 12), 48 if samples > 48 else 6, seed),
-        "parameters": {
-            name: sum(p.numel() for p in getattr(pipeline, name).parameters())
-            for name in ("transformer", "vae", "text_encoder", "text_encoder_2")
-        },
+        **facts(pipeline, folder, ("numpy", "scipy")),
+    }
+
+
+def facts(pipeline: Any, folder: Path, packages: Sequence[str]) -> dict[str, Any]:
+    """How large a saved pipeline is, and what it was measured with.
+
+    Args:
+        pipeline: whose networks are counted, the placeholder for T5 apart.
+        folder: its files.
+        packages: whose versions matter, beside torch, diffusers and transformers.
+    """
+    networks = (name for name in ("transformer", "vae", "text_encoder", "text_encoder_2") if hasattr(pipeline, name))
+    return {
+        "parameters": {name: sum(p.numel() for p in getattr(pipeline, name).parameters()) for name in networks},
         "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers", "numpy", "scipy")},
+        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers", *packages)},
     }
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
+from tiny_pipeline_card import facts
 from torch import Tensor
 
 from diffrl.data.moving import FRAMES, prompts, render, scene_of
@@ -125,12 +125,7 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
         "samples": samples,
         "scores": scores,
         "milliseconds_per_clip": milliseconds,
-        "parameters": {
-            name: sum(p.numel() for p in getattr(pipeline, name).parameters())
-            for name in ("transformer", "vae", "text_encoder")
-        },
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers", "numpy", "scipy")},
+        **facts(pipeline, folder, ("numpy", "scipy")),
     }
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
-from tiny_pipeline_card import load, reconstruct, stack
+from tiny_pipeline_card import facts, load, reconstruct, stack
 from torch import Tensor
 
 from diffrl.data.words import HEIGHT, WIDTH, parse_prompt, prompts, render
@@ -99,15 +98,7 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
         "samples": samples,
         "scores": scores,
         "milliseconds_per_picture": milliseconds,
-        "parameters": {
-            name: sum(p.numel() for p in getattr(pipeline, name).parameters())
-            for name in ("transformer", "vae", "text_encoder", "text_encoder_2")
-        },
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        "versions": {
-            name: version(name)
-            for name in ("torch", "diffusers", "transformers", "rapidocr", "onnxruntime", "matplotlib", "pillow")
-        },
+        **facts(pipeline, folder, ("rapidocr", "onnxruntime", "matplotlib", "pillow")),
     }
 
 

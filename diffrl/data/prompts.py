@@ -39,7 +39,7 @@ def load_prompts(source: str) -> list[Prompt]:
     """
     embedded = split_of(source)
     if embedded is not None:
-        prompts = list(embedded_prompts(*embedded))
+        prompts = embedded_prompts(*embedded)
     elif source.startswith("hub:"):
         prompts = _from_hub(source.removeprefix("hub:"))
     else:

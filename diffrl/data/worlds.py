@@ -65,8 +65,8 @@ def embedded_prompts(world: str, split: str) -> list[Prompt]:
     Raises:
         ConfigError: the world has no such split.
     """
-    require_split(world, split)
-    return list(import_module(WORLDS[world]).prompts(split))
+    made: list[Prompt] = import_module(WORLDS[world]).prompts(split)
+    return made
 
 
 def noise_stream(source: str) -> str:

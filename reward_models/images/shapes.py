@@ -102,10 +102,13 @@ class Tolerances:
     clutter: float = 0.004
 
     def __post_init__(self) -> None:
-        """Refuse negative tolerances."""
+        """Refuse negative tolerances, and radii that others are divided by and that are nothing."""
         wrong = {f.name: getattr(self, f.name) for f in fields(self) if not getattr(self, f.name) >= 0}
+        wrong |= {name: 0.0 for name in ("min_radius", "fit_radius") if getattr(self, name) == 0}
         if wrong:
-            raise RewardError(f"Tolerances of the shapes scorer must be >= 0. Got {wrong}.")
+            raise RewardError(
+                f"Tolerances of the shapes scorer must be >= 0; min_radius and fit_radius > 0. Got {wrong}."
+            )
 
 
 @dataclass(frozen=True)

@@ -105,13 +105,13 @@ def test_attention_that_torch_does_not_count_is_counted(monkeypatch):
 
 
 def test_attention_that_nobody_counts_is_said():
-    with torch.library._scoped_library("diffrl_test", "DEF") as library:
+    with torch.library._scoped_library("foreign", "DEF") as library:
         library.define("flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
         library.impl("flash_attn_forward", lambda q, k, v: q + k + v, "CompositeExplicitAutograd")
 
         class Foreign(Block):
             def forward(self, x, condition):
-                return torch.ops.diffrl_test.flash_attn_forward(*super().forward(x, condition).expand(3, 3, 35, 5))
+                return torch.ops.foreign.flash_attn_forward(*super().forward(x, condition).expand(3, 3, 35, 5))
 
         source = Foreign().requires_grad_(False).eval()
         made = make_copy(source, "int8", "auto", ["kept"], CPU)

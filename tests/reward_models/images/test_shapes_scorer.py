@@ -287,6 +287,8 @@ def test_tolerances_are_options_and_wrong_ones_are_refused():
         load_reward("shapes", tolerance=1)
     with pytest.raises(RewardError, match="separation"):
         load_reward("shapes", separation=-1.0)
+    with pytest.raises(RewardError, match="fit_radius > 0"):  # others are divided by it
+        load_reward("shapes", fit_radius=0)
 
 
 def test_spec_and_device():
