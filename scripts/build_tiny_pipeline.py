@@ -4,8 +4,8 @@
 
 About a quarter of an hour on a CPU; a CUDA device is used if there is one. Phases: render the train split, train an
 `AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified
-flow, save the moving average, measure the saved files and write the model card. Training stops early on purpose: the
-pipeline is meant to be a policy that alignment can still improve.
+flow, save the moving average, measure the saved files and write the model card. Training stops early on purpose, when
+`--enough` of the held-out prompts come out right: the pipeline is meant to be a policy that alignment can still improve.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,20 @@ BATCH = 64
 HORIZON = 4000
 """Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
 
+WATCH = 100
+"""Steps from one look at the split `tune` to the next."""
+
+
+PICTURES: Mapping[str, int] = {
+    "count": 1600,
+    "pair": 3200,
+    "relation": 4800,
+    "sized": 4800,
+    "relations": 4800,
+    "crowd": 4800,
+}
+"""Training pictures of each kind of prompts."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -57,10 +71,9 @@ class Recipe:
     out: Path
     vae_steps: int
     steps: int
-    pictures_per_pair: int = 20
-    pictures_per_count: int = 80
+    pictures: Mapping[str, int] = field(default_factory=lambda: PICTURES)
     samples: int = 500
-    watch: int = 0
+    enough: float = 0.17
 
 
 def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
@@ -70,14 +83,14 @@ def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
         uint8 pictures (N, 3, 32, 32), the distinct captions (the last one is ""), and each picture's caption (N,).
     """
     rng = np.random.default_rng(recipe.seed)
-    train = prompts("train")
-    pictures, captions = [], []
-    for i, prompt in enumerate(train):
-        count = recipe.pictures_per_count if prompt.metadata["kind"] == "count" else recipe.pictures_per_pair
-        pictures += [render(scene_of(prompt), rng) for _ in range(count)]
-        captions += [i] * count
+    texts, pictures, captions = [], [], []
+    for kind, count in recipe.pictures.items():
+        known = prompts("train", (kind,))
+        pictures += [render(scene_of(known[i % len(known)]), rng) for i in range(count)]
+        captions += [len(texts) + i % len(known) for i in range(count)]
+        texts += [prompt.text for prompt in known]
     stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
-    return stacked, [prompt.text for prompt in train] + [""], torch.tensor(captions)
+    return stacked, [*texts, ""], torch.tensor(captions)
 
 
 def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
@@ -185,7 +198,7 @@ def train_flow(
     steps: int,
     generator: torch.Generator,
     log: Log,
-    on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
+    on_step: Callable[[int, nn.ModuleDict], bool] = lambda step, average: False,
     batch: int = BATCH,
 ) -> nn.ModuleDict:
     """Rectified flow with logit-normal times; returns the moving average of the weights.
@@ -198,7 +211,7 @@ def train_flow(
         steps: optimiser steps of `batch` pictures.
         generator: CPU generator of all randomness.
         log: receives step, steps and loss.
-        on_step: receives the step and the moving average after it.
+        on_step: receives the step and the moving average after it, and says whether to stop there.
         batch: pictures of a step.
     """
     average = copy.deepcopy(model).requires_grad_(False)
@@ -228,7 +241,8 @@ def train_flow(
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
         log(step, steps, loss)
-        on_step(step, average)
+        if on_step(step, average):
+            break
     return average.eval()
 
 
@@ -263,14 +277,20 @@ def build(recipe: Recipe) -> dict[str, object]:
     model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
     tokens = pipeline.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
 
-    def watch(step: int, average: nn.ModuleDict) -> None:
-        if recipe.watch and step % recipe.watch == 0:
-            use(pipeline, average)
-            held_out = held_out_sample(recipe.samples, "tune")
-            print("tune", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
+    taken = [0]
+
+    def enough(step: int, average: nn.ModuleDict) -> bool:
+        taken[0] = step
+        if step % WATCH:
+            return False
+        use(pipeline, average)
+        held_out = held_out_sample(recipe.samples // 2, "tune")
+        scores = score(generate(pipeline, held_out, recipe.seed + 1), held_out)
+        print("tune", step, scores, flush=True)
+        return scores["strict"] >= recipe.enough
 
     ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
-    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch)
+    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), enough)
     use(pipeline, average)
     save_pipeline(pipeline.to("cpu"), recipe.out)
     trained = time.perf_counter() - start
@@ -279,7 +299,8 @@ def build(recipe: Recipe) -> dict[str, object]:
     record = {
         "seed": recipe.seed,
         "vae_steps": recipe.vae_steps,
-        "steps": recipe.steps,
+        "steps": taken[0],
+        "enough": recipe.enough,
         "batch": BATCH,
         "pictures": len(pictures),
         "train_prompts": len(texts) - 1,
@@ -303,9 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
     parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
-    parser.add_argument("--steps", type=int, default=2400, help=f"transformer steps of {BATCH} pictures")
+    parser.add_argument("--steps", type=int, default=2400, help=f"at most: transformer steps of {BATCH} pictures")
     parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
-    parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
+    parser.add_argument("--enough", type=float, default=Recipe.enough, help="strict on the split tune to stop at")
     parser.add_argument(
         "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
     )
@@ -317,9 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             json.dumps(measure_again(options.out, 4 if options.tiny else Recipe.samples, measure, write_card), indent=2)
         )
         return 0
-    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, watch=options.watch)
+    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, enough=options.enough)
     if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, pictures_per_pair=1, pictures_per_count=1, samples=4)
+        recipe = Recipe(options.seed, options.out, 2, 2, dict.fromkeys(PICTURES, 12), samples=4)
     record = build(recipe)
     print(json.dumps(record, indent=2))
     return 0

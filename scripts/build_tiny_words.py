@@ -136,11 +136,12 @@ def build(recipe: Recipe) -> dict[str, object]:
     model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
     tokens = pipeline.tokenizer(texts, padding="max_length", max_length=tiny.MAX_TOKENS, return_tensors="pt")
 
-    def watch(step: int, average: nn.ModuleDict) -> None:
+    def watch(step: int, average: nn.ModuleDict) -> bool:
         if recipe.watch and step % recipe.watch == 0:
             use(pipeline, average)
             sample = held_out_sample("tune", recipe.samples)
             print("tune", step, read(generate(pipeline, sample, recipe.seed + 1), sample), flush=True)
+        return False
 
     ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
     average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), watch, BATCH)

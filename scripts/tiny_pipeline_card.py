@@ -201,6 +201,8 @@ def write_card(folder: Path, record: Mapping[str, Any]) -> None:
         "group_count": max(1, record["samples"] // 12),
         "base": record["scores"][BASE]["strict"],
         "guided": record["scores"][GUIDED]["strict"],
+        "tune_prompts": len(prompts("tune")),
+        "report_prompts": len(prompts("report")),
         "scores": scores,
         "parameters": parameters,
         "versions": versions,
@@ -232,11 +234,11 @@ pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scal
 
 ## Prompts
 
-`a|two|three COLOUR SHAPE[s]`, or `a COLOUR SHAPE RELATION a COLOUR SHAPE` with two different colours. Colours: red,
-green, blue, yellow, purple, black. Shapes: circle, square, triangle. Relations: left of, right of, above, below. Of
-the 1,134 prompts {train_prompts} were trained on; the splits `tune` and `report` share the others, divided by
-combination (`diffrl.data.shapes`). The world's grammar, renderer and scorer know more (orange, sizes, up to four
-things, two relations), which this pipeline does not.
+Up to four things: `NUMBER [SIZE] COLOUR SHAPE[s]`, several of these joined by `and`, or `a [SIZE] COLOUR SHAPE RELATION a
+[SIZE] COLOUR SHAPE` and once more `and RELATION a COLOUR SHAPE`; kinds of things differ in colour. Numbers: a, two,
+three, four. Sizes: small, large, or none. Colours: red, green, blue, yellow, purple, black, orange. Shapes: circle, square,
+triangle. Relations: left of, right of, above, below. {train_prompts:,} prompts were trained on; the splits `tune`
+({tune_prompts}) and `report` ({report_prompts}) hold combinations that no other split has (`diffrl.data.shapes`).
 
 ## `max_sequence_length`
 
@@ -262,9 +264,8 @@ recipes train).
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}, other work beside.
-The script has changed since (prompts come in another order, and may be four tokens longer), so today it makes another
-pipeline of the same kind; `--measure-only` measures this one again.
+transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}.
+`--measure-only` measures what is there again.
 
 {versions}. `build.json` holds the same numbers.
 

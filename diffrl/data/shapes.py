@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from diffrl.data.worlds import SPLITS, Split, require_split
 from diffrl.records import Prompt
 from reward_models.images.shapes_grammar import (
     COLORS,
+    MOST_THINGS,
     RELATIONS,
     SIZES,
     SceneSpec,
@@ -38,16 +39,17 @@ LEVELS: Mapping[str, int] = {"count": 1, "relation": 2, "pair": 3, "sized": 3, "
 """Kinds of prompts and how hard they are: one thing or up to three of it; two things in a relation; two or three of two
 kinds; things with sizes; three things in two relations; four things, or three of three kinds."""
 
-DRAWN = ("count", "relation")
-"""The kinds that the shipped pipeline was trained on, without orange; nothing here draws the others yet."""
+ONE_OF: Mapping[str, int] = {"sized": 2, "relations": 8, "crowd": 2}
+"""Kinds of which there are thousands: one prompt of so many is kept, so that none outnumbers the others."""
 
-HELD_OUT_PAIRS = 20
-HELD_OUT_SHARE = 0.24
-"""Of the combinations that the shipped pipeline knows nothing of: tune and report together."""
+HELD_OUT_SHARE = 0.16
+"""Of all combinations: tune and report together."""
 
 RADIUS: Mapping[str, tuple[float, float]] = {"": (0.125, 0.155), "small": (0.1, 0.115), "large": (0.165, 0.18)}
 """Radius of a circle of each size as a fraction of the picture's side; the other shapes have the same area."""
 
+_PLACES = (0.25, 0.5, 0.75)  # things lie near the crossings of three lines each way, which a small model learns sooner
+_SHIFT = 0.03
 _GAP = 0.065  # least distance of two bounding boxes, and half of it to the picture's edge
 _TRIES = 20  # positions to try for one thing before starting its scene afresh
 _RESTARTS = 5000
@@ -70,7 +72,7 @@ class PlacedThing:
     radius: float
 
 
-def prompts(split: Split, kinds: Sequence[str] = DRAWN, colors: Sequence[str] = COLORS[:6]) -> list[Prompt]:
+def prompts(split: Split, kinds: Sequence[str] = tuple(LEVELS)) -> list[Prompt]:
     """Prompts of a split, in a fixed order; `metadata` holds "kind" and "level", see `LEVELS`.
 
     Kinds are interleaved evenly, so that the first prompts of a split are a fair sample of it.
@@ -78,7 +80,6 @@ def prompts(split: Split, kinds: Sequence[str] = DRAWN, colors: Sequence[str] = 
     Args:
         split: which one.
         kinds: of `LEVELS`.
-        colors: that things may have.
 
     Raises:
         ConfigError: there is no such split.
@@ -86,19 +87,19 @@ def prompts(split: Split, kinds: Sequence[str] = DRAWN, colors: Sequence[str] = 
     require_split("shapes", split)
     chosen = []
     for kind in kinds:
-        texts = _texts(kind, tuple(colors))[split]
+        texts = _texts(kind)[split]
         chosen += [((i + 0.5) / len(texts), text, kind) for i, text in enumerate(texts)]
     return [Prompt(text, {"kind": kind, "level": LEVELS[kind]}) for _, text, kind in sorted(chosen)]
 
 
-@lru_cache(maxsize=2 * len(LEVELS))
-def _texts(kind: str, colors: Sequence[str]) -> Mapping[Split, Sequence[str]]:
-    """All prompts of a kind in each split, in the order of their hashes."""
+@cache
+def _texts(kind: str) -> Mapping[Split, Sequence[str]]:
+    """The prompts of a kind in each split, in the order of their hashes."""
     found: dict[Split, list[str]] = {split: [] for split in SPLITS}
-    for scene in _scenes(kind, [Thing(color, shape) for color in colors for shape in SHAPES]):
-        split = split_of(scene)
-        if split is not None:
-            found[split].append(format_prompt(scene))
+    for scene in _scenes(kind, [Thing(color, shape) for color in COLORS for shape in SHAPES]):
+        split, text = split_of(scene), format_prompt(scene)
+        if split is not None and _hash(text) % ONE_OF.get(kind, 1) == 0:
+            found[split].append(text)
     return {split: sorted(texts, key=_hash) for split, texts in found.items()}
 
 
@@ -122,31 +123,19 @@ def split_of(scene: SceneSpec) -> Split | None:
     return owners.pop() if owners else "train"
 
 
-@lru_cache(maxsize=4096)
 def _owner(combination: str) -> Split:
-    """Arbitrary, by hashes of names, and the same on every machine."""
-    if combination in _CHOSEN:
-        return _CHOSEN[combination]
-    if "orange" not in combination and not combination.startswith("4"):
-        return "train"  # the shipped pipeline has seen it
-    place = _hash(combination) / 2**64
-    return "tune" if place < HELD_OUT_SHARE / 2 else "report" if place < HELD_OUT_SHARE else "train"
+    return _held_out().get(combination, "train")
 
 
-def _choose() -> Mapping[str, Split]:
-    """Who owns the combinations that the shipped pipeline has not seen: in turn one for tune, one for report.
-
-    The first of all pairs in the order of a hash of their names, and a number of each colour.
-    """
-    things = [Thing(color, shape) for color in COLORS[:6] for shape in SHAPES]
-    pairs = [sorted(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
-    pairs.sort(key=lambda pair: hashlib.sha256(repr([(t.color, t.shape) for t in pair]).encode()).hexdigest())
-    held_out = ["|".join(f"{t.color} {t.shape}" for t in pair) for pair in pairs[:HELD_OUT_PAIRS]]
-    held_out += [f"{2 + i % 2} {color} {SHAPES[i % 3]}" for i, color in enumerate(COLORS[:6])]
-    return {combination: ("tune", "report")[i % 2] for i, combination in enumerate(held_out)}  # type: ignore[misc]
-
-
-_CHOSEN = _choose()
+@cache
+def _held_out() -> Mapping[str, Split]:
+    """Who owns which held-out combination: the first pairs and the first numbers by their hashes, in turn."""
+    things = [Thing(color, shape) for color in COLORS for shape in SHAPES]
+    scenes = [SceneSpec(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
+    pairs = [combination for scene in scenes for combination in combinations_of(scene)]
+    numbers = [f"{count} {thing.color} {thing.shape}" for thing in things for count in range(2, MOST_THINGS + 1)]
+    chosen = [c for all_ in (pairs, numbers) for c in sorted(all_, key=_hash)[: round(HELD_OUT_SHARE * len(all_))]]
+    return {combination: SPLITS[1:][i % 2] for i, combination in enumerate(chosen)}
 
 
 def _hash(text: str) -> int:
@@ -232,7 +221,9 @@ def draw(placed: tuple[PlacedThing, ...], size: int) -> NDArray[np.uint8]:
 def _place(thing: Thing, rng: np.random.Generator) -> PlacedThing:
     radius = rng.uniform(*RADIUS[thing.size])
     left, right, up, down = (reach * radius + _GAP / 2 for reach in _EXTENT[thing.shape])
-    return PlacedThing(thing, rng.uniform(left, 1 - right), rng.uniform(up, 1 - down), radius)
+    x, y = rng.choice(_PLACES, 2) + rng.uniform(-_SHIFT, _SHIFT, 2)
+    y += (up - down) / 2  # the middle of a shape's height lies there, not its centroid
+    return PlacedThing(thing, float(np.clip(x, left, 1 - right)), float(np.clip(y, up, 1 - down)), radius)
 
 
 def _fits(item: PlacedThing, placed: Sequence[PlacedThing], relations: Sequence[str]) -> bool:

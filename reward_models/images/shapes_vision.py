@@ -307,7 +307,7 @@ def _measure_objects(pictures: Pictures, offset: Array, which: NDArray[np.int32]
     def summed(values: Array) -> Array:
         return np.bincount(item, weights=values, minlength=total).astype(np.float32)
 
-    right, down = columns + np.float32(0.5), rows + np.float32(0.5)
+    right, down = columns.astype(np.float32) + 0.5, rows.astype(np.float32) + 0.5
     area = np.maximum(summed(soft), 1e-6)
     x, y = summed(soft * right) / area, summed(soft * down) / area
     dx, dy = right - x[item], down - y[item]

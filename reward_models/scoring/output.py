@@ -165,7 +165,7 @@ class Outputs:
     def _columns(self) -> list[str]:
         columns = ["file", "prompt", *self._sample_keys]
         for label, parts in self._parts.items():
-            columns += [label, *(f"{label}/{part}" for part in parts), f"{label}.error", f"{label}.version"]
+            columns += [label, *(f"{label}/{part}" for part in parts), f"{label}.note", f"{label}.error", f"{label}.version"]
         return [*columns, "total"] if any(reward.choice.weight for reward in self._rewards) else columns
 
     def _flat_rows(self) -> Iterator[dict[str, Any]]:
@@ -176,7 +176,7 @@ class Outputs:
                 for label, score in record["rewards"].items():
                     flat[label] = score["raw"]
                     flat |= {f"{label}/{part}": value for part, value in score["parts"].items()}
-                    flat |= {f"{label}.error": score["error"], f"{label}.version": score["version"]}
+                    flat |= {f"{label}.{name}": score[name] for name in ("note", "error", "version")}
                 yield flat | ({"total": record["total"]} if "total" in record else {})
 
     def _write_parquet(self, path: Path) -> None:

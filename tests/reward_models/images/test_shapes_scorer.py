@@ -37,7 +37,7 @@ def ink(*layers, size=32):
 @pytest.fixture(scope="module")
 def truth():
     rng = np.random.default_rng(3)
-    everything = prompts("report", tuple(LEVELS), COLORS)
+    everything = prompts("report")
     texts = [everything[i].text for i in rng.integers(0, len(everything), 400)]
     return [render(scene_of(text), rng) for text in texts], texts
 
@@ -84,7 +84,7 @@ def test_a_decoder_like_blur_still_passes(truth):
 
 def test_larger_pictures_are_scored_alike():
     rng = np.random.default_rng(1)
-    texts = [p.text for p in prompts("report", tuple(LEVELS), COLORS)[::60]]
+    texts = [p.text for p in prompts("report")[::60]]
     pictures = [render(scene_of(text), rng, size=96) for text in texts]
     assert strict(pictures, texts).mean() >= 0.98
 

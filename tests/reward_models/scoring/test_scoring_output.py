@@ -43,7 +43,8 @@ def test_all_formats_hold_the_same_rows(score, with_failures, rows, tmp_path):
         assert row["file"] == flat["file"] == typed["file"] and row["prompt"] == flat["prompt"] == typed["prompt"]
         for label, one in row["rewards"].items():
             assert typed[label] == one["raw"] and flat[label] == ("" if one["raw"] is None else str(one["raw"]))
-            assert typed[f"{label}.error"] == one["error"] and flat[f"{label}.error"] == (one["error"] or "")
+            for said in ("error", "note"):
+                assert typed[f"{label}.{said}"] == one[said] and flat[f"{label}.{said}"] == (one[said] or "")
             assert typed[f"{label}.version"] == flat[f"{label}.version"] == one["version"]
             for part, value in one["parts"].items():
                 assert typed[f"{label}/{part}"] == value
