@@ -22,7 +22,7 @@ from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
 from diffrl.studies.compare.plan import Planned, Record, earlier_plan, plan_candidate
 from diffrl.studies.compare.processes import Processes, cores
 from diffrl.studies.compare.results import STATE, collect
-from diffrl.studies.compare.statistics import ALPHA, POWER
+from diffrl.studies.compare.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.tables import print_report, write_report
 from diffrl.studies.compare.training import Work, time_all, train_all
 
@@ -186,12 +186,14 @@ def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, co
     """
     told = "given"
     if sd is None:
-        sd, told = measured_sd(collect(out, metric)) if (out / STATE).is_file() else None, "measured"
-        if not sd:
+        measured = measured_sd(collect(out, metric)) if (out / STATE).is_file() else None
+        if measured is None:
             raise ConfigError(
                 f"--detect needs the sd of paired differences. Got no --sd, and {out} has not two configurations with "
                 "two seeds that differ. Give --sd, or compare with --seeds 5 first."
             )
+        sd, (low, high) = measured[0], sd_interval(*measured)
+        told = f"measured on {measured[1]} seeds, which leaves {low:.2g} to {high:.2g}"
     seeds = seeds_to_detect(detect, sd)
     console.print(
         f"A difference of {detect:g} takes {seeds} seeds (paired t-test, power {POWER:g}, level {ALPHA:g}, sd of "

@@ -129,9 +129,8 @@ def draw_power(sd: float, seeds: int, destination: Path, metric: str, most: int 
     numbers = range(2, max(most, seeds) + 1)
     figure = _figure(6.4, 3.9)
     axes = figure.subplots()
-    low, middle, high = (
-        [detectable(n, value) for n in numbers] for value in (sd_interval(sd, seeds)[0], sd, sd_interval(sd, seeds)[1])
-    )
+    ends = sd_interval(sd, seeds)
+    low, middle, high = ([detectable(n, value) for n in numbers] for value in (ends[0], sd, ends[1]))
     axes.fill_between(numbers, low, high, color=COLORS[0], alpha=0.13, linewidth=0, label="95 % interval of the sd")
     axes.plot(numbers, middle, color=COLORS[0], linewidth=1.8, label=f"sd {sd:.3f}, of {seeds} seeds")
     axes.plot(seeds, detectable(seeds, sd), "o", color=COLORS[0])

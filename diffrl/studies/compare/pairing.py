@@ -53,12 +53,14 @@ def unpaired(configs: Mapping[str, Mapping[str, Any]], metric: str) -> list[str]
 
 
 def _traits(config: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for key in SHARED:
         section, _, name = key.partition(".")
         found[key] = config.get(section, {}).get(name)
     name = metric.partition("/")[0]
-    reward = next((r for r in config["eval"]["rewards"] if (r.get("label") or r["name"]) == name), {})
+    reward: Mapping[str, Any] = next(
+        (r for r in config["eval"]["rewards"] if (r.get("label") or r["name"]) == name), {}
+    )
     measured = {key: reward.get(key) for key in HOW_IT_MEASURES}
     return found | {"prompts.eval": held_out(config), f"eval.rewards, {name}": measured}
 
@@ -69,10 +71,9 @@ def held_out(config: Mapping[str, Any]) -> str | None:
     Args:
         config: as JSON has it.
     """
-    prompts = config.get("prompts", {})
-    if prompts.get("eval") is None and "train" in prompts:
-        return f"{prompts['train'].partition(':')[0]}:tune"
-    return prompts.get("eval")
+    prompts: Mapping[str, str | None] = config.get("prompts", {})
+    train, held = prompts.get("train"), prompts.get("eval")
+    return f"{train.partition(':')[0]}:tune" if held is None and train is not None else held
 
 
 def report_source(config: Mapping[str, Any]) -> str | None:

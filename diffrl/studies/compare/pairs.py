@@ -94,9 +94,14 @@ def power_line(comparison: Comparison) -> str:
     )
 
 
-def measured_sd(comparison: Comparison) -> float | None:
-    """The standard deviation of paired differences, the largest of all pairs; None where no pair has two seeds."""
-    return max((pair.difference.sd for pair in pairs_of(comparison) if pair.difference.sd is not None), default=None)
+def measured_sd(comparison: Comparison) -> tuple[float, int] | None:
+    """The standard deviation of paired differences, of the pair with the largest, and its seeds.
+
+    Returns:
+        None where no pair has two seeds that differ.
+    """
+    known = [(pair.difference.sd, pair.difference.n) for pair in pairs_of(comparison) if pair.difference.sd]
+    return max(known, default=None)
 
 
 def seeds_to_detect(difference: float, sd: float) -> int:

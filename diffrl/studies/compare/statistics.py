@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from scipy import stats
 
@@ -130,13 +131,19 @@ def detectable(n: int, sd: float) -> float:
         n: pairs, at least 2.
         sd: of the paired differences.
     """
-    low, high = 0.0, 1.0  # in units of sd / sqrt(n)
+    return _detectable_shift(n) * sd / math.sqrt(n)
+
+
+@cache
+def _detectable_shift(n: int) -> float:
+    """The noncentrality at which power is reached, in units of sd / sqrt(n)."""
+    low, high = 0.0, 1.0
     while power_of(n, high / math.sqrt(n), 1.0) < POWER:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if power_of(n, middle / math.sqrt(n), 1.0) < POWER else (low, middle)
-    return high * sd / math.sqrt(n)
+    return high
 
 
 def pairs_needed(difference: float, sd: float) -> int:

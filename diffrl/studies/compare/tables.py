@@ -22,6 +22,9 @@ from diffrl.studies.compare.statistics import Estimate
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
 PAIR = ("pair", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")
+NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
+"""As many of these columns as fit a terminal."""
+
 NOTHING = "–"
 
 
@@ -142,8 +145,8 @@ def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
     for pair in pairs:
         d = pair.difference
         known = d.low is not None and d.high is not None and d.p is not None and pair.p_holm is not None
-        cells = (f"{d.low:+.3f} to {d.high:+.3f}", f"{d.p:.2g}", f"{pair.p_holm:.2g}") if known else (NOTHING,) * 3
-        cells = (f"{pair.second} less {pair.first}", str(d.n), f"{d.mean:+.3f}", *cells, pair.finding)
+        tested = (f"{d.low:+.3f} to {d.high:+.3f}", f"{d.p:.2g}", f"{pair.p_holm:.2g}") if known else (NOTHING,) * 3
+        cells = (f"{pair.second} less {pair.first}", str(d.n), f"{d.mean:+.3f}", *tested, pair.finding)
         rows.append(dict(zip(PAIR, cells, strict=True)))
     return rows
 
@@ -230,13 +233,13 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
     """Tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance; then the power."""
     rows = table_rows(comparison, target)
     for title, columns in (
-        (f"Held-out {comparison.metric}", SCORES),
+        (f"Held-out {comparison.metric}", SCORES[:-1]),
         ("Cost of a run", ("configuration", *SIZES)),
         ("Cost of a score", ("configuration", *target_columns(target))),
     ):
         console.print(_table(title, columns, rows))
     if pairs := pairs_of(comparison):
-        console.print(_table("Paired differences", PAIR, pair_rows(pairs)))
+        console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
     if guided := guidance_rows(comparison):
         console.print(_table("On the report split", list(guided[0]), guided))
     for line in (final_line(comparison), power_line(comparison), *comparison.notes):
