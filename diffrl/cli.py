@@ -293,9 +293,9 @@ def compare(
 ) -> None:
     """Compare configurations at equal budget over several seeds: table, curves, paired differences, cost to a score.
 
-    Runs of one seed share prompts, their order and noise; configurations for which they would not are refused. Curves
-    are of the held-out prompts of training, final numbers of the world's report split, as by diffrl evaluate. What the
-    seeds are too few for is printed as not resolved.
+    Runs of one seed share prompts, their order and noise, or are refused. Curves
+    are of the split tune, final numbers of the split report, as by diffrl
+    evaluate. What the seeds are too few for is printed as not resolved.
     """
     from diffrl.errors import ConfigError
 

@@ -84,11 +84,11 @@ def test_a_page_gets_its_tables_and_figures(tmp_path, monkeypatch):
     assert "Power: with 5 seeds" in table
     measured(tmp_path / "presets", SCORES)
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- presets -->\nold\n<!-- /presets -->\nafter\n")
+    page.write_text("before\n<!-- presets -->\nwas here before\n<!-- /presets -->\nafter\n")
     options = ["--out", str(tmp_path), "--only", "presets", "--report-only", "--write", str(page)]
     monkeypatch.setattr(sys, "argv", ["reproduce_results.py", *options])
     script.main()
     text = page.read_text()
-    assert "| two less one | 5 | +0.036 |" in text and "old" not in text and text.endswith("after\n")
+    assert "| two less one | 5 | +0.036 |" in text and "was here before" not in text and text.endswith("after\n")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {"presets.png", "presets-differences.png", "presets-power.png"}

@@ -133,9 +133,13 @@ def train_all(work: Work, record: Record) -> None:
 def _see_through(work: Work, job: Job) -> bool:
     """Train a run and measure it; whether it was trained."""
     config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.candidate.label}, seed {job.number}"
-    if not _train(work, config, what):
+    try:
+        if not _train(work, config, what):
+            return False
+        _measure(work, config, job.number == 0, what)
+    except DiffrlError as error:  # of a run whose files are damaged; the others go on
+        work.failures.append(f"{what}: {error}")
         return False
-    _measure(work, config, job.number == 0, what)
     return True
 
 
@@ -145,7 +149,11 @@ def _tell(work: Work, job: Job, trained: bool) -> None:
         return
     config = job.planned.of_seed(job.number, work.out)
     metric = config.eval.rewards[0].key
-    run, _ = read_run(Path(config.run.dir) / config.run.name, job.number, metric, plain(config))
+    try:
+        run, _ = read_run(Path(config.run.dir) / config.run.name, job.number, metric, plain(config))
+    except DiffrlError as error:
+        work.failures.append(f"{job.planned.candidate.label}, seed {job.number}: {error}")
+        return
     took = "there already" if job.there else f"in {duration(run.curve[-1].seconds)} of training"
     before, after = run.curve[0].score, run.curve[-1].score
     work.report(f"{job.name}: {metric} {before:.3f} -> {after:.3f}, {took}")
@@ -185,11 +193,7 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
     if source is None:
         return
     wanted = tuple(dict.fromkeys((config.eval.guidance_scale, *work.guidance)))
-    try:
-        found = read_reported(path, plain(config), config.run.iterations)
-    except DiffrlError as error:
-        work.failures.append(f"{what}: {error}")
-        return
+    found = read_reported(path, plain(config), config.run.iterations)
     scales, base = missing(found, wanted, with_base)
     if not scales:
         return
