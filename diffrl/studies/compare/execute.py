@@ -74,8 +74,9 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     """
     budget, candidates = parse_budget(request.budget), parse_candidates(request.configurations)
     configs = load_candidates(candidates, request.metric)
-    at_once = runs_at_once(request.jobs, budget, configs)
+    most = runs_at_once(request.jobs, budget, configs)
     seeds = choose_seeds(request, console)
+    at_once = min(most, len(candidates) * seeds)
     work = Work(request.out, console, Processes(at_once), request.guidance)
     asked = (candidates, configs, budget, request.evals)
     if dry_run:
