@@ -390,6 +390,11 @@ def test_a_difference_chooses_the_seeds(config, cost, trained, tmp_path, capsys)
     assert not trained and not out.exists()
     assert run("compare", *arms, *common, "--detect", 0.05, "--sd", 0.01) == 0
     assert sorted(trained) == [f"{arm}/seed-{number}" for arm in "ab" for number in range(3)]  # five deviations: 3
+    trained.clear()
+    assert run("compare", *arms, *common, "--detect", 0.05, "--sd", 0.001) == 0  # two would do, and three are there
+    assert trained == []
+    message = refusal(capsys, "compare", *arms, *common, "--detect", 0.05)
+    assert "two seeds that differ" in message  # these arms score alike
 
 
 def drawn(path: Path) -> list[tuple[object, ...]]:
