@@ -260,8 +260,27 @@ def compare(
         str | None, typer.Option(help="What each run may spend on training: evaluations=NUMBER or seconds=NUMBER.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Runs of each configuration, from its run.seed upwards.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=1, max=1000, help="Runs of each configuration, from run.seed upwards. Default: 3, or --detect."
+        ),
+    ] = None,
+    detect: Annotated[
+        float | None,
+        typer.Option(help="Difference of the metric that is to be resolved (power 0.8): chooses the number of seeds."),
+    ] = None,
+    sd: Annotated[
+        float | None,
+        typer.Option(help="Of paired differences, for --detect. Default: the one measured in --out."),
+    ] = None,
+    guidance: Annotated[
+        list[float] | None,
+        typer.Option(min=1.0, max=1000.0, help="Measure the report split with this guidance too. Several."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Runs at once. Default: one a core; one on a GPU or for seconds."),
+    ] = None,
     evals: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Held-out evaluations of a run, besides the one before it.")
     ] = 8,
@@ -270,20 +289,29 @@ def compare(
     ] = None,
     target: Annotated[float, typer.Option(help="Score whose cost is reported.")] = 0.6,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Only write table and figure again.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Only write table and figures again.")] = False,
 ) -> None:
-    """Compare configurations at equal budget over several seeds: table, curves, cost to a score."""
+    """Compare configurations at equal budget over several seeds: table, curves, paired differences, cost to a score.
+
+    Runs of one seed share prompts, their order and noise, or are refused. Curves
+    are of the split tune, final numbers of the split report, as by diffrl
+    evaluate. What the seeds are too few for is printed as not resolved.
+    """
     from diffrl.errors import ConfigError
 
-    if report_only and (configs or budget or dry_run):
-        raise ConfigError("--report-only takes --out, --metric and --target, and nothing to train. Remove the rest.")
+    if report_only and (configs or budget or dry_run or seeds or guidance or jobs):
+        raise ConfigError(
+            "--report-only takes --out, --metric, --target, --detect and --sd, and nothing to train. Remove the rest."
+        )
     from diffrl.studies.compare import CompareRequest, show_report
     from diffrl.studies.compare import compare as start
 
     if report_only:
-        show_report(out, _console(), metric, target)
+        show_report(out, _console(), metric, target, detect, sd)
         return
-    request = CompareRequest(tuple(configs or ()), out, budget, seeds, evals, metric, target)
+    request = CompareRequest(
+        tuple(configs or ()), out, budget, seeds, evals, metric, target, detect, sd, tuple(guidance or ()), jobs
+    )
     start(request, _console(), dry_run)
 
 

@@ -230,6 +230,43 @@ MUTATIONS = [
     Mutation("checkpoint/state.py", '    np.random.set_state(states["numpy"])\n', "", "checkpoint/test_state.py"),
     Mutation("run/lifecycle.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
     Mutation("functional/combine.py", "return weight * (raw - shift)", "return weight * raw", "rewards/test_score.py"),
+    # --- studies: what a comparison says
+    Mutation(
+        "studies/compare/statistics.py",
+        "stats.t.ppf((1 + LEVEL) / 2, n - 1)",
+        "stats.norm.ppf((1 + LEVEL) / 2)",
+        "studies/test_compare_statistics.py",
+    ),
+    Mutation(
+        "studies/compare/statistics.py",
+        "(len(p_values) - rank) * p_values[i]",
+        "p_values[i]",
+        "studies/test_compare_statistics.py",
+    ),
+    Mutation(
+        "studies/compare/statistics.py",
+        "_detectable_shift(n) * sd / math.sqrt(n)",
+        "_detectable_shift(n) * sd / math.sqrt(n - 1)",
+        "studies/test_compare_statistics.py",
+    ),
+    Mutation(
+        "studies/compare/curves.py",
+        "for point in curve], monotone(curve), target)",
+        "for point in curve], [point.score for point in curve], target)",
+        "studies/test_compare_curves.py",
+    ),
+    Mutation("studies/compare/curves.py", "_end(one.low) for", "one.mean for", "studies/test_compare_curves.py"),
+    Mutation("studies/compare/pairing.py", '    "prompts.per_iteration",\n', "", "studies/test_compare_pairing.py"),
+    Mutation(
+        "studies/compare/plan.py", "self.config.run.seed + number", "self.config.run.seed", "studies/test_compare.py"
+    ),
+    Mutation("studies/compare/reported.py", ' == settings.get("samples")', " >= 0", "studies/test_compare_pairs.py"),
+    Mutation(
+        "studies/compare/pairs.py",
+        "if pair.unseen is None else pair.unseen, default",
+        "if pair.unseen is None else -pair.unseen, default",
+        "studies/test_compare_pairs.py",
+    ),
 ]
 
 

@@ -3,22 +3,26 @@
     python scripts/reproduce_results.py [--out results] [--only presets] [--write docs/results.md]
 
 Each group is one `diffrl compare`, so an interrupted measurement goes on where it stopped. `--write` sets the groups'
-tables into the page between its markers and copies their figures beside it; with `--report-only` nothing is trained.
+tables into the page between its markers and copies their figures beside it: curves, paired differences, and what so
+many seeds can see. With `--report-only` nothing is trained. Seconds are worth comparing with `--jobs 1` alone.
 """
 
 import argparse
 import math
 import re
 import shutil
-import statistics
 from pathlib import Path
 
 from rich.console import Console
 
 from diffrl.config.load import make_config
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
-from diffrl.studies.compare.results import COSTS, Arm, Comparison, t_half_width
-from diffrl.studies.compare.tables import markdown
+from diffrl.studies.compare.figures import draw_power
+from diffrl.studies.compare.pairing import unpaired
+from diffrl.studies.compare.pairs import difference_of, measured_sd, power_line
+from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.statistics import mean_estimate, paired_difference
+from diffrl.studies.compare.tables import cost_text, markdown, mean_text, target_columns
 
 TINY = "configs/tiny-sd3"
 PRESETS = (
@@ -67,30 +71,25 @@ GROUPS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
 """Name -> configurations, budget of a run, held-out evaluations, seeds."""
 
 
+GUIDANCE = (3.0,)
+FIGURES = ("figure", "differences", "power")
+
+
 def main() -> None:
     """Train, report, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results"), help="Directory of the comparisons.")
     parser.add_argument("--only", action="append", choices=GROUPS, help="A group; may be given several times.")
     parser.add_argument("--target", type=float, default=0.6)
+    parser.add_argument("--jobs", type=int, help="Runs at once. Default: one a core.")
     parser.add_argument("--report-only", action="store_true", help="Train nothing.")
     parser.add_argument("--write", type=Path, help="The page whose tables are replaced.")
     arguments = parser.parse_args()
-    console = Console()
     for name in arguments.only or GROUPS:
-        configurations, budget, evals, seeds = GROUPS[name]
         out = arguments.out / name
         if not arguments.report_only:
-            compare(CompareRequest(configurations, out, budget, seeds, evals, None, arguments.target), console)
-        comparison = collect(out)
-        write_report(comparison, out, arguments.target)
-        if arguments.write:
-            table = markdown(comparison, arguments.target)
-            if name != "flow-80k":  # its table is one sentence, `factor`
-                put(arguments.write, name, paired(comparison, "diffrl") if name.startswith("tilt") else table)
-            figures = arguments.write.parent / "figures"
-            figures.mkdir(exist_ok=True)
-            shutil.copyfile(out / "figure.png", figures / f"{name}.png")
+            compare(request(name, out, arguments.target, arguments.jobs), Console())
+        report(name, out, arguments.target, arguments.write)
     made = set(arguments.only or GROUPS)
     if arguments.write and {"presets", "long"} <= made:
         put(arguments.write, "costs", costs(arguments.out, TARGETS))
@@ -98,30 +97,56 @@ def main() -> None:
         put(arguments.write, "factor", factor(arguments.out, "diffrl"))
 
 
-def paired(comparison: Comparison, chosen: str) -> str:
-    """Each configuration's score, and what `chosen` has more of it: means of differences of runs of the same seed.
+def request(name: str, out: Path, target: float, jobs: int | None) -> CompareRequest:
+    """What a group asks of `diffrl compare`."""
+    configurations, budget, evals, seeds = GROUPS[name]
+    return CompareRequest(configurations, out, budget, seeds, evals, target=target, guidance=GUIDANCE, jobs=jobs)
 
-    Runs of a seed share prompts, their order, and starting noise.
-    """
+
+def report(name: str, out: Path, target: float, page: Path | None) -> None:
+    """Write a group's tables and figures, what so many seeds can see among them, and set them into the page."""
+    comparison = collect(out)
+    write_report(comparison, out, target)
+    if measured := measured_sd(comparison):
+        draw_power(*measured, out / "power.png", comparison.metric)
+    if page is None:
+        return
+    if name != "flow-80k":  # its table is one sentence, `factor`
+        put(page, name, paired(comparison, "diffrl") if name.startswith("tilt") else markdown(comparison, target))
+    figures = page.parent / "figures"
+    figures.mkdir(exist_ok=True)
+    for figure in FIGURES:
+        if (out / f"{figure}.png").is_file():
+            shutil.copyfile(
+                out / f"{figure}.png", figures / (f"{name}.png" if figure == "figure" else f"{name}-{figure}.png")
+            )
+
+
+def paired(comparison: Comparison, chosen: str) -> str:
+    """Each configuration's final number, and what `chosen` has more of it: means of differences of runs of one seed."""
     best = next(arm for arm in comparison.arms if arm.label == chosen)
-    head = (
-        "configuration",
-        "seeds",
-        "after",
-        f"{chosen} has more by",
-        "iterations",
-        "evaluations",
-        "pictures",
-        "seconds",
+    columns = (
+        f"configuration | seeds | score | {chosen} has more by | p | iterations | evaluations | pictures | seconds"
     )
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    lines = [f"| {columns} |", "|---|" + "---:|" * columns.count("|")]
     for arm in comparison.arms:
-        more = [own.curve[-1].score - other.curve[-1].score for own, other in zip(best.runs, arm.runs, strict=True)]
-        gained = "" if arm is best else interval(more)
-        after, iterations = interval([run.curve[-1].score for run in arm.runs]), arm.runs[0].iterations
-        costs = f"{arm.cost('evaluations'):,.0f} | {iterations * pictures(arm):,} | {arm.cost('seconds'):.0f}"
-        lines.append(f"| {arm.label} | {len(arm.runs)} | {after} | {gained} | {iterations} | {costs} |")
-    return "\n".join(lines) + "\n"
+        more = None if arm is best else difference_of(comparison, best, arm)
+        score = mean_estimate([comparison.score(arm, run) for run in arm.runs])
+        p = "" if more is None or more.p is None else f"{more.p:.2g}"
+        iterations = arm.runs[0].iterations
+        cells = (
+            arm.label,
+            len(arm.runs),
+            mean_text(score),
+            "" if more is None else mean_text(more),
+            p,
+            iterations,
+            f"{arm.cost('evaluations'):,.0f}",
+            f"{iterations * pictures(arm):,}",
+            f"{arm.cost('seconds'):.0f}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, "", power_line(comparison)]) + "\n"
 
 
 def pictures(arm: Arm) -> int:
@@ -132,56 +157,55 @@ def pictures(arm: Arm) -> int:
 
 def factor(out: Path, chosen: str) -> str:
     """How many times less `chosen` takes to the scores of Flow-GRPO at 80,000 evaluations, seed by seed."""
-    flow = collect(out / "flow-80k").arms[0]
-    own = next(arm for arm in collect(out / "tilt-40k").arms if arm.label == chosen)
-    score = interval([run.curve[-1].score for run in flow.runs])
-    spent = f"{flow.cost('evaluations'):,.0f} evaluations"
-    told = [f"Flow-GRPO at {spent}: {score}. To the score of the same seed, {chosen} takes", ""]
+    flow, tilt = collect(out / "flow-80k"), collect(out / "tilt-40k")
+    theirs, own = flow.arms[0], next(arm for arm in tilt.arms if arm.label == chosen)
+    if apart := unpaired({arm.label: arm.planned_as["config"] for arm in (theirs, own)}, flow.metric):
+        return f"Not compared: {apart[0]}\n"
+    runs = {run.number: run for run in own.runs}
+    pairs = [(run.curve[-1], runs[run.number]) for run in theirs.runs if run.number in runs]
+    reached = [(goal, run) for goal, run in pairs if run.cost_to(goal.score, "evaluations")]  # and not for nothing
+    if len(reached) < len(pairs):
+        return f"The score of Flow-GRPO at 80,000 evaluations was reached by {len(reached)} of {len(pairs)} seeds.\n"
+    told = [
+        f"Flow-GRPO at {theirs.cost('evaluations'):,.0f} evaluations: {mean_text(theirs.after)}. To the score of the "
+        f"same seed, {chosen} takes",
+        "",
+    ]
     for cost, what, unit in (
         ("evaluations", "evaluations", 1.0),
-        ("iteration", "pictures drawn and scored", pictures(flow) / pictures(own)),
+        ("iteration", "pictures drawn and scored", pictures(theirs) / pictures(own)),
         ("seconds", "seconds", 1.0),
     ):
-        pairs = zip(flow.runs, own.runs, strict=True)
-        found = [(getattr(run.curve[-1], cost), ours.cost_to(run.curve[-1].score, cost)) for run, ours in pairs]
-        ratios = [math.log(unit * theirs / ours) for theirs, ours in found if ours is not None]
-        if not ratios:
-            return f"{chosen} reached the score of Flow-GRPO at 80,000 evaluations with no seed.\n"
-        mean, half = statistics.fmean(ratios), t_half_width(ratios) or math.nan
-        low, middle, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
-        told.append(f"- {middle:.1f} times fewer {what} (95 % interval {low:.1f} to {high:.1f}, {len(ratios)} seeds)")
+        spent = [math.log(unit * getattr(goal, cost)) for goal, _ in reached]
+        ours = [math.log(run.cost_to(goal.score, cost) or math.nan) for goal, run in reached]
+        ratio = paired_difference(spent, ours)
+        ends = (ratio.mean if end is None else end for end in (ratio.low, ratio.high))
+        low, high = (f"{math.exp(end):.1f}" for end in ends)
+        told.append(f"- {math.exp(ratio.mean):.1f} times fewer {what} (95 % interval {low} to {high}, {ratio.n} seeds)")
     return "\n".join(told) + "\n"
 
 
-def interval(values: list[float]) -> str:
-    """Mean and half of Student's 95 % interval."""
-    return f"{statistics.fmean(values):.3f} ± {t_half_width(values) or math.nan:.3f}"
-
-
 def costs(out: Path, targets: tuple[float, ...]) -> str:
-    """What each preset needs to reach each score, and Flow-GRPO's cost as a multiple of it.
+    """What each preset needs to reach each score, with intervals over seeds.
 
-    Of a preset that was run at two budgets, the cheaper one to reach a score counts.
+    A preset that was run at two budgets counts at the smaller one, unless some seed did not get there.
     """
     arms: dict[str, list[Arm]] = {}
     for group in ("presets", "long"):
         for arm in collect(out / group).arms:
             arms.setdefault(arm.label, []).append(arm)
-    lines = ["| preset | " + " | ".join(f"{c} to {t:g}" for t in targets for c in ("E", "seconds")) + " |"]
+    lines = ["| preset | " + " | ".join(column for target in targets for column in target_columns(target)) + " |"]
     lines.append("|---|" + "---:|" * (2 * len(targets)))
-    best = {label: [_cheapest(own, t, c) for t in targets for c in COSTS] for label, own in arms.items()}
-    for label, row in best.items():
-        cells = []
-        for cost, flow in zip(row, best["flow_grpo"], strict=True):
-            ratio = f" ({flow / cost:.1f}x)" if cost and flow else ""
-            cells.append("–" if cost is None else f"{cost:,.0f}{ratio}")
+    for label, own in arms.items():
+        cells = [cell(own, target, cost) for target in targets for cost in COSTS]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _cheapest(arms: list[Arm], target: float, cost: str) -> float | None:
-    found = [reached for arm in arms if (reached := arm.cost_to(target, cost).cost) is not None]
-    return min(found, default=None)
+def cell(arms: list[Arm], target: float, cost: str) -> str:
+    """The cost of a score at the first budget at which every seed reached it; if none, what the last one did."""
+    found = [arm.cost_to(target, cost) for arm in arms]
+    return cost_text(next((one for one in found if one.cost is not None), found[-1]), ",.0f")
 
 
 def put(page: Path, name: str, table: str) -> None:

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
-from diffrl.studies.compare import execute
+from diffrl.studies.compare import processes
 from diffrl.studies.compare.arguments import parse_budget, parse_candidate, parse_candidates
 from tests.patience import until
 
@@ -26,6 +28,11 @@ def run(*arguments: object) -> int:
     with pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])
     return int(stop.value.code or 0)
+
+
+def in_order(*arguments: object) -> tuple[object, ...]:
+    """A comparison whose runs follow each other."""
+    return ("compare", *arguments, "--jobs", 1)
 
 
 def refusal(capsys, *arguments: object) -> str:
@@ -53,15 +60,20 @@ def cost(config) -> float:
 def trained(monkeypatch):
     """Runs that take no time: an iteration takes 0.25 s, 0.5 s with two roots. Their names, in order, and settings.
 
-    `trained.failing` holds names that fail; nothing else does.
+    `trained.failing` holds names that fail; nothing else does. `trained.measured` are the arguments of evaluations.
     """
 
     class Trained(list):
         failing: set[str] = set()
+        measured: list[list[str]] = []
 
     calls = Trained()
+    calls.measured = []
 
-    def command(arguments, log):
+    def command(self, arguments, log):
+        if arguments[0] == "evaluate":
+            calls.measured.append(arguments)
+            return measure(arguments, log)
         resumed = arguments[1] == "--resume"
         config = load_config(Path(arguments[2]) / "config.yaml" if resumed else arguments[1])
         path = Path(config.run.dir) / config.run.name
@@ -84,7 +96,25 @@ def trained(monkeypatch):
         (path / "summary.json").write_text(json.dumps(summary))
         return 0
 
-    monkeypatch.setattr(execute, "_run_command", command)
+    def measure(arguments, log):
+        path = Path(arguments[arguments.index("--run") + 1])
+        log.open("a").write("measuring\n")
+        if f"{path.parent.name}/{path.name} measured" in calls.failing:
+            return 2
+        config, source = load_config(path / "config.yaml"), arguments[arguments.index("--prompts") + 1]
+        scales = [float(value) for flag, value in pairwise(arguments) if flag == "--guidance"]
+        rows = [("base", 0)] * ("--base" in arguments) + [("aligned", config.run.iterations)]
+        with (path / "evaluations.jsonl").open("a") as file:
+            for weights, iteration in rows:
+                for scale in scales:
+                    row = {"weights": weights, "iteration": iteration, "digest": "0", "prompts": source}
+                    row |= {"guidance_scale": scale, "n": config.eval.samples, "failed": 0, "steps": config.eval.steps}
+                    row |= {"solver": config.eval.solver, "noise_seed": config.eval.seed}
+                    score = 0.2 * (weights == "aligned") + config.run.seed / 100 + scale / 1000
+                    file.write(json.dumps(row | {"means": {"shapes_strict": score}}) + "\n")
+        return 0
+
+    monkeypatch.setattr(processes.Processes, "run", command)
     return calls
 
 
@@ -143,12 +173,12 @@ def test_budgets():
 
 def test_equal_evaluations(config, cost, trained, tmp_path):
     out = tmp_path / "out"
-    window = f"window: {config} rollout.stochastic.size=1 run.seed=40"
+    window = f"window: {config} rollout.stochastic.size=1"
     other = make_plan(load_config(config, ["rollout.stochastic.size=1"])).iteration_cost
     budget = 10 * cost + cost / 2
-    assert run("compare", config, window, "--budget", f"evaluations={budget}", "--seeds", 2, "--out", out) == 0
+    assert run(*in_order(config, window, "--budget", f"evaluations={budget}", "--seeds", 2, "--out", out)) == 0
     assert trained == ["base/seed-0", "window/seed-0", "base/seed-1", "window/seed-1"]
-    for folder, iterations, seed in (("base", 10, 3), ("window", math.floor(budget / other), 40)):
+    for folder, iterations, seed in (("base", 10, 3), ("window", math.floor(budget / other), 3)):
         for number in range(2):
             made = load_config(out / folder / f"seed-{number}" / "config.yaml")
             assert (made.run.iterations, made.run.seed) == (iterations, seed + number)
@@ -208,7 +238,7 @@ def test_problems_name_their_configuration(config, cost, trained, override, opti
 @pytest.mark.long
 def test_what_is_finished_stays_and_what_is_begun_goes_on(config, cost, trained, tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ("compare", config, f"b: {config} rollout.steps=7", "--budget", f"evaluations={9 * cost}", "--out", out)
+    arguments = in_order(config, f"b: {config} rollout.steps=7", "--budget", f"evaluations={9 * cost}", "--out", out)
     assert run(*arguments, "--seeds", 2) == 0
     (out / "base" / "seed-1" / "summary.json").unlink()
     for path in sorted((out / "b" / "seed-0").iterdir()):
@@ -235,7 +265,10 @@ def test_a_comparison_does_not_change(config, cost, trained, tmp_path, capsys):
         ((*first, *budget, "--seeds", 1), "--seeds was 2"),
         ((*first[:2], *budget, "--seeds", 2), "'b' belongs to this comparison"),
         ((*first[:2], f"b: {config} rollout.steps=6", *budget, "--seeds", 2), "rollout.steps was 7 and is 6"),
-        ((*first[:2], f"b: {config} rollout.steps=7 run.seed=4", *budget, "--seeds", 2), "run.seed was 3 and is 4"),
+        (
+            ("compare", *(f"{name} run.seed=4" for name in (first[1], first[2])), *budget, "--seeds", 2),
+            "run.seed was 3 and is 4",
+        ),
     ):
         assert expected in refusal(capsys, *arguments, "--out", out)
     (tmp_path / "full").mkdir()
@@ -278,6 +311,99 @@ def test_report_only_trains_nothing(config, cost, trained, tmp_path, capsys):
     assert "nothing to train" in refusal(capsys, "compare", config, "--report-only", "--out", tmp_path / "o")
 
 
+def test_final_numbers_are_of_the_report_split(config, cost, trained, tmp_path, capsys):
+    out = tmp_path / "o"
+    arguments = in_order(f"a: {config}", f"b: {config} rollout.steps=7", "--budget", f"evaluations={9 * cost}")
+    assert run(*arguments, "--seeds", 2, "--out", out) == 0
+    assert [("--base" in one, one.count("--guidance")) for one in trained.measured] == [(True, 1), (True, 1)] + [
+        (False, 1)
+    ] * 2
+    assert all(one[one.index("--prompts") + 1] == "shapes:report" for one in trained.measured)
+    results = json.loads((out / "results.json").read_text())
+    assert results["final"] == "shapes:report"
+    assert [point["score"] for point in results["configurations"][0]["runs"][1]["curve"]][-1] == 0.09  # of tune
+    trained.measured.clear()
+    assert run(*arguments, "--seeds", 2, "--out", out) == 0
+    assert trained.measured == []  # written down
+    assert run(*arguments, "--seeds", 2, "--out", out, "--guidance", 3, "--guidance", 1) == 0
+    assert [("--base" in one, one[one.index("--guidance") + 1]) for one in trained.measured] == [(True, "3.0")] * 2 + [
+        (False, "3.0")
+    ] * 2
+    capsys.readouterr()
+    assert run("compare", "--report-only", "--out", out) == 0
+    shown = (out / "table.md").read_text()
+    assert "| configuration | base | base + CFG 3 | aligned | aligned + CFG 3 |" in shown
+    assert "| a | 0.031 | 0.033 | 0.236 ± 0.064 | 0.238 ± 0.064 |" in shown  # t(0.975, 1) x 0.01 / 2
+    assert "not resolved" in capsys.readouterr().out
+
+
+def test_a_measurement_that_fails_is_said_and_made_up_for(config, cost, trained, tmp_path, capsys):
+    trained.failing = {"base/seed-1 measured"}
+    arguments = in_order(config, "--budget", f"evaluations={9 * cost}", "--seeds", 2, "--out", tmp_path / "o")
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert "base, seed 1, on shapes:report: exit code 2, 'measuring'" in captured.err and "1 run failed" in captured.err
+    assert "of the prompts of the curve" in (tmp_path / "o" / "table.md").read_text()
+    trained.failing = set()
+    assert run(*arguments) == 0 and len(trained.measured) == 3
+    assert "are of shapes:report" in (tmp_path / "o" / "table.md").read_text()
+
+
+def test_the_report_split_is_refused_before_the_end(config, cost, trained, tmp_path, capsys):
+    budget = ("--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
+    for override in ("prompts.eval=shapes:report", "prompts.train=shapes:report"):
+        message = refusal(capsys, "compare", f"mine: {config} {override}", *budget)
+        assert "mine" in message and override.split("=")[0] in message and "shapes:report" in message
+    assert not trained and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("override", ["run.seed=4", "prompts.per_iteration=4", "eval.samples=6", "eval.seed=1"])
+def test_runs_that_are_no_pairs_are_refused(config, cost, trained, tmp_path, capsys, override):
+    arguments = (config, f"mine: {config} {override}", "--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
+    message = refusal(capsys, "compare", *arguments)
+    assert f"{override.split('=')[0]} must be the same" in message and "'mine'" in message and not trained
+
+
+def test_several_runs_at_once(config, cost, trained, tmp_path, capsys):
+    budget, out = f"evaluations={9 * cost}", tmp_path / "o"
+    assert run("compare", config, "--budget", budget, "--seeds", 5, "--jobs", 3, "--out", out) == 0
+    assert sorted(trained) == [f"base/seed-{number}" for number in range(5)] and len(trained.measured) == 5
+    assert "3 runs at once" in capsys.readouterr().out
+    message = refusal(capsys, "compare", config, "--budget", "seconds=10", "--jobs", 2, "--out", tmp_path / "p")
+    assert "--jobs must be 1" in message
+
+
+def test_a_difference_chooses_the_seeds(config, cost, trained, tmp_path, capsys):
+    arms, out = (f"a: {config}", f"b: {config} rollout.steps=7"), tmp_path / "o"
+    common = ("--budget", f"evaluations={9 * cost}", "--out", out)
+    assert run("compare", *arms, *common, "--detect", 0.05, "--sd", 0.1, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "takes 34 seeds" in shown and "Plan, 34 seeds each" in shown  # half a standard deviation: Cohen's table
+    for options, expected in (
+        (("--detect", 0.05), "needs the sd"),
+        (("--detect", 0.05, "--sd", 0.1, "--seeds", 3), "Remove one of them"),
+        (("--sd", 0.1), "belongs to --detect"),
+        (("--detect", 0, "--sd", 0.1), "--detect must be above 0"),
+        (("--detect", 0.05, "--sd", "nan"), "--sd must be above 0"),
+    ):
+        assert expected in refusal(capsys, "compare", *arms, *common, *options)
+    assert not trained and not out.exists()
+    assert run("compare", *arms, *common, "--detect", 0.05, "--sd", 0.01) == 0
+    assert sorted(trained) == [f"{arm}/seed-{number}" for arm in "ab" for number in range(3)]  # five deviations: 3
+    trained.clear()
+    assert run("compare", *arms, *common, "--detect", 0.05, "--sd", 0.001) == 0  # two would do, and three are there
+    assert trained == []
+    message = refusal(capsys, "compare", *arms, *common, "--detect", 0.05)
+    assert "two seeds that differ" in message  # these arms score alike
+
+
+def drawn(path: Path) -> list[tuple[object, ...]]:
+    """What the first iteration and the evaluations of a run drew: stage, prompt and address of each stored sample."""
+    with sqlite3.connect(f"file:{path / 'samples.sqlite'}?immutable=1", uri=True) as store:  # leaves no file
+        query = "SELECT stage, group_id, root, path, seed, prompt FROM samples WHERE iteration = 0"
+        return sorted(store.execute(query).fetchall())
+
+
 @pytest.mark.slow
 def test_real_runs(config, cost, tmp_path, capsys):
     out = tmp_path / "out"
@@ -292,6 +418,11 @@ def test_real_runs(config, cost, tmp_path, capsys):
             planned = arm["iterations"] * arm["iteration_cost"]
             assert planned / 2 < costs[-1] <= planned  # what has no advantage is not trained, and costs less
             assert found["curve"][-1]["seconds"] > 0 and found["peak_memory_bytes"] > 2**27
+    assert results["final"] == "shapes:report"
+    same = [(drawn(out / "base" / f"seed-{n}"), drawn(out / "small" / f"seed-{n}")) for n in range(2)]
+    assert all(first == second and first for first, second in same) and same[0] != same[1]
+    before = [found["curve"][0]["score"] for arm in results["configurations"] for found in arm["runs"]]
+    assert before == [before[0]] * 4  # one model, the same prompts and noise
     untouched = {path: path.stat().st_mtime_ns for path in (out / "small").rglob("*") if path.is_file()}
     (out / "base" / "seed-1" / "summary.json").unlink()
     assert run(*arguments, f"bad: {config} rewards.0.name=a.b:C") == 2

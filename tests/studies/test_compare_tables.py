@@ -12,8 +12,8 @@ from rich.console import Console
 from diffrl.cli import main
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
-from diffrl.studies.compare.results import Point, RunResult, t_half_width
-from diffrl.studies.compare.tables import COLORS, markdown, print_report, table_rows
+from diffrl.studies.compare.figures import COLORS
+from diffrl.studies.compare.tables import markdown, print_report, table_rows
 
 METRIC = "shapes_strict"
 
@@ -65,40 +65,28 @@ def comparison(tmp_path):
 
 def test_what_the_seeds_have_in_common(comparison):
     steep, flat = collect(comparison).arms
-    assert (steep.before, steep.after, steep.gain) == pytest.approx((0.2, 0.8, 0.6))
+    assert (steep.before, steep.after.mean, steep.gain) == pytest.approx((0.2, 0.8, 0.6))
     assert steep.spread == pytest.approx(0.2)
-    assert steep.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-4)  # t(0.975, 2) of a printed table
-    assert (flat.before, flat.after, flat.gain, flat.spread) == pytest.approx((0.2, 0.55, 0.35, 0.3))
-    assert flat.half_width == pytest.approx(12.706 * 0.15, rel=1e-4)  # s = 0.3 / sqrt(2), n = 2
+    assert steep.after.half_width == pytest.approx(
+        4.303 * 0.1 / math.sqrt(3), rel=1e-4
+    )  # t(0.975, 2) of a printed table
+    assert (flat.before, flat.after.mean, flat.gain, flat.spread) == pytest.approx((0.2, 0.55, 0.35, 0.3))
+    assert flat.after.half_width == pytest.approx(12.706 * 0.15, rel=1e-4)  # s = 0.3 / sqrt(2), n = 2
     assert (steep.cost("evaluations"), steep.cost("seconds")) == (4000, 24)
     assert (flat.cost("evaluations"), flat.cost("seconds")) == (3800, 65)
     assert (steep.peak_memory_bytes, flat.peak_memory_bytes) == (3 * 2**30, 2 * 2**30)
 
 
-@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.3027), (6, 2.5706), (11, 2.2281), (31, 2.0423)])
-def test_interval_has_the_quantiles_of_printed_tables(count, quantile):
-    values = [0.0] * (count - 1) + [1.0]
-    standard_error = math.sqrt((1 - 1 / count) / (count - 1) / count)  # of one 1 among zeros
-    assert t_half_width(values) == pytest.approx(quantile * standard_error, rel=1e-4)
-    assert t_half_width(values[:1]) is None
-
-
 def test_cost_to_a_score(comparison):
     steep, flat = collect(comparison).arms
-    assert steep.cost_to(0.6, "evaluations").cost == pytest.approx((3000 + 2000 + 1600) / 3)
-    assert steep.cost_to(0.6, "seconds").cost == pytest.approx((15 + 12 + 11.2) / 3)
+    found = steep.cost_to(0.6, "evaluations")  # the mean curve is at 0.2, 0.6 and 0.8
+    assert (found.cost, found.reached, found.runs) == (pytest.approx(2000), 3, 3)
+    half = 4.3027 * 0.1 / math.sqrt(3)  # of the mean after 2000 and 4000; before, all seeds are at 0.2
+    assert found.low == pytest.approx(2000 * 0.4 / (0.4 + half), rel=1e-4)
+    assert found.high is None  # 0.8 - 0.248 is below 0.6
+    assert steep.cost_to(0.6, "seconds").cost == pytest.approx(12)
     missed = flat.cost_to(0.6, "evaluations")
-    assert (missed.cost, missed.missed, missed.runs) == (None, 1, 2)
-    assert flat.cost_to(0.4, "evaluations").cost == pytest.approx((3800 + 950) / 2)
-
-
-def test_cost_to_a_score_is_of_the_first_time():
-    curve = tuple(Point(i, 100.0 * i, 7.0 * i, score) for i, score in enumerate((0.1, 0.5, 0.3, 0.9)))
-    run = RunResult(0, curve, 3, 3, 1)
-    assert run.cost_to(0.4, "evaluations") == pytest.approx(75.0)
-    assert run.cost_to(0.6, "seconds") == pytest.approx(17.5)
-    assert run.cost_to(0.1, "seconds") == 0.0 == run.cost_to(-1.0, "seconds")
-    assert run.cost_to(0.91, "seconds") is None
+    assert (missed.cost, missed.reached, missed.runs) == (None, 1, 2)
 
 
 def test_runs_that_have_not_finished_are_said(comparison):
@@ -115,9 +103,9 @@ def test_band_is_over_the_iterations_that_all_runs_share(tmp_path):
     ]
     fake_comparison(tmp_path, {"one": curves}, seeds=2)
     found = collect(tmp_path)
-    costs, mean, low, high = found.arms[0].band("evaluations")
-    assert (costs, mean) == (pytest.approx([0, 120]), pytest.approx([0.1, 0.6]))
-    assert (low, high) == ([0.0, 0.4], [0.2, 0.8])
+    costs, scores = found.arms[0].band("evaluations")
+    assert (costs, [one.mean for one in scores]) == (pytest.approx([0, 120]), pytest.approx([0.1, 0.6]))
+    assert scores[1].high == pytest.approx(0.6 + 12.706 * 0.2, rel=1e-4)
     assert found.arms[0].band("seconds")[0] == [0, 3]
     assert found.notes == ("one: seed 1 has no score in 1 of its evaluations.",)
 
@@ -131,15 +119,16 @@ def test_table(comparison):
         "after": "0.800 ± 0.248",
         "spread": "0.200",
         "gain": "+0.600",
+        "report": "–",
         "iterations": "40",
         "updates": "80",
         "evaluations": "4,000",
         "seconds": "24.0",
         "peak memory": "3.00 GiB",
-        "evaluations to 0.6": "2,200",
-        "seconds to 0.6": "12.7",
+        "evaluations to 0.6": "2,000 (1,234 to more)",
+        "seconds to 0.6": "12.0 (7.4 to more)",
     }
-    assert flat["evaluations to 0.6"] == flat["seconds to 0.6"] == "not reached (1 of 2)"
+    assert flat["evaluations to 0.6"] == flat["seconds to 0.6"] == "reached by 1 of 2"
 
 
 def test_one_seed_has_no_interval(tmp_path):
@@ -160,7 +149,13 @@ def test_files_of_a_report(comparison):
     assert (results["metric"], results["target"], results["budget"]["amount"]) == (METRIC, 0.6, 4000)
     steep, flat = results["configurations"]
     assert steep["runs"][2]["curve"][1] == {"iteration": 20, "evaluations": 2000, "seconds": 14.0, "score": 0.7}
-    assert flat["summary"]["seconds_to_target"] == {"cost": None, "missed": 1, "runs": 2}
+    assert flat["summary"]["seconds_to_target"] == {
+        "cost": None,
+        "low": None,
+        "high": None,
+        "reached": 1,
+        "runs": 2,
+    }
     table = (comparison / "table.md").read_text()
     assert "| steep | 3 | 0.200 |" in table and "Budget of a run: 4,000 evaluations." in table
     width, height = Image.open(comparison / "figure.png").size

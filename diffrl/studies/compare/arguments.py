@@ -10,6 +10,7 @@ from pathlib import Path
 
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError
+from diffrl.studies.compare.pairing import misused_splits, unpaired
 from diffrl.studies.compare.results import COSTS
 
 OVERRIDE = re.compile(r"\s+(?=[A-Za-z_][\w.]*=)")
@@ -139,7 +140,8 @@ def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list
     """Read the configurations of candidates, each with the metric among its held-out rewards.
 
     Raises:
-        ConfigError: every problem of every configuration.
+        ConfigError: every problem of every configuration, a use of the report split among them; or runs of one seed
+            would be no pairs.
     """
     configs, problems = [], []
     for candidate in candidates:
@@ -157,6 +159,9 @@ def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list
                 f"{candidate.label}: eval.rewards must hold the metric that is compared, {metric}. Got "
                 f"{', '.join(names)}. Add it, or choose another with --metric."
             )
+        problems += [f"{candidate.label}: {problem}" for problem in misused_splits(config.model_dump(mode="json"))]
+    by_label = {c.label: config.model_dump(mode="json") for c, config in zip(candidates, configs, strict=True)}
+    problems = problems or unpaired(by_label, metric)
     if problems:
         raise ConfigError(problems)
     return configs

@@ -1,46 +1,32 @@
 """Compare configurations at equal budget, over several seeds.
 
-Each run is a `diffrl train` of its own process, one after the other, so that peak memory and caches are its own. What
-was finished before is kept, what was begun goes on, and a run that fails does not keep the others from theirs.
+What was finished before is kept, what was begun goes on, and a run that fails does not keep the others from theirs.
 """
 
 from __future__ import annotations
 
-import shutil
-import signal
-import statistics
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffrl.config import Config, dump_config
+from diffrl.config import Config
 from diffrl.errors import ConfigError, DiffrlError
-from diffrl.run.directory import locked, open_run_dir
-from diffrl.run.progress import duration
+from diffrl.run.directory import locked
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
-from diffrl.studies.compare.plan import (
-    Planned,
-    Record,
-    changed,
-    earlier_plan,
-    plan_candidate,
-    same_run,
-)
-from diffrl.studies.compare.results import collect, read_run
+from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
+from diffrl.studies.compare.plan import Planned, Record, earlier_plan, plan_candidate
+from diffrl.studies.compare.processes import Processes, cores
+from diffrl.studies.compare.results import STATE, collect
+from diffrl.studies.compare.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.tables import print_report, write_report
-from diffrl.tracking.metrics import read_metrics
+from diffrl.studies.compare.training import Work, time_all, train_all
 
-PROBE = "probe"
-PROBE_ITERATIONS = 4
-"""Iterations of a timed run; the first is left out, for it also loads and allocates."""
+SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -51,35 +37,31 @@ class CompareRequest:
         configurations: "[label: ]path [a.b=c ...]" each.
         out: directory of the comparison.
         budget: "evaluations=NUMBER" or "seconds=NUMBER".
-        seeds: runs of each configuration.
+        seeds: runs of each configuration; None = as many as `detect` takes, else 3.
         evals: held-out evaluations after the one before training, at most.
         metric: held-out reward that is compared; None = the first of the first configuration.
         target: score whose cost is reported.
+        detect: difference of the metric that is to be resolved; it chooses the seeds.
+        sd: of paired differences, for `detect`; None = measured in `out`.
+        guidance: scales that the report split is measured with, besides that of the configurations.
+        jobs: runs at once; None = as many as there are cores, on a GPU and for a budget in seconds one.
     """
 
     configurations: tuple[str, ...]
     out: Path
     budget: str | None
-    seeds: int = 1
+    seeds: int | None = None
     evals: int = 8
     metric: str | None = None
     target: float = 0.6
-
-
-@dataclass
-class _Work:
-    """A comparison that goes on: where, what is shown, what has failed."""
-
-    out: Path
-    console: Console
-    failures: list[str] = field(default_factory=list)
-
-    def report(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    detect: float | None = None
+    sd: float | None = None
+    guidance: tuple[float, ...] = ()
+    jobs: int | None = None
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
-    """Train what is not trained yet and report.
+    """Train what is not trained yet, measure it on the report split and report.
 
     Args:
         request: what to compare.
@@ -92,28 +74,33 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     """
     budget, candidates = parse_budget(request.budget), parse_candidates(request.configurations)
     configs = load_candidates(candidates, request.metric)
-    work = _Work(request.out, console)
+    most = runs_at_once(request.jobs, budget, configs)
+    seeds = choose_seeds(request, console)
+    at_once = min(most, len(candidates) * seeds)
+    work = Work(request.out, console, Processes(at_once), request.guidance)
     asked = (candidates, configs, budget, request.evals)
     if dry_run:
-        earlier = earlier_plan(request.out, *asked, request.seeds)
+        earlier = earlier_plan(request.out, *asked, seeds)
         seconds = {label: planned.iteration_seconds for label, planned in earlier.items()}
         untimed = [c.label for c in candidates if budget.kind == "seconds" and c.label not in earlier]
         known = [pair for pair in zip(candidates, configs, strict=True) if pair[0].label not in untimed]
-        print_plan(console, _plan(known, budget, request.evals, seconds, earlier), untimed, request.seeds)
+        print_plan(console, _plan(known, budget, request.evals, seconds, earlier), untimed, seeds)
         return
-    earlier_plan(request.out, *asked, request.seeds)  # refuse before the directory is touched
+    earlier_plan(request.out, *asked, seeds)  # refuse before the directory is touched
     with locked(request.out):
-        earlier = earlier_plan(request.out, *asked, request.seeds)
-        record = Record(budget, request.evals, request.seeds, earlier)
+        earlier = earlier_plan(request.out, *asked, seeds)
+        record = Record(budget, request.evals, seeds, earlier)
         record.save(request.out)
         pairs = list(zip(candidates, configs, strict=True))
-        seconds = _time_all(work, pairs, earlier) if budget.kind == "seconds" else {}
+        seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}
         if budget.kind == "seconds":
             pairs = [pair for pair in pairs if pair[0].label in seconds]
         record.planned = _plan(pairs, budget, request.evals, seconds, earlier)
         record.save(request.out)
-        print_plan(console, record.planned, [], request.seeds)
-        _train_all(work, record)
+        print_plan(console, record.planned, [], seeds)
+        if at_once > 1:
+            work.report(f"{at_once} runs at once: seconds are those of runs beside each other.")
+        train_all(work, record)
     if record.planned:
         show_report(request.out, console, request.metric, request.target)
     if work.failures:
@@ -121,8 +108,23 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         raise DiffrlError("\n  - ".join([f"{count} run{'s' * (count > 1)} failed:", *work.failures]))
 
 
-def show_report(out: Path, console: Console, metric: str | None = None, target: float = 0.6) -> None:
-    """Read a comparison, write its table and figure and show the table.
+def show_report(
+    out: Path,
+    console: Console,
+    metric: str | None = None,
+    target: float = 0.6,
+    detect: float | None = None,
+    sd: float | None = None,
+) -> None:
+    """Read a comparison, write its table and figures and show the table.
+
+    Args:
+        out: directory of the comparison.
+        console: where to show.
+        metric: held-out reward that is compared; None = the first of the first configuration.
+        target: score whose cost is reported.
+        detect: difference of the metric; how many seeds would resolve it is told.
+        sd: of paired differences, for `detect`; None = the measured one.
 
     Raises:
         DiffrlError: no comparison there, or a run without the metric.
@@ -130,6 +132,77 @@ def show_report(out: Path, console: Console, metric: str | None = None, target: 
     comparison = collect(out, metric)
     write_report(comparison, out, target)
     print_report(console, comparison, target, out)
+    if detect is not None:
+        seeds_for(out, metric, detect, sd, console)
+
+
+def runs_at_once(jobs: int | None, budget: Budget, configs: Sequence[Config]) -> int:
+    """How many runs go on at once.
+
+    Args:
+        jobs: as asked for; None leaves it to the machine: its cores, but one on a GPU or for a budget in seconds.
+        budget: of each run.
+        configs: of the runs.
+
+    Raises:
+        ConfigError: several, though seconds are the budget.
+    """
+    if budget.kind == "seconds" and (jobs or 1) > 1:
+        raise ConfigError(
+            f"--jobs must be 1 where the budget is in seconds, for runs slow each other. Got {jobs}. Leave it out, or "
+            "give a budget in evaluations."
+        )
+    on_gpu = torch.cuda.is_available() and any(config.model.device != "cpu" for config in configs)
+    return jobs or (1 if on_gpu or budget.kind == "seconds" else cores())
+
+
+def choose_seeds(request: CompareRequest, console: Console) -> int:
+    """How many runs each configuration gets; with `detect` as many as resolve it, and never fewer than there are.
+
+    Raises:
+        ConfigError: seeds are given twice, or nothing tells how far seeds are apart.
+    """
+    if request.detect is None:
+        if request.sd is not None:
+            raise ConfigError("--sd belongs to --detect. Got no --detect. Add it, or remove --sd.")
+        return request.seeds or SEEDS
+    if request.seeds is not None:
+        raise ConfigError("--detect chooses the number of seeds. Got --seeds too. Remove one of them.")
+    earlier = Record.read(request.out).seeds if (request.out / STATE).is_file() else 0
+    return max(earlier, seeds_for(request.out, request.metric, request.detect, request.sd, console))
+
+
+def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, console: Console) -> int:
+    """How many seeds resolve a difference, told on the console.
+
+    Args:
+        out: a comparison, for the measured sd of paired differences.
+        metric: as in `CompareRequest`.
+        detect: the difference.
+        sd: of paired differences; None = the measured one.
+        console: where to tell.
+
+    Raises:
+        ConfigError: there is neither an sd nor a comparison that tells it, or it takes too many seeds.
+    """
+    told = "given"
+    if sd is None:
+        measured = measured_sd(collect(out, metric)) if (out / STATE).is_file() else None
+        if measured is None:
+            raise ConfigError(
+                f"--detect needs the sd of paired differences. Got no --sd, and {out} has not two configurations with "
+                "two seeds that differ. Give --sd, or compare with --seeds 5 first."
+            )
+        sd, (low, high) = measured[0], sd_interval(*measured)
+        told = f"measured on {measured[1]} seeds, which leaves {low:.2g} to {high:.2g}"
+    seeds = seeds_to_detect(detect, sd)
+    console.print(
+        f"A difference of {detect:g} takes {seeds} seeds (paired t-test, power {POWER:g}, level {ALPHA:g}, sd of "
+        f"paired differences {sd:.3g}, {told}).",
+        highlight=False,
+        markup=False,
+    )
+    return seeds
 
 
 def _plan(
@@ -171,128 +244,3 @@ def print_plan(console: Console, planned: dict[str, Planned], untimed: Sequence[
     for label in untimed:
         table.add_row(Text(label), "when timed", *["–"] * 4)
     console.print(table)
-
-
-def _time_all(
-    work: _Work, pairs: Sequence[tuple[Candidate, Config]], earlier: dict[str, Planned]
-) -> dict[str, float | None]:
-    """Seconds of an iteration of each configuration, by label; what was timed earlier is not timed again."""
-    seconds: dict[str, float | None] = {}
-    for candidate, config in pairs:
-        if candidate.label in earlier:
-            seconds[candidate.label] = earlier[candidate.label].iteration_seconds
-            continue
-        measured = _time_one(work, candidate, config)
-        if measured is not None:
-            work.report(f"{candidate.label}: {measured:.3f} s an iteration")
-            seconds[candidate.label] = measured
-    return seconds
-
-
-def _time_one(work: _Work, candidate: Candidate, config: Config) -> float | None:
-    """Seconds of one iteration, the median of a short run; None if that run failed."""
-    folder = work.out / candidate.folder
-    shutil.rmtree(folder / PROBE, ignore_errors=True)
-    short = changed(
-        config,
-        run={
-            "name": PROBE,
-            "dir": str(folder),
-            "iterations": PROBE_ITERATIONS,
-            "eval_every": None,
-            "checkpoint_every": PROBE_ITERATIONS,
-        },
-        train={"warmup_updates": 0},
-        eval={"samples": 1},
-        track={
-            "tensorboard": False,
-            "wandb": None,
-            "pictures_per_iteration": 0,
-            "pictures_per_evaluation": 0,
-            "trees": None,
-        },
-    )
-    if not _train(work, short, f"{candidate.label}: not timed"):
-        return None
-    rows = [row for row in read_metrics(folder / PROBE / "metrics.jsonl") if "cost/seconds" in row]
-    total = [row["cost/seconds"] for row in rows]
-    shutil.rmtree(folder / PROBE)
-    return float(statistics.median(after - before for before, after in list(pairwise(total))[1:]))
-
-
-def _train_all(work: _Work, record: Record) -> None:
-    """Seed after seed, so that a comparison that is cut short still compares, and a slow hour slows all alike."""
-    jobs = [(number, planned) for number in range(record.seeds) for planned in record.planned.values()]
-    for index, (number, planned) in enumerate(jobs, start=1):
-        name = f"[{index}/{len(jobs)}] {planned.candidate.label}, seed {number}"
-        config = planned.of_seed(number, work.out)
-        path = Path(config.run.dir) / config.run.name
-        there = (path / "summary.json").is_file()
-        if not _train(work, config, f"{planned.candidate.label}, seed {number}"):
-            work.report(f"{name}: failed")
-            continue
-        run, _ = read_run(path, number, config.eval.rewards[0].key)
-        took = "there already" if there else f"in {duration(run.curve[-1].seconds)} of training"
-        before, after = run.curve[0].score, run.curve[-1].score
-        work.report(f"{name}: {config.eval.rewards[0].key} {before:.3f} -> {after:.3f}, {took}")
-
-
-def _train(work: _Work, config: Config, what: str) -> bool:
-    """Train a run, go on with it, or leave it as it is if it has finished; whether it is finished now."""
-    path = Path(config.run.dir) / config.run.name
-    log, source = path.with_suffix(".log"), path.with_suffix(".yaml")
-    arguments = ["train", str(source)]
-    if (path / "config.yaml").is_file():
-        if not same_run(open_run_dir(path)[1], config):
-            work.failures.append(f"{what}: {path} is a run with another configuration. Move it away.")
-            return False
-        if (path / "summary.json").is_file():
-            return True
-        arguments = ["train", "--resume", str(path)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text(dump_config(config), encoding="utf-8")
-    code = _run_command(arguments, log)
-    if code == 0 and (path / "summary.json").is_file():
-        return True
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    work.failures.append(f"{what}: exit code {code}, {lines[-1] if lines else 'without a word'!r}. See {log}")
-    return False
-
-
-def _run_command(arguments: Sequence[str], log: Path) -> int:
-    """Run `diffrl` in a process of its own, its output appended to a log; its exit code.
-
-    It is in a session of its own, so that Ctrl-C comes to us alone. We ask it to stop once, it writes a checkpoint, and
-    we end after it; a second Ctrl-C ends it at once.
-    """
-    with log.open("ab") as output, _termination_raises():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "diffrl.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return process.wait()
-        except BaseException:
-            process.terminate()
-            try:
-                process.wait()
-            finally:
-                process.kill()
-            raise
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Inside, SIGTERM ends us as an exception, so that what we have started is ended too."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -6,38 +6,21 @@ Costs are those of training iterations alone; evaluations and checkpoints are le
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scipy.special import stdtrit
-
 from diffrl.errors import ConfigError, DiffrlError
+from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
+from diffrl.studies.compare.pairing import report_source, unpaired
+from diffrl.studies.compare.reported import ALIGNED, read_reported
+from diffrl.studies.compare.statistics import Estimate, mean_estimate
 from diffrl.tracking.metrics import read_metrics
 
 STATE = "state.json"
 COSTS = ("evaluations", "seconds")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One held-out evaluation.
-
-    Args:
-        iteration: of training, after which it was made.
-        evaluations: network evaluations spent on training until then; those with a gradient count twice.
-        seconds: wall seconds spent on training until then.
-        score: the metric.
-    """
-
-    iteration: int
-    evaluations: float
-    seconds: float
-    score: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +33,7 @@ class RunResult:
         iterations: of training.
         updates: of the optimiser.
         peak_memory_bytes: the most that its process held.
+        reported: (weights, guidance) -> the metric on the report split, see `reported.Reported`.
     """
 
     number: int
@@ -57,37 +41,16 @@ class RunResult:
     iterations: int
     updates: int
     peak_memory_bytes: int
+    reported: Mapping[tuple[str, float], float] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
-        """Score after training less the score before."""
+        """Score after training less the score before, on the curve's prompts."""
         return self.curve[-1].score - self.curve[0].score
 
     def cost_to(self, target: float, cost: str) -> float | None:
-        """Evaluations or seconds when the score first reached `target`, on straight lines between evaluations."""
-        if self.curve[0].score >= target:
-            return 0.0
-        for before, after in pairwise(self.curve):
-            if after.score >= target:
-                share = (target - before.score) / (after.score - before.score)
-                start, end = getattr(before, cost), getattr(after, cost)
-                return float(start + share * (end - start))
-        return None
-
-
-@dataclass(frozen=True)
-class Reached:
-    """When the runs of a configuration reached a score.
-
-    Args:
-        cost: mean over the runs; None if one of them did not get there.
-        missed: runs that did not.
-        runs: all.
-    """
-
-    cost: float | None
-    missed: int
-    runs: int
+        """Evaluations, seconds or iterations to a score, on the run's monotone curve; None if it is not reached."""
+        return cost_of_run(self.curve, target, cost)
 
 
 @dataclass(frozen=True)
@@ -109,14 +72,24 @@ class Arm:
     planned_as: Mapping[str, Any]
 
     @property
+    def guidance_scale(self) -> float:
+        """Of its held-out evaluations."""
+        return float(self.planned_as["config"]["eval"].get("guidance_scale", 1.0))
+
+    @property
+    def report(self) -> str | None:
+        """Source of the prompts of its final number; None without a world."""
+        return report_source(self.planned_as["config"])
+
+    @property
     def before(self) -> float:
         """Mean score before training."""
         return self.mean(lambda run: run.curve[0].score)
 
     @property
-    def after(self) -> float:
-        """Mean score after training."""
-        return self.mean(lambda run: run.curve[-1].score)
+    def after(self) -> Estimate:
+        """Score after training, on the prompts of the curve."""
+        return mean_estimate([run.curve[-1].score for run in self.runs])
 
     @property
     def gain(self) -> float:
@@ -128,11 +101,6 @@ class Arm:
         """Best score after training less the worst."""
         scores = [run.curve[-1].score for run in self.runs]
         return max(scores) - min(scores)
-
-    @property
-    def half_width(self) -> float | None:
-        """Half the width of the 95 % interval for the mean score after training; None for a single run."""
-        return t_half_width([run.curve[-1].score for run in self.runs])
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -148,29 +116,27 @@ class Arm:
         return self.mean(lambda run: getattr(run.curve[-1], cost))
 
     def cost_to(self, target: float, cost: str) -> Reached:
-        """Evaluations or seconds to a score; a mean over only the runs that got there would flatter, so there is none.
+        """Evaluations or seconds to a score, see `curves.cost_to`."""
+        return cost_to([run.curve for run in self.runs], target, cost)
+
+    def on_report(self, weights: str, guidance_scale: float) -> Estimate | None:
+        """The metric on the report split over the runs that were measured so; None if none was.
 
         Args:
-            target: the score.
-            cost: "evaluations" or "seconds".
+            weights: "aligned" or "base".
+            guidance_scale: 1 is off.
         """
-        found = [run.cost_to(target, cost) for run in self.runs]
-        got_there = [value for value in found if value is not None]
-        mean = statistics.fmean(got_there) if len(got_there) == len(found) else None
-        return Reached(mean, len(found) - len(got_there), len(found))
+        key = (weights, guidance_scale)
+        values = [run.reported[key] for run in self.runs if key in run.reported]
+        return mean_estimate(values) if values else None
 
-    def band(self, cost: str) -> tuple[list[float], list[float], list[float], list[float]]:
-        """Mean cost, then mean, lowest and highest score, after each iteration that every run was evaluated after."""
+    def band(self, cost: str) -> tuple[list[float], list[Estimate]]:
+        """Mean cost and score, both as measured, after each iteration that every run was evaluated after."""
         curves = [{point.iteration: point for point in run.curve} for run in self.runs]
         shared = sorted(set.intersection(*(set(curve) for curve in curves)))
         points = [[curve[iteration] for curve in curves] for iteration in shared]
-        scores = [[point.score for point in column] for column in points]
-        return (
-            [statistics.fmean(getattr(point, cost) for point in column) for column in points],
-            [statistics.fmean(column) for column in scores],
-            [min(column) for column in scores],
-            [max(column) for column in scores],
-        )
+        costs = [statistics.fmean(getattr(point, cost) for point in column) for column in points]
+        return costs, [mean_estimate([point.score for point in column]) for column in points]
 
 
 @dataclass(frozen=True)
@@ -182,20 +148,28 @@ class Comparison:
         budget: kind and amount that every run was given.
         arms: the configurations, in the order in which they were asked for.
         notes: what a reader of the numbers has to know.
+        paired: whether runs of one seed are pairs.
     """
 
     metric: str
     budget: Mapping[str, Any]
     arms: tuple[Arm, ...]
     notes: tuple[str, ...]
+    paired: bool = True
 
+    @property
+    def final(self) -> str | None:
+        """Source of the prompts of the final numbers: the report split, once every finished run has its number there.
 
-def t_half_width(values: Sequence[float]) -> float | None:
-    """Half the width of Student's 95 % interval for a mean, t(0.975, n - 1) * s / sqrt(n); None for one value."""
-    if len(values) < 2:
-        return None
-    quantile = float(stdtrit(len(values) - 1, 0.975))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+        None until then, and where there is no such split: the curve's last point stands in.
+        """
+        runs = [(run, arm) for arm in self.arms for run in arm.runs]
+        measured = all((ALIGNED, arm.guidance_scale) in run.reported for run, arm in runs)
+        return self.arms[0].report if runs and measured else None
+
+    def score(self, arm: Arm, run: RunResult) -> float:
+        """The final number of a run of an arm, see `final`."""
+        return run.curve[-1].score if self.final is None else run.reported[ALIGNED, arm.guidance_scale]
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -239,7 +213,7 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
             if not (path / "summary.json").is_file():
                 unfinished.append(str(number))
                 continue
-            run, unscored = read_run(path, number, metric)
+            run, unscored = read_run(path, number, metric, entry["config"])
             if unscored:
                 notes.append(f"{label}: seed {number} has no score in {unscored} of its evaluations.")
             runs.append(run)
@@ -249,7 +223,9 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
                 f"{label}: {len(unfinished)} of {state['seeds']} runs not finished and left out (seed {which})."
             )
         arms.append(Arm(label, entry["folder"], state["seeds"], tuple(runs), entry))
-    return Comparison(metric, state["budget"], tuple(arms), tuple(notes))
+    apart = unpaired({arm.label: arm.planned_as["config"] for arm in arms}, metric)
+    notes += [f"Runs of one seed are no pairs, and are not subtracted: {reason}" for reason in apart]
+    return Comparison(metric, state["budget"], tuple(arms), tuple(notes), not apart)
 
 
 def default_metric(state: Mapping[str, Any]) -> str:
@@ -258,8 +234,14 @@ def default_metric(state: Mapping[str, Any]) -> str:
     return str(first.get("label") or first["name"])
 
 
-def read_run(path: Path, number: int, metric: str) -> tuple[RunResult, int]:
+def read_run(path: Path, number: int, metric: str, config: Mapping[str, Any]) -> tuple[RunResult, int]:
     """A finished run, and how many of its evaluations have no score.
+
+    Args:
+        path: its directory.
+        number: of its seed.
+        metric: held-out reward.
+        config: of its arm, as JSON has it.
 
     Raises:
         DiffrlError: the run does not have the metric, or not what its iterations cost.
@@ -284,5 +266,7 @@ def read_run(path: Path, number: int, metric: str) -> tuple[RunResult, int]:
     )
     if not curve:
         raise DiffrlError(f"A run that is compared must have a score. None of {path}'s held-out samples got one.")
-    result = RunResult(number, curve, summary["iterations"], summary["updates"], summary["peak_memory_bytes"])
+    iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
+    finals = {(one.weights, one.guidance_scale): one.means[metric] for one in reported if metric in one.means}
+    result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals)
     return result, len(rows) - len(curve)

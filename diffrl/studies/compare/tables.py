@@ -1,8 +1,8 @@
-"""What a comparison leaves for people: results.json, table.md and figure.png, and its tables on the console."""
+"""What a comparison leaves for people: results.json, table.md and two figures, and its tables on the console."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.files import write_json
-from diffrl.studies.compare.results import COSTS, Arm, Comparison, Reached
+from diffrl.studies.compare.curves import Reached
+from diffrl.studies.compare.figures import draw, draw_differences
+from diffrl.studies.compare.pairs import Pair, pairs_of, power_line
+from diffrl.studies.compare.reported import ALIGNED, BASE
+from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.statistics import Estimate
 
-COLORS = (
-    "#0072B2",  # Okabe and Ito's palette, without its yellow, which is too pale for a line
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#E69F00",
-    "#000000",
-)
-DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)))
-"""Line styles; when the colours begin again, the next one tells their lines apart."""
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-SCORES = ("configuration", "runs", "before", "after", "spread", "gain")
+SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
+PAIR = ("pair", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")
+NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
+"""As many of these columns as fit a terminal."""
+
 NOTHING = "–"
 
 
 def write_report(comparison: Comparison, directory: str | Path, target: float) -> None:
-    """Write results.json, table.md and figure.png.
+    """Write results.json, table.md, figure.png and differences.png; without pairs there is no differences.png.
 
     Args:
         comparison: as `collect` read it.
@@ -44,6 +40,7 @@ def write_report(comparison: Comparison, directory: str | Path, target: float) -
     write_json(directory / "results.json", results(comparison, target))
     (directory / "table.md").write_text(markdown(comparison, target), encoding="utf-8")
     draw(comparison, directory / "figure.png", target)
+    draw_differences(comparison, directory / "differences.png")
 
 
 def results(comparison: Comparison, target: float) -> dict[str, Any]:
@@ -52,15 +49,27 @@ def results(comparison: Comparison, target: float) -> dict[str, Any]:
         "metric": comparison.metric,
         "budget": dict(comparison.budget),
         "target": target,
+        "final": comparison.final,
         "configurations": [
             {
                 **arm.planned_as,
                 "runs_planned": arm.planned,
-                "runs": [asdict(run) for run in arm.runs],
+                "runs": [
+                    asdict(run)
+                    | {
+                        "reported": [
+                            {"weights": w, "guidance_scale": g, "score": score}
+                            for (w, g), score in run.reported.items()
+                        ]
+                    }
+                    for run in arm.runs
+                ],
                 "summary": _summary(arm, target) if arm.runs else None,
             }
             for arm in comparison.arms
         ],
+        "pairs": [asdict(pair) | {"unseen": pair.unseen, "finding": pair.finding} for pair in pairs_of(comparison)],
+        "power": power_line(comparison),
         "notes": list(comparison.notes),
     }
 
@@ -68,8 +77,8 @@ def results(comparison: Comparison, target: float) -> dict[str, Any]:
 def _summary(arm: Arm, target: float) -> dict[str, Any]:
     return {
         "before": arm.before,
-        "after": arm.after,
-        "half_width": arm.half_width,
+        "after": arm.after.mean,
+        "half_width": arm.after.half_width,
         "spread": arm.spread,
         "gain": arm.gain,
         "peak_memory_bytes": arm.peak_memory_bytes,
@@ -91,20 +100,28 @@ def _row(arm: Arm, target: float) -> dict[str, str]:
     }
     if not arm.runs:
         return row
-    interval = "" if arm.half_width is None else f" ± {arm.half_width:.3f}"
     return row | {
         "before": f"{arm.before:.3f}",
-        "after": f"{arm.after:.3f}{interval}",
+        "after": mean_text(arm.after),
         "spread": f"{arm.spread:.3f}" if len(arm.runs) > 1 else NOTHING,
         "gain": f"{arm.gain:+.3f}",
+        "report": mean_text(arm.on_report(ALIGNED, arm.guidance_scale)),
         "iterations": f"{arm.mean(lambda run: run.iterations):,.0f}",
         "updates": f"{arm.mean(lambda run: run.updates):,.0f}",
         "evaluations": f"{arm.cost('evaluations'):,.0f}",
         "seconds": f"{arm.cost('seconds'):,.1f}",
         "peak memory": f"{arm.peak_memory_bytes / 2**30:.2f} GiB",
-        target_columns(target)[0]: _reached(arm.cost_to(target, "evaluations"), ",.0f"),
-        target_columns(target)[1]: _reached(arm.cost_to(target, "seconds"), ",.1f"),
+        target_columns(target)[0]: cost_text(arm.cost_to(target, "evaluations"), ",.0f"),
+        target_columns(target)[1]: cost_text(arm.cost_to(target, "seconds"), ",.1f"),
     }
+
+
+def mean_text(estimate: Estimate | None) -> str:
+    """0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
+    if estimate is None:
+        return NOTHING
+    half = estimate.half_width
+    return f"{estimate.mean:.3f}" if half is None else f"{estimate.mean:.3f} ± {half:.3f}"
 
 
 def target_columns(target: float) -> tuple[str, str]:
@@ -112,22 +129,68 @@ def target_columns(target: float) -> tuple[str, str]:
     return f"evaluations to {target:g}", f"seconds to {target:g}"
 
 
-def _reached(reached: Reached, form: str) -> str:
-    if reached.cost is not None:
+def cost_text(reached: Reached, form: str) -> str:
+    """2,000 (1,200 to 2,900); an end beyond the budget is "more"."""
+    if reached.cost is None:
+        return f"reached by {reached.reached} of {reached.runs}"
+    if reached.low is None:
         return format(reached.cost, form)
-    return f"not reached ({reached.missed} of {reached.runs})"
+    high = "more" if reached.high is None else format(reached.high, form)
+    return f"{reached.cost:{form}} ({reached.low:{form}} to {high})"
+
+
+def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
+    """One row a pair, as text: column -> cell."""
+    rows = []
+    for pair in pairs:
+        d = pair.difference
+        known = d.low is not None and d.high is not None and d.p is not None and pair.p_holm is not None
+        tested = (f"{d.low:+.3f} to {d.high:+.3f}", f"{d.p:.2g}", f"{pair.p_holm:.2g}") if known else (NOTHING,) * 3
+        cells = (f"{pair.second} less {pair.first}", str(d.n), f"{d.mean:+.3f}", *tested, pair.finding)
+        rows.append(dict(zip(PAIR, cells, strict=True)))
+    return rows
+
+
+def guidance_rows(comparison: Comparison) -> list[dict[str, str]]:
+    """One row a configuration on the report split: base and aligned, at every guidance that was measured.
+
+    The model before alignment is the same for every seed and is measured once.
+    """
+    keys = sorted({key for arm in comparison.arms for run in arm.runs for key in run.reported}, key=_order)
+    if not keys:
+        return []
+    rows = []
+    for arm in comparison.arms:
+        cells = {guidance_column(*key): mean_text(arm.on_report(*key)) for key in keys}
+        rows.append({"configuration": arm.label} | cells)
+    return rows
+
+
+def _order(key: tuple[str, float]) -> tuple[bool, float]:
+    return key[0] != BASE, key[1]
+
+
+def guidance_column(weights: str, guidance_scale: float) -> str:
+    """The name of a column: "aligned", or "aligned + CFG 3"."""
+    return weights if guidance_scale == 1 else f"{weights} + CFG {guidance_scale:g}"
 
 
 def markdown(comparison: Comparison, target: float) -> str:
-    """The table with what its columns mean below."""
-    rows = table_rows(comparison, target)
+    """The tables with what their columns mean below."""
+    sections = [_markdown_table(table_rows(comparison, target))]
+    if pairs := pairs_of(comparison):
+        sections.append(f"Paired differences of held-out {comparison.metric}:\n\n{_markdown_table(pair_rows(pairs))}")
+    if rows := guidance_rows(comparison):
+        source = next((arm.report for arm in comparison.arms if arm.report), "")
+        sections.append(f"Held-out {comparison.metric} on {source}:\n\n{_markdown_table(rows)}")
+    return "\n\n".join([*sections, "\n".join(captions(comparison))]) + "\n"
+
+
+def _markdown_table(rows: Sequence[dict[str, str]]) -> str:
     columns = list(rows[0])
-    lines = [
-        "| " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * (len(columns) - 1),
-        *("| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows),
-    ]
-    return "\n".join([*lines, "", *captions(comparison)]) + "\n"
+    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+    lines += ["| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
 
 
 def _escaped(cell: str) -> str:
@@ -135,117 +198,70 @@ def _escaped(cell: str) -> str:
 
 
 def captions(comparison: Comparison) -> list[str]:
-    """What the numbers are, and what they leave out."""
+    """What the numbers are, and what they leave out; the line on power stands by itself."""
     several = any(len(arm.runs) > 1 for arm in comparison.arms)
-    seeds = " ± is the 95 % t-interval of the mean, spread is best seed less worst." if several else ""
+    seeds = " ± is the 95 % t-interval of the mean over seeds, spread is best seed less worst." if several else ""
     return [
         f"Held-out {comparison.metric}, mean over seeds.{seeds} Budget of a run: "
         f"{comparison.budget['amount']:,g} {comparison.budget['kind']}. Evaluations are those of the network in "
-        "training iterations, twice those with a gradient; seconds are those of training iterations. A score counts as "
-        "reached once every seed has reached it, else the seeds that have not are counted.",
-        *comparison.notes,
+        "training iterations, twice those with a gradient; seconds are those of training iterations. The cost of a "
+        "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
+        "its 95 % interval holds it; a score that some seed never reached has no cost.",
+        "",
+        final_line(comparison),
+        "",
+        power_line(comparison),
+        *(["", *comparison.notes] if comparison.notes else []),
     ]
 
 
+def final_line(comparison: Comparison) -> str:
+    """Which prompts the final numbers are of."""
+    if comparison.final is not None:
+        return (
+            f"Final numbers, and differences, are of {comparison.final}, which nothing was chosen by; before, "
+            "after and costs are of the prompts that settings are chosen by. Intervals are over seeds of training, for "
+            "these prompts and this noise."
+        )
+    return (
+        "Final numbers, and differences, are of the prompts of the curve: not every run has been measured on a report "
+        "split, or there is none."
+    )
+
+
 def print_report(console: Console, comparison: Comparison, target: float, directory: Path) -> None:
-    """Tables that fit a terminal: scores, what the runs cost, what the target cost."""
+    """Tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance; then the power."""
     rows = table_rows(comparison, target)
     for title, columns in (
-        (f"Held-out {comparison.metric}", SCORES),
+        (f"Held-out {comparison.metric}", SCORES[:-1]),
         ("Cost of a run", ("configuration", *SIZES)),
         ("Cost of a score", ("configuration", *target_columns(target))),
     ):
         console.print(_table(title, columns, rows))
-    for note in comparison.notes:
-        console.print(note, highlight=False, markup=False)
+    if pairs := pairs_of(comparison):
+        console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
+    if guided := guidance_rows(comparison):
+        console.print(_table("On the report split", list(guided[0]), guided))
+    for line in (final_line(comparison), power_line(comparison), *comparison.notes):
+        console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison lies in {directory}", highlight=False, markup=False, soft_wrap=True)
-    for name, what in (
-        ("table.md", "these numbers, and what they mean"),
-        ("figure.png", "score against cost"),
-        ("results.json", "everything, every run's curve too"),
-    ):
-        console.print(f"  {name:<13} {what}", highlight=False)
+    for name, what in _files(bool(pairs)):
+        console.print(f"  {name:<15} {what}", highlight=False)
+
+
+def _files(pairs: bool) -> Iterable[tuple[str, str]]:
+    yield "table.md", "these numbers, and what they mean"
+    yield "figure.png", "score against cost"
+    if pairs:
+        yield "differences.png", "paired differences with their intervals"
+    yield "results.json", "everything, every run's curve too"
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
-        left = column == "configuration"
+        left = column == columns[0]
         table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=14 if left else None)
     for row in rows:
         table.add_row(*(Text(row[column]) for column in columns))
     return table
-
-
-def draw(comparison: Comparison, destination: Path, target: float | None = None) -> None:
-    """Draw the score against both costs: the mean over seeds, with a band from the worst seed to the best; PNG.
-
-    Args:
-        comparison: as `collect` read it.
-        destination: PNG file.
-        target: drawn as a dotted line.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    legend_rows = -(-len(comparison.arms) // _legend_columns(comparison))
-    figure = Figure(figsize=(10.0, 3.9 + 0.22 * legend_rows), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, cost in zip(panels, COSTS, strict=True):
-        lines = [_draw_arm(axes, arm, cost, index) for index, arm in enumerate(comparison.arms) if arm.runs]
-        if target is not None:
-            axes.axhline(target, color="#7b8794", linewidth=0.9, linestyle=":", zorder=1)
-        _dress(axes)
-    panels[0].set_xlabel("network evaluations in training")
-    panels[1].set_xlabel("seconds of training")
-    panels[0].set_ylabel(f"held-out {comparison.metric}".replace("$", r"\$"))
-    labels = [arm.label.replace("$", r"\$") for arm in comparison.arms if arm.runs]  # two $ would be a formula
-    if labels:
-        columns = _legend_columns(comparison)
-        figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-    figure.savefig(destination)
-
-
-def _draw_arm(axes: Any, arm: Arm, cost: str, index: int) -> Any:
-    costs, mean, low, high = arm.band(cost)
-    color = COLORS[index % len(COLORS)]
-    if len(arm.runs) > 1:
-        axes.fill_between(costs, low, high, color=color, alpha=0.13, linewidth=0, zorder=2)
-    (line,) = axes.plot(
-        costs,
-        mean,
-        color=color,
-        linestyle=DASHES[index // len(COLORS) % len(DASHES)],
-        linewidth=1.8,
-        marker=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],
-        markersize=4.5,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-        clip_on=False,
-        zorder=3,
-    )
-    return line
-
-
-def _dress(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.22)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _short(value: float) -> str:
-    """250000 as 250k."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
-
-
-def _legend_columns(comparison: Comparison) -> int:
-    """As many as fit below the panels beside each other."""
-    longest = max((len(arm.label) for arm in comparison.arms), default=1)
-    return max(1, min(4, len(comparison.arms), 130 // (longest + 7)))

@@ -1,0 +1,94 @@
+"""Final numbers of a run: the rows on the report split that `diffrl evaluate` has written down in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import DiffrlError
+from diffrl.studies.compare.pairing import report_source
+
+EVALUATIONS = "evaluations.jsonl"
+BASE, ALIGNED = "base", "aligned"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One row: a mean on the report split.
+
+    Args:
+        weights: "aligned", or "base" before alignment.
+        guidance_scale: 1 is off.
+        prompts: their source.
+        n: samples that could be scored.
+        means: by reward, and "reward/part".
+        digest: of the weights, sha256.
+    """
+
+    weights: str
+    guidance_scale: float
+    prompts: str
+    n: int
+    means: Mapping[str, float]
+    digest: str | None
+
+
+def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tuple[Reported, ...]:
+    """The rows of a finished run that count: on the report split, of the last iteration, drawn as its evaluations were.
+
+    Args:
+        run: its directory.
+        config: of the run, as JSON has it.
+        iterations: of its training.
+
+    Returns:
+        The newest row of each weights and guidance; others, of other samples or steps say, are left aside.
+
+    Raises:
+        DiffrlError: the file is damaged.
+    """
+    path, source, settings = run / EVALUATIONS, report_source(config), config["eval"]
+    if source is None or not path.is_file():
+        return ()
+    wanted = {
+        "prompts": source,
+        "steps": settings.get("steps"),
+        "solver": settings.get("solver"),
+        "noise_seed": settings.get("seed"),
+    }
+    found: dict[tuple[str, float], Reported] = {}
+    for row in _rows(path):
+        of_end = row.get("iteration") == (iterations if row.get("weights") == ALIGNED else 0)
+        whole = row.get("n", 0) + row.get("failed", 0) == settings.get("samples")
+        if of_end and whole and all(row.get(key) == value for key, value in wanted.items()):
+            names = ("weights", "guidance_scale", "prompts", "n", "means", "digest")
+            one = Reported(**{name: row[name] for name in names})
+            found[one.weights, one.guidance_scale] = one
+    return tuple(found.values())
+
+
+def _rows(path: Path) -> Iterable[dict[str, Any]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DiffrlError(f"{path}, line {number} is damaged: {error}. Remove that line.") from error
+        if isinstance(row, dict):
+            yield row
+
+
+def missing(found: Sequence[Reported], guidances: Sequence[float], with_base: bool) -> tuple[list[float], bool]:
+    """What is still to be measured of a run: the guidances, and whether of its model before alignment too.
+
+    Args:
+        found: what has been measured.
+        guidances: that are wanted.
+        with_base: whether the model before alignment is wanted.
+    """
+    have = {(one.weights, one.guidance_scale) for one in found}
+    base = [scale for scale in guidances if with_base and (BASE, scale) not in have]
+    aligned = [scale for scale in guidances if (ALIGNED, scale) not in have]
+    return list(dict.fromkeys([*aligned, *base])), bool(base)

@@ -1,0 +1,117 @@
+"""Paired intervals, tests and their power: against scipy, all permutations, printed tables and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from diffrl.studies.compare.statistics import (
+    detectable,
+    holm,
+    mean_estimate,
+    paired_difference,
+    pairs_needed,
+    power_of,
+    sd_interval,
+)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 31])
+def test_paired_difference_is_scipys(n):
+    generator = np.random.default_rng(n)
+    common = generator.normal(0.7, 0.2, n)
+    first, second = common + generator.normal(0, 0.05, n), common + generator.normal(0.03, 0.05, n)
+    found, oracle = paired_difference(second.tolist(), first.tolist()), stats.ttest_rel(second, first)
+    interval = oracle.confidence_interval(0.95)
+    assert (found.n, found.mean) == (n, pytest.approx((second - first).mean()))
+    assert (found.p, found.low, found.high) == pytest.approx((oracle.pvalue, interval.low, interval.high), rel=1e-9)
+    assert found.half_width == pytest.approx((interval.high - interval.low) / 2)
+    assert found.resolved == (oracle.pvalue < 0.05)
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.3027), (6, 2.5706), (11, 2.2281), (31, 2.0423)])
+def test_interval_has_the_quantiles_of_printed_tables(count, quantile):
+    values = [0.0] * (count - 1) + [1.0]
+    standard_error = math.sqrt((1 - 1 / count) / (count - 1) / count)  # of one 1 among zeros
+    assert mean_estimate(values).half_width == pytest.approx(quantile * standard_error, rel=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.03, 0.06])
+def test_p_value_is_near_that_of_all_exchanges_of_sign(shift):
+    differences = np.random.default_rng(11).normal(shift, 0.05, 13)
+    signs = np.array(list(itertools.product((-1, 1), repeat=13)))
+    means = np.abs(signs @ differences)
+    exact = float((means >= abs(differences.sum()) - 1e-12).mean())
+    assert mean_estimate(differences.tolist()).p == pytest.approx(exact, abs=0.02)
+
+
+def test_intervals_hold_the_truth_95_times_in_100():
+    generator = np.random.default_rng(5)
+    n, truth, studies = 5, 0.04, 4000
+    common = generator.normal(0.5, 0.3, (studies, n))  # what seeds share is far larger than what differs, and drops out
+    second, first = (
+        common + generator.normal(truth, 0.03, (studies, n)),
+        common + generator.normal(0, 0.02, (studies, n)),
+    )
+    found = [paired_difference(a.tolist(), b.tolist()) for a, b in zip(second, first, strict=True)]
+    covered = sum(one.low <= truth <= one.high for one in found) / studies
+    assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / studies))
+
+
+def test_a_single_pair_and_equal_differences():
+    one = paired_difference([0.7], [0.5])
+    assert (one.n, one.mean, one.low, one.p, one.half_width) == (1, pytest.approx(0.2), None, None, None)
+    assert not one.resolved
+    same, shifted = paired_difference([0.25, 0.5], [0.25, 0.5]), paired_difference([0.75, 1.0], [0.25, 0.5])
+    assert (same.p, same.resolved, shifted.p, shifted.resolved) == (1.0, False, 0.0, True)
+    for second, first in (([0.1, 0.2], [0.1]), ([], [])):
+        with pytest.raises(ValueError):
+            paired_difference(second, first)
+
+
+@pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15)])
+def test_pairs_needed_are_those_of_cohens_tables(effect, pairs):
+    """Small, medium and large effects; power .8, level .05, two-sided, as G*Power prints them too."""
+    assert pairs_needed(effect, 1.0) == pairs == pairs_needed(effect * 0.03, 0.03)
+    assert power_of(pairs, effect, 1.0) >= 0.8 > power_of(pairs - 1, effect, 1.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 17])
+def test_detectable_differences_are_found_in_80_of_100_simulated_studies(n):
+    generator, studies, sd = np.random.default_rng(n), 20_000, 0.03
+    differences = generator.normal(detectable(n, sd), sd, (studies, n))
+    found = stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / studies))
+
+
+def test_power_without_a_difference_is_the_level():
+    assert power_of(5, 0.0, 1.0) == pytest.approx(0.05)
+    assert detectable(7, 0.0) == 0.0 and pairs_needed(0.01, 0.0) == 2
+    with pytest.raises(ValueError, match="more than"):
+        pairs_needed(1e-6, 1.0)
+
+
+def test_holm():
+    """The example of Holm's procedure by hand: 3 x .01, 2 x .02, then the greater of that and .04."""
+    assert holm([0.02, 0.01, 0.04]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_holm_keeps_false_claims_below_5_percent():
+    generator, studies = np.random.default_rng(3), 700
+    claimed = 0
+    for arms in generator.normal(0, 1, (studies, 4, 6)):
+        p_values = [paired_difference(a.tolist(), b.tolist()).p for a, b in itertools.combinations(arms, 2)]
+        claimed += min(holm(p_values)) < 0.05
+    assert claimed / studies < 0.05 + 4 * math.sqrt(0.05 * 0.95 / studies)
+
+
+def test_interval_of_a_standard_deviation_holds_it():
+    generator, n, studies = np.random.default_rng(7), 5, 4000
+    ends = [sd_interval(float(row.std(ddof=1)), n) for row in generator.normal(0, 2.0, (studies, n))]
+    covered = sum(low <= 2.0 <= high for low, high in ends) / studies
+    assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / studies))
