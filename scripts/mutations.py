@@ -198,7 +198,7 @@ MUTATIONS = [
         "objectives/test_nft.py",
     ),
     Mutation("objectives/noised.py", "1.0 - noisiest + noisiest", "noisiest", "objectives/test_forward.py"),
-    Mutation("objectives/dgpo.py", "advantage.where(counts, 0.0)", "advantage", "objectives/test_forward.py"),
+    Mutation("objectives/dgpo.py", "noisiest, shared=True)", "noisiest)", "objectives/test_forward.py"),
     Mutation(
         "objectives/crd.py", "taken.cell, taken.active)", "0 * taken.cell, taken.active)", "objectives/test_forward.py"
     ),

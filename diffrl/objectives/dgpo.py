@@ -27,7 +27,7 @@ class PreferenceExamples(States):
         cell: (M,) int64, equal for a prompt's samples at the same noise level.
         counts: (M,) bool, False for samples that are no part of their group.
         target: (M, ...) the velocity noise - clean.
-        advantage: (M,) float32, 0 for samples that do not count.
+        advantage: (M,) float32.
         old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
         reference_velocity: (M, ...) of the reference; zeros until `DGPO.compared`, and where it was not asked.
         weight: (M,) float32 of the unit's cell; 0 until `DGPO.compared`.
@@ -96,7 +96,6 @@ class DGPO:
         units = noised(rollout, self.seed, self.levels, self.noisiest, shared=True)
         device = units.prompt.device
         counts, advantage = (column[units.sample].to(device) for column in (credit.used, credit.outcome))
-        advantage = advantage.where(counts, 0.0)
         active = counts if self.kl > 0 else counts & (advantage != 0)
         velocity = asked(old, units.start, active & self.asks_old, micro_batch)
         unknown, weight = velocity.new_zeros(velocity.shape), advantage.new_zeros(advantage.shape)

@@ -88,6 +88,12 @@ def test_objectives_of_one_seed_see_the_same_noise(rollout, objective):
     assert torch.equal(found.latents, expected.latents) and torch.equal(found.sigma, expected.sigma)
 
 
+def test_dgpos_groups_share_levels_and_noise(rollout):
+    expected = noised(rollout, 11, 2, 0.7, shared=True)
+    found = examples_of(DGPO(11, levels=2, noisiest=0.7), rollout)
+    assert torch.equal(found.latents, expected.latents) and torch.equal(found.cell, expected.cell)
+
+
 @pytest.mark.parametrize(("objective", "trained"), [
     (AWM(1), [1, 1, 0, 1, 1, 0]), (AWM(1, kl=0.1), [1, 1, 1, 1, 1, 0]),
     (DGPO(1), [1, 1, 0, 1, 1, 0]), (DGPO(1, kl=0.1), [1, 1, 1, 1, 1, 0]), (CRD(1), [1, 1, 1, 1, 1, 0]),
