@@ -16,6 +16,9 @@ from reward_models.messages import closest, describe, quote
 OBJECTIVES: Mapping[str, str] = {
     "grpo": "diffrl.objectives.grpo:GRPO",
     "nft": "diffrl.objectives.nft:NFT",
+    "awm": "diffrl.objectives.awm:AWM",
+    "dgpo": "diffrl.objectives.dgpo:DGPO",
+    "crd": "diffrl.objectives.crd:CRD",
     "tilt": "diffrl.objectives.tilt:Tilt",
 }
 DYNAMICS: Mapping[str, str] = {

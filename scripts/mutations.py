@@ -192,7 +192,28 @@ MUTATIONS = [
     ),
     Mutation("objectives/grpo.py", "kept & (advantage != 0)", "kept", "objectives/test_grpo.py"),
     Mutation(
-        "objectives/nft.py", "(1.0 - level) * clean + level * noise", "clean + level * noise", "objectives/test_nft.py"
+        "objectives/noised.py",
+        "(1.0 - level) * clean + level * noise",
+        "clean + level * noise",
+        "objectives/test_nft.py",
+    ),
+    Mutation("objectives/noised.py", "1.0 - noisiest + noisiest", "noisiest", "objectives/test_forward.py"),
+    Mutation("objectives/dgpo.py", "noisiest, shared=True)", "noisiest)", "objectives/test_forward.py"),
+    Mutation(
+        "objectives/crd.py", "taken.cell, taken.active)", "0 * taken.cell, taken.active)", "objectives/test_forward.py"
+    ),
+    Mutation("functional/matching.py", "beta * group_mean(gained", "group_mean(gained", "functional/test_matching.py"),
+    Mutation(
+        "functional/matching.py",
+        "matching(v_old.detach()) - matching(v)",
+        "matching(v) - matching(v_old.detach())",
+        "functional/test_matching.py",
+    ),
+    Mutation(
+        "training/loop.py",
+        "index, policy, reference, micro_batch)",
+        "index[:1], policy, reference, micro_batch)",
+        "training/test_forward_training.py",
     ),
     Mutation(
         "objectives/tilt.py",

@@ -37,6 +37,16 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
     )
 
 
+def _groups_train_whole(train: TrainSettings, objective: Objective) -> str | None:
+    if not objective.whole_groups or train.updates_per_iteration <= objective.levels_per_sample:
+        return None
+    return (
+        f"train.updates_per_iteration must be <= objective.levels with objective.kind: {objective.kind}, of which an "
+        f"update trains whole groups, a noise level at least. Got {train.updates_per_iteration}, with levels="
+        f"{objective.levels_per_sample}. Lower updates_per_iteration or add levels."
+    )
+
+
 def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
     if not isinstance(rollout.stochastic, NoSteps):
         return None
@@ -141,9 +151,12 @@ def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective:
         return None
     if credit.reward == "outcome" and credit.prune.width is None and credit.prune.depth is None:
         return None
+    edges, instead = "", ", or choose another objective"
+    if isinstance(objective, NftSettings):
+        edges, instead = " and no objective.edges", ", or add objective.edges"
     return (
-        "credit.reward must be outcome, and credit.prune empty, with objective.kind: nft and no objective.edges: it "
-        f"trains whole samples, not steps. Got reward={show(credit.reward)}. Set them so, or add objective.edges."
+        f"credit.reward must be outcome, and credit.prune empty, with objective.kind: {objective.kind}{edges}: it "
+        f"trains whole samples, not steps. Got reward={show(credit.reward)}. Set them so{instead}."
     )
 
 
@@ -248,6 +261,7 @@ def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "objective"), _something_stochastic),
     (("rollout", "train", "objective"), _enough_to_train),
+    (("train", "objective"), _groups_train_whole),
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
     (("rollout", "train", "credit", "objective"), _splits_train),

@@ -66,6 +66,29 @@ class ObjectiveSettings(Section):
         return 0
 
     @property
+    def whole_groups(self) -> bool:
+        """Whether an update trains all samples of a prompt at a noise level, or none of them."""
+        return False
+
+    def asks_group(self, old_is_policy: bool) -> bool:
+        """Whether each update asks the policy once more, without gradient, to compare what a group trains on.
+
+        Args:
+            old_is_policy: see `Config.old_is_policy`.
+        """
+        return False
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether the model before alignment is asked for velocities."""
+        return float(getattr(self, "kl", 0.0)) > 0
+
+    @property
+    def samples_are_pulled(self) -> bool:
+        """Whether finished samples without advantage train too."""
+        return float(getattr(self, "kl", 0.0)) > 0
+
+    @property
     def lags(self) -> bool:
         """Whether the policy that draws the samples is kept apart from the trained one."""
         return False
@@ -135,13 +158,10 @@ class GrpoSettings(ObjectiveSettings):
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
 
-class NftSettings(ObjectiveSettings):
-    """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
+class SampleSettings(ObjectiveSettings):
+    """What the objectives have in common that train on finished samples, noised again."""
 
-    kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
-    beta: float = Field(
-        1.0, ge=1.0e-6, le=1.0e6, description="How far the two contrasted velocities lie from the old one."
-    )
+    kind: str
     kl: float = Field(
         1.0e-4,
         ge=0,
@@ -149,6 +169,9 @@ class NftSettings(ObjectiveSettings):
         description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
     )
     levels: int = Field(1, ge=1, le=1000, description="Noise levels at which each sample is trained.")
+    noisiest: float = Field(
+        1.0, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    )
     old_slope: float = Field(
         0.001,
         ge=0,
@@ -156,21 +179,11 @@ class NftSettings(ObjectiveSettings):
         description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
     )
     old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
-    edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
 
     @property
-    def losses(self) -> list[LossSettings]:
-        """See the base class; one of finished samples, and one of edges if asked for."""
-        nft = LossSettings("nft", 1.0, {"beta": self.beta, "kl": self.kl, "levels": self.levels})
-        if self.edges is None:
-            return [nft]
-        low, high = self.edges.clips
-        return [nft, LossSettings("grpo", self.edges.weight, {"clip_low": low, "clip_high": high})]
-
-    @property
-    def trains_steps(self) -> bool:
-        """See the base class; only with `edges`."""
-        return self.edges is not None
+    def options(self) -> dict[str, Any]:
+        """What every one of them is built with."""
+        return {"kl": self.kl, "levels": self.levels, "noisiest": self.noisiest}
 
     @property
     def trains_samples(self) -> bool:
@@ -191,10 +204,149 @@ class NftSettings(ObjectiveSettings):
         """See the base class; the rise of DiffusionNFT, arXiv 2509.16117."""
         return min(self.old_slope * updates, self.old_limit)
 
+
+class NftSettings(SampleSettings):
+    """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
+
+    kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
+    beta: float = Field(
+        1.0, ge=1.0e-6, le=1.0e6, description="How far the two contrasted velocities lie from the old one."
+    )
+    edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """See the base class; one of finished samples, and one of edges if asked for."""
+        nft = LossSettings("nft", 1.0, {"beta": self.beta, **self.options})
+        if self.edges is None:
+            return [nft]
+        low, high = self.edges.clips
+        return [nft, LossSettings("grpo", self.edges.weight, {"clip_low": low, "clip_high": high})]
+
+    @property
+    def trains_steps(self) -> bool:
+        """See the base class; only with `edges`."""
+        return self.edges is not None
+
     @property
     def clips(self) -> tuple[float, float] | None:
         """See the base class; those of `edges`."""
         return None if self.edges is None else self.edges.clips
+
+
+class AwmSettings(SampleSettings):
+    """AWM, advantage-weighted matching: the loss of pretraining on the policy's own samples, weighted by advantages."""
+
+    kind: Literal["awm"] = Field(description="Advantage-weighted matching, arXiv 2509.25050.")
+    levels: int = Field(6, ge=1, le=1000, description="Noise levels at which each sample is trained.")
+    noisiest: float = Field(
+        0.9, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    )
+    old_limit: float = Field(0.0, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    weighting: Literal["uniform", "sigma", "sigma_squared", "huber", "ghuber", "normalised"] = Field(
+        "ghuber",
+        description="Weight of the matching error; huber and ghuber damp large ones, normalised is DiffusionNFT's.",
+    )
+    power: float = Field(0.25, ge=1.0e-3, le=10, description="Power of ghuber. No effect with another weighting.")
+    clip: float = Field(1.0, ge=1.0e-6, le=1, description="The ratio counts within [1 - clip, 1 + clip].")
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        if self.weighting != "ghuber" and self.power != 0.25:
+            raise problems(
+                [
+                    f"objective.power must be left at 0.25 with objective.weighting: {self.weighting}, where it has no "
+                    f"effect. Got {show(self.power)}. Set weighting: ghuber or remove power."
+                ]
+            )
+        return self
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """See the base class; one, of finished samples."""
+        own = {"weighting": self.weighting, "power": self.power, "clip": self.clip}
+        return [LossSettings("awm", 1.0, {**own, **self.options})]
+
+
+class GroupSettings(SampleSettings):
+    """What the objectives have in common that compare a prompt's samples with each other in the update."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """See the base class; always so here."""
+        return True
+
+
+class DgpoSettings(GroupSettings):
+    """DGPO, direct group preference optimisation: a group's samples against each other, from the starting model."""
+
+    kind: Literal["dgpo"] = Field(description="Direct group preference optimisation, arXiv 2510.08425.")
+    kl: float = Field(1.0e-3, ge=0, le=1.0e6, description="Weight of mean |v - v_ref|^2; costs no evaluation here.")
+    levels: int = Field(4, ge=1, le=1000, description="Noise levels at which each group is trained.")
+    noisiest: float = Field(
+        0.6, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    )
+    old_limit: float = Field(0.3, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    beta: float = Field(
+        10.0, ge=1.0e-6, le=1.0e6, description="How soon a group weighs less once its better samples match better."
+    )
+    clip: float = Field(
+        0.05, ge=1.0e-6, lt=1, description="A sample trains while exp(d_old - d) is within [1 - clip, 1 + clip]."
+    )
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """See the base class; one, of finished samples."""
+        return [LossSettings("dgpo", 1.0, {"beta": self.beta, "clip": self.clip, **self.options})]
+
+    def asks_group(self, old_is_policy: bool) -> bool:
+        """See the base class; always so here."""
+        return True
+
+    @property
+    def asks_reference(self) -> bool:
+        """See the base class; the preference is measured from it."""
+        return True
+
+
+class CrdSettings(GroupSettings):
+    """CRD, centred reward distillation: rewards that the policy implies differ within a group as the given ones do."""
+
+    kind: Literal["crd"] = Field(description="Centred reward distillation, arXiv 2603.14128.")
+    kl: float = Field(
+        0.1,
+        ge=0,
+        le=1.0e6,
+        description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
+    )
+    levels: int = Field(20, ge=1, le=1000, description="Noise levels at which each sample is trained.")
+    noisiest: float = Field(
+        0.99, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    )
+    old_slope: float = Field(
+        0.005,
+        ge=0,
+        le=1,
+        description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
+    )
+    old_limit: float = Field(
+        0.999, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy."
+    )
+    beta: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Of the KL leash: implied rewards grow up to R / beta.")
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """See the base class; one, of finished samples."""
+        return [LossSettings("crd", 1.0, {"beta": self.beta, **self.options})]
+
+    def asks_group(self, old_is_policy: bool) -> bool:
+        """See the base class; not of the policy from which they are measured, where all implied rewards are 0."""
+        return not old_is_policy
+
+    @property
+    def samples_are_pulled(self) -> bool:
+        """See the base class; their implied rewards are to be alike too."""
+        return True
 
 
 class TiltSettings(ObjectiveSettings):
@@ -219,4 +371,4 @@ class TiltSettings(ObjectiveSettings):
         return True
 
 
-Objective = GrpoSettings | NftSettings | TiltSettings
+Objective = GrpoSettings | NftSettings | AwmSettings | DgpoSettings | CrdSettings | TiltSettings

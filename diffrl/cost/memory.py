@@ -161,7 +161,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
         "gradients": FLOAT32 * trained // share,
         "optimiser": ADAM_STATE_BYTES[config.train.optimizer] * trained // share,
         "moving average": FLOAT32 * trained // share if config.train.ema is not None else 0,
-        "reference": dtype * parts.network // share if o.kl > 0 and m.lora is None else 0,
+        "reference": dtype * parts.network // share if o.asks_reference and m.lora is None else 0,
         "frozen components": dtype * (parts.others + parts.tables)
         + (0 if "text_encoders" in m.offload else dtype * parts.text)
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-UNGRADED = ("explore", "rollout", "values", "old", "reference")
+UNGRADED = ("explore", "rollout", "values", "old", "group", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
 PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
 PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.memory import Memory, estimate_memory
+from diffrl.cost.meter import UNGRADED
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
@@ -74,7 +75,7 @@ class Plan:
     def training_cost(self) -> int:
         """Evaluations without gradient in training iterations, and twice those with; of the whole run."""
         counts = self.network_evaluations
-        return sum(counts[name] for name in ("explore", "rollout", "values", "old", "reference")) + 2 * counts["update"]
+        return sum(counts[name] for name in UNGRADED) + 2 * counts["update"]
 
     @property
     def iteration_cost(self) -> float:
@@ -158,9 +159,11 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
 
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     o = config.objective
-    nft = r.redrawn * o.levels_per_sample
-    trained = over_the_run(lambda one: nft + one.origins)
-    parts = [even_parts(n, t.updates_per_iteration) for n in (nft, first.origins) if n]
+    noised = r.redrawn * o.levels_per_sample
+    trained = over_the_run(lambda one: noised + one.origins)
+    together = r.redrawn if o.whole_groups else 1
+    dealt = [(noised // together, together), (first.origins, 1)]
+    parts = [tuple(size * n for n in even_parts(count, t.updates_per_iteration)) for count, size in dealt if count]
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = config.run.evaluations
@@ -174,9 +177,10 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": 0 if config.old_is_policy else nft * iterations,
+        "old": 0 if config.old_is_policy else noised * iterations,
+        "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
         "update": trained,
-        "reference": (nft * iterations if nft else trained) if config.objective.kl > 0 else 0,
+        "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,
     }
     pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
     scored = sum(
@@ -193,7 +197,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         samples=groups * r.tree.samples,
         stochastic_steps=r.steps_at(0),
         edges=groups * first.edges,
-        examples=groups * (nft + first.origins),
+        examples=groups * (noised + first.origins),
         updates=iterations * t.updates_per_iteration,
         examples_per_update=tuple(groups * share for share in shares),
         micro_batches=passes,

@@ -104,6 +104,16 @@ KNOWN: Sequence[Panel] = (
     Panel(
         "velocity_gap", UPDATE, "Velocity gap", ("update/velocity_gap",), "mean square", "policy against the old policy"
     ),
+    Panel("matching_error", UPDATE, "Matching error", ("update/matching_error",), "mean square", "of noised samples"),
+    Panel("group_weight", UPDATE, "Weight of a group", ("update/group_weight",), "", "DGPO: 1/2 at the start"),
+    Panel(
+        "implicit_reward",
+        UPDATE,
+        "Implied reward",
+        ("update/implicit_reward", "update/reward_gap"),
+        "",
+        "CRD: what the policy implies, and what it misses",
+    ),
     Panel(
         "direction",
         UPDATE,

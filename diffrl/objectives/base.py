@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -140,3 +140,46 @@ class Objective(Protocol[Some]):
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """Before any update: by how much each recorded step's ratio differs from 1, as (step, error), by step."""
         ...
+
+
+@runtime_checkable
+class GroupObjective(Protocol):
+    """An objective beside `Objective` whose terms depend on what the policy makes of their whole group.
+
+    Its examples have `cell`, (M,) int64: units of one cell are compared with each other, and train in one update.
+    """
+
+    @property
+    def group_evaluations(self) -> int:
+        """Network evaluations without gradient that `compared` asks for, of each active unit."""
+        ...
+
+    def compared(
+        self, examples: Any, index: Tensor, policy: Velocity, reference: Velocity | None, micro_batch: int
+    ) -> Any:
+        """The examples, of which the units at `index` know what their loss needs of their group.
+
+        Args:
+            examples: of the iteration.
+            index: (B,) int64 units of the update that comes next, whole cells.
+            policy: velocities, without gradient, of the weights that this update starts from.
+            reference: the reference policy's, without gradient.
+            micro_batch: evaluations a call.
+        """
+        ...
+
+
+def asked(velocity: Velocity, start: tuple[Tensor, Tensor, Tensor], active: Tensor, micro_batch: int) -> Tensor:
+    """Velocities (M, ...) of the units that are active, zeros for the others.
+
+    Args:
+        velocity: is asked in calls of at most `micro_batch`.
+        start: latents (M, ...), sigma (M,), prompt rows (M,).
+        active: (M,) bool.
+        micro_batch: evaluations a call.
+    """
+    found = torch.zeros_like(start[0])
+    index = torch.nonzero(active).flatten()
+    for part in index.split(micro_batch) if len(index) else ():
+        found[part] = velocity(*(column[part] for column in start))
+    return found

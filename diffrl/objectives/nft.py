@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from diffrl.functional.losses import nft_loss, optimality, velocity_kl
-from diffrl.objectives.base import RunContext, States
+from diffrl.objectives.base import RunContext, States, asked
+from diffrl.objectives.noised import noised
 from diffrl.records import Credit, Rollout
-from diffrl.rollout.address import Address, Purpose
 from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.noise import generator_at, noise_at
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,7 @@ class NFT:
         beta: how far the contrasted velocities lie from the old one.
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each sample.
+        noisiest: they lie in [1 - noisiest, 1].
         old_is_policy: the policy that drew the samples is the one that is trained, and every example is used before it
             changes; then v_old is its own velocity, without gradient, and costs no evaluation.
     """
@@ -53,11 +51,12 @@ class NFT:
     beta: float = 1.0
     kl: float = 0.0
     levels: int = 1
+    noisiest: float = 1.0
     old_is_policy: bool = False
 
     @classmethod
     def build(cls, context: RunContext, **options: Any) -> NFT:
-        """Of a run; options are beta, kl and levels."""
+        """Of a run; options are beta, kl, levels and noisiest."""
         return cls(context.seed, old_is_policy=context.old_is_policy, **options)
 
     @property
@@ -79,43 +78,12 @@ class NFT:
         self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
     ) -> NoisedExamples:
         """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
-        device = rollout.latents.device
-        sample = torch.arange(len(rollout)).repeat_interleave(self.levels)
-        sigma, noise = self._noise(rollout)
-        sigma, noise, clean = sigma.to(device), noise.to(device), rollout.latents[sample.to(device)]
-        level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
-        latents = (1.0 - level) * clean + level * noise
-        prompt = rollout.forest.sample_prompt[sample].to(device)
-        active = credit.used[sample] if self.needs_reference else (credit.used & (credit.outcome != 0))[sample]
-        active = active.to(device)
-        velocity = torch.zeros_like(latents)
-        asked = torch.nonzero(active).flatten() if self.asks_old else active.new_empty(0, dtype=torch.int64)
-        for index in asked.split(micro_batch) if len(asked) else ():
-            velocity[index] = old(latents[index], sigma[index], prompt[index])
-        r = optimality(credit.outcome)[sample].to(device)
-        return NoisedExamples(latents, sigma, prompt, active, clean, r, velocity)
-
-    def _noise(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Noise levels (M,), evenly spread over each prompt's samples and uniform for each one, and noise (M, ...)."""
-        batch, prompts = rollout.batch, rollout.forest.sample_prompt.tolist()
-        place: dict[int, int] = {}
-        addresses, own = [], []
-        for row in prompts:
-            index = place[row] = place.get(row, -1) + 1
-            own.append(index)
-            address = Address("nft", self.seed, batch.iteration, batch.groups[row], index)
-            addresses += [address.child(level) for level in range(self.levels)]
-        sigmas = np.empty(len(addresses), dtype=np.float32)
-        for row, group in enumerate(batch.groups):
-            mine = [i for i, prompt in enumerate(prompts) if prompt == row]
-            count = len(mine) * self.levels
-            generator = generator_at(self.seed, batch.iteration, group, Purpose.NOISE_LEVELS)
-            strata = (generator.permutation(count) + generator.random(count)) / max(count, 1)
-            for position, i in enumerate(mine):
-                for level in range(self.levels):
-                    sigmas[i * self.levels + level] = strata[position * self.levels + level]
-        shape = tuple(rollout.latents.shape[1:])
-        return torch.from_numpy(sigmas).clamp(1e-3, 1.0), noise_at(addresses, shape)
+        units = noised(rollout, self.seed, self.levels, self.noisiest)
+        active = credit.used if self.needs_reference else credit.used & (credit.outcome != 0)
+        active = active[units.sample].to(units.prompt.device)
+        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        r = optimality(credit.outcome)[units.sample].to(units.prompt.device)
+        return NoisedExamples(*units.start, active, units.clean, r, velocity)
 
     def loss(
         self, examples: NoisedExamples, policy: Velocity, reference: Velocity | None

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from diffrl.cost.meter import PhaseClock
 from diffrl.cost.process_memory import peak_bytes
@@ -20,7 +21,7 @@ from diffrl.data.worlds import noise_stream
 from diffrl.distributed.ranks import sum_ranks
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
-from diffrl.objectives.base import Examples
+from diffrl.objectives.base import Examples, GroupObjective
 from diffrl.records import Iteration, PromptBatch, Rollout
 from diffrl.rollout.denoise import Velocity, velocity_of
 from diffrl.training.crediting import Crediting
@@ -150,11 +151,15 @@ class Trainer:
         c, s = self.config, self.session
         self._count_skipped(examples)
         reference = reference_of(s.policy, metered(s.meter, "reference", predict))
-        shares = [minibatches(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed) for e in examples]
+        shares = [
+            minibatches(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed, getattr(e, "cell", None))
+            for e in examples
+        ]
         gradients, rates, left_out, trained = [], [], 0, 0
         for share in zip(*shares, strict=True):
             rate = self.learning_rate()
             set_learning_rate(s.optimizer, rate)
+            examples = self.compared(examples, share, predict, reference)
             with s.meter.purpose("update"):
                 gradient = accumulate_gradient(
                     self.accelerator,
@@ -191,11 +196,25 @@ class Trainer:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics
 
+    def compared(
+        self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Velocity, reference: Velocity
+    ) -> list[Examples]:
+        """Before an update: what losses over whole groups need to know of its units, without gradient."""
+        policy = metered(self.session.meter, "group", torch.no_grad()(predict))
+        micro_batch = self.config.rollout.micro_batch
+        return [
+            loss.objective.compared(own, index, policy, reference, micro_batch)
+            if isinstance(loss.objective, GroupObjective)
+            else own
+            for loss, own, index in zip(self.session.losses, examples, share, strict=True)
+        ]
+
     def _count_skipped(self, examples: Sequence[Examples]) -> None:
-        """Evaluations that inactive units would have cost: of the policy, of the old one, of the reference."""
+        """Evaluations that inactive units would have cost, of whichever network the objective asks."""
         guided = self.config.model.facts.calls_per_step(self.config.rollout.guidance_scale)
         for loss, own in zip(self.session.losses, examples, strict=True):
-            each = 1 + loss.objective.asks_old + loss.objective.needs_reference
+            grouped = loss.objective.group_evaluations if isinstance(loss.objective, GroupObjective) else 0
+            each = 1 + loss.objective.asks_old + loss.objective.needs_reference + grouped
             self.session.meter.skipped += int((~own.active).sum()) * each * guided
 
     def learning_rate(self) -> float:

@@ -118,7 +118,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
         adapter,
         config.model.adapters,
         config.run.seed,
-        keep_reference=config.objective.kl > 0,
+        keep_reference=config.objective.asks_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
         to_be_sharded=sharded,
     )

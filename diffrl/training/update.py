@@ -58,7 +58,9 @@ class Gradient:
     joined: int = 0
 
 
-def minibatches(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> list[Tensor]:
+def minibatches(
+    prompt: Tensor, batch: PromptBatch, updates: int, seed: int, cell: Tensor | None = None
+) -> list[Tensor]:
     """Which units each update trains on: every unit once, each update an equal share of every prompt.
 
     The shuffle is keyed by the prompt's group id, so it does not depend on how prompts are spread over ranks.
@@ -68,6 +70,7 @@ def minibatches(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> 
         batch: the prompts.
         updates: number of shares.
         seed: of the run.
+        cell: (M,) int64; units of one cell, which all belong to one prompt, stay together. None = each is its own.
 
     Returns:
         `updates` tensors of rows, int64, disjoint, on the device of `prompt`.
@@ -75,9 +78,12 @@ def minibatches(prompt: Tensor, batch: PromptBatch, updates: int, seed: int) -> 
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
     for row, group in enumerate(batch.groups):
         own = torch.nonzero(prompt == row).flatten()
-        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(len(own))
+        place = torch.arange(len(own), device=own.device) if cell is None else cell[own].unique(return_inverse=True)[1]
+        count = int(place.max()) + 1 if len(own) else 0
+        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(count)
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
-            share.append(own[torch.from_numpy(part).to(own.device)])
+            dealt = torch.from_numpy(part).to(own.device)
+            share.append(own[dealt] if cell is None else own[torch.isin(place, dealt)])
     return [torch.cat(share) for share in shares]
 
 

@@ -51,7 +51,7 @@ def trained_samples(objective: Objective, credit: Credit) -> Tensor:
     """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
     if not objective.trains_samples:
         return torch.zeros_like(credit.used)
-    return credit.used if objective.kl > 0 else credit.used & (credit.outcome != 0)
+    return credit.used if objective.samples_are_pulled else credit.used & (credit.outcome != 0)
 
 
 def sketch(

@@ -26,7 +26,7 @@ BASES = ("quickstart.yaml", "tiny-wan/quickstart.yaml", *(
     f"tiny-sd3/{name}.yaml"
     for name in (
         "lora", "diffrl", "tree_tilt", "diffrl_nft", "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo",
-        "branch_grpo_mix", "tp_grpo", "diffusion_nft", "sol_rl",
+        "branch_grpo_mix", "tp_grpo", "diffusion_nft", "sol_rl", "awm", "dgpo", "crd",
     )
 ))  # fmt: skip
 SMALL: dict[str, Any] = {

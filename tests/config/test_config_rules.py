@@ -53,6 +53,13 @@ GOOD = {
     "tp_grpo": {"rollout": CHAINS, "credit": {"reward": "turning_point", "value": "ode"}},
     "nft": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT, "credit": {}},
     "nft and edges": {"objective": NFT | {"old_limit": 0.0, "edges": {"weight": 0.3}}},
+    "awm": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": {"kind": "awm"}, "credit": {"clamp": 1.0}},
+    "dgpo of a forest": {"objective": {"kind": "dgpo", "noisiest": 0.6}, "credit": {}},
+    "crd, as many updates as levels": {
+        "objective": {"kind": "crd", "levels": 3},
+        "credit": {},
+        "train": {"updates_per_iteration": 3},
+    },
     "tilt": {"objective": TILT, "credit": {}},
     "tilt of pruned trees": {"objective": TILT, "credit": {"prune": {"width": "extremes", "best": 2}}},
     "gdpo": {"credit": {"combine": "gdpo"}},
@@ -66,6 +73,19 @@ def test_what_goes_together_loads(case):
 
 
 BAD = [
+    # finished samples
+    ({"objective": {"kind": "dgpo", "levels": 2}, "credit": {}, "train": {"updates_per_iteration": 3}},
+     "train.updates_per_iteration must be <= objective.levels with objective.kind: dgpo, of which an update trains "
+     "whole groups, a noise level at least. Got 3, with levels=2. Lower updates_per_iteration or add levels."),
+    ({"objective": {"kind": "awm", "weighting": "huber", "power": 0.5}, "credit": {}},
+     "objective.power must be left at 0.25 with objective.weighting: huber, where it has no effect. Got 0.5. Set "
+     "weighting: ghuber or remove power."),
+    ({"objective": {"kind": "awm", "weighting": "t"}, "credit": {}},
+     "objective.weighting must be one of uniform, sigma, sigma_squared, huber, ghuber, normalised. Got \"t\"."),
+    ({"objective": {"kind": "crd"}},
+     "credit.reward must be outcome, and credit.prune empty, with objective.kind: crd: it trains whole samples, not "
+     "steps. Got reward=\"fused\". Set them so, or choose another objective."),
+    ({"objective": NFT | {"noisiest": 0}, "credit": {}}, "objective.noisiest must be >= 0.001. Got 0."),
     # a tree
     ({"rollout": {"tree": {"roots": 3, "splits": [2, 0]}}},
      "rollout.tree.splits must be steps in ascending order, each once, from 0. Got [2, 0]. Sort them."),
@@ -141,8 +161,8 @@ BAD = [
     # objectives
     ({"objective": NFT}, 'credit.reward must be outcome, and credit.prune empty, with objective.kind: nft and no '
      'objective.edges: it trains whole samples, not steps. Got reward="fused".'),
-    ({"objective": {"clip": 1e-3}}, "objective.kind is missing: it must be one of grpo, nft, tilt."),
-    ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft, tilt."),
+    ({"objective": {"clip": 1e-3}}, "objective.kind is missing: it must be one of grpo, nft, awm, dgpo, crd, tilt."),
+    ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft, awm, dgpo, crd, tilt."),
     ({"objective": NFT | {"clip": 1e-3}}, "objective.clip is not a key of kind nft."),
     ({"objective": NFT | {"old_limit": 1.0}}, "objective.old_limit must be < 1"),
     ({"train": {"updates_per_iteration": 10}},

@@ -10,6 +10,7 @@ from diffrl.tracking.metrics import read_metrics
 from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, EXPLORE, FOREST, FUSED, GREEN, settings, start, summary_of
 
+FREE = {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}
 CHAINS = {"stochastic": {"kind": "all"}, "tree": {"roots": 3}}
 STEPWISE = {"reward": "turning_point"}
 NFT = {"kind": "nft"}
@@ -32,10 +33,23 @@ CASES = {  # exact ones
         "rollout": FOREST, "credit": STEPWISE | {"value": "ode"}, "rewards": [{"name": BRIGHTNESS}, {"name": GREEN}],
     },
     "predicted_x0": {"rollout": CHAINS, "credit": STEPWISE | {"value": "predicted_x0"}},
-    "nft": {"rollout": {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}, "objective": NFT},
+    "nft": {"rollout": FREE, "objective": NFT},
     "nft and edges, lora": {
         "rollout": FOREST, "model": {"lora": LORA},
         "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}},
+    },
+    "awm, own policy, kl": {
+        "rollout": FREE, "objective": {"kind": "awm", "levels": 3, "kl": 0.1}, "train": {"updates_per_iteration": 1},
+    },
+    "dgpo, guidance": {"rollout": FREE | {"guidance_scale": 2.0}, "objective": {"kind": "dgpo", "levels": 2}},
+    "dgpo, own policy, lora": {
+        "rollout": FREE, "objective": {"kind": "dgpo", "levels": 3, "old_limit": 0.0, "kl": 0.0},
+        "train": {"updates_per_iteration": 1}, "model": {"lora": LORA},
+    },
+    "crd": {"rollout": FREE, "objective": {"kind": "crd", "levels": 3}},
+    "crd, own policy": {
+        "rollout": FREE, "objective": {"kind": "crd", "levels": 2, "old_limit": 0.0, "kl": 0.0},
+        "train": {"updates_per_iteration": 1},
     },
     "tilt, kl, guidance": {
         "rollout": {"stochastic": {"kind": "all"}, "tree": {"roots": 1, "splits": [1, 3], "branches": [3, 2]},
@@ -63,6 +77,7 @@ BOUNDED = {
 ALIKE = {
     *("chains", "forest", "forest, all, uneven branches", "ode values of chains", "explore chains"),
     *("explore a forest", "explore a forest, tilt"),
+    *("dgpo, own policy, lora", "crd, own policy", "awm, own policy, kl"),
     *("predicted_x0", "nft", "ode values of a forest, two rewards"),
 }
 """Cases of which another one asks for more, or nearly the same."""
@@ -92,7 +107,7 @@ def test_a_run_costs_what_was_planned(random_sd3, tmp_path, case):
     assert plan.exact and found["exact"] and found["counted"] + found["skipped"] == found["planned"]
     for name in ("explore", "rollout", "values", "gate", "evaluation"):
         assert counts.get(f"evaluations/{name}", 0) == plan.network_evaluations[name], name
-    trained = {name: counts.get(f"evaluations/{name}", 0) for name in ("old", "update", "reference")}
+    trained = {name: counts.get(f"evaluations/{name}", 0) for name in ("old", "group", "update", "reference")}
     planned = {name: plan.network_evaluations[name] for name in trained}
     assert sum(planned.values()) - sum(trained.values()) == found["skipped"]
     assert (counts["decodes"], counts["reward_calls"]) == (plan.decodes, plan.reward_calls)
@@ -122,7 +137,7 @@ def check_columns(rows, summary):
     seconds = [row["cost/seconds"] for row in rows]
     assert seconds == sorted(set(seconds))
     each = [
-        sum(row.get(f"evaluations/{name}", 0) for name in ("explore", "rollout", "values", "old", "reference"))
+        sum(row.get(f"evaluations/{name}", 0) for name in ("explore", "rollout", "values", "old", "group", "reference"))
         + 2 * row.get("evaluations/update", 0)
         for row in rows[1:]
     ]

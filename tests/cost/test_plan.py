@@ -52,6 +52,7 @@ def test_a_run_added_up_by_hand():
         "rollout": 2940,  # 7 iterations x 30 samples x 7 steps x 2 for guidance
         "values": 0,
         "old": 0,
+        "group": 0,
         "update": 1260,  # 7 x 90 edges x 2
         "reference": 1260,
         "gate": 180,
@@ -65,7 +66,7 @@ def test_a_run_added_up_by_hand():
 def test_neither_guidance_nor_reference_where_there_is_none():
     plan = make_plan(config_of(rollout={"guidance_scale": 1.0}, objective={"kl": 0.0}, eval={"guidance_scale": 2}))
     assert plan.network_evaluations == {
-        "explore": 0, "rollout": 1470, "values": 0, "old": 0, "update": 630, "reference": 0, "gate": 90,
+        "explore": 0, "rollout": 1470, "values": 0, "old": 0, "group": 0, "update": 630, "reference": 0, "gate": 90,
         "evaluation": 1144,
     }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Every preset on every family, once: the recipe is opened, one iteration is trained, and all that it promises is held.
 
-Of the 55 pairs every day sees each preset once and each family at least twice; CI sees all.
+Of the 70 pairs every day sees each preset once and each family at least twice; CI sees all.
 """
 
 import math
@@ -21,7 +21,7 @@ from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 ROOT = Path(__file__).parents[2]
 PRESETS = (
     "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
-    "tree_tilt", "diffrl", "diffrl_nft",
+    "awm", "dgpo", "crd", "tree_tilt", "diffrl", "diffrl_nft",
 )  # fmt: skip
 GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0}
 SUMS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diffrl.gallery.trees.drawn import precision
 from diffrl.gallery.trees.numbers import known, number
-from diffrl.gallery.trees.rule import VALUE
+from diffrl.gallery.trees.rule import SAMPLES_BY, VALUE
 from diffrl.gallery.trees.splits import train
 from diffrl.gallery.trees.sums import sample_sum, step_sum
 from diffrl.gallery.trees.turning import rule as turning_rule
@@ -121,9 +121,9 @@ def _splits(given: Sums) -> list[tuple[str, str]]:
 def _update(given: Sums) -> list[tuple[str, str]]:
     """What the update did it with, and how that is told."""
     rule, found = given.record.rule, []
-    if rule.get("objective") == "nft":
+    if name := SAMPLES_BY.get(str(rule.get("objective"))):
         text = "It trains finished pictures: the network is drawn towards the better and away from the worse ones."
-        found.append(("DiffusionNFT's contrast (nft)", text))
+        found.append((name, text))
     if any(known(edge.log_ratio) for edge in given.edges):
         text = "A step changes many numbers at once; the change of its log-likelihood is divided by how many there are."
         if count := round(number(rule.get("dimensions"))):

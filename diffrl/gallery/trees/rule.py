@@ -53,6 +53,9 @@ RULE: Mapping[str, Gloss] = {
     "clamp": lambda value: f"no advantage is larger than {factor(value)}",
     "objective": {
         "nft": "DiffusionNFT, which trains finished pictures",
+        "awm": "AWM, which trains finished pictures",
+        "dgpo": "DGPO, which trains finished pictures",
+        "crd": "CRD, which trains finished pictures",
         "grpo": "GRPO, which trains steps",
         "tilt": "tree tilt, which trains the splits",
     },
@@ -73,6 +76,13 @@ RULE: Mapping[str, Gloss] = {
     "dimensions": lambda value: "numbers that a step changes at once",
     "dtype": lambda value: "numbers that the network computes with",
 }
+SAMPLES_BY: Mapping[str, str] = {
+    "nft": "DiffusionNFT's contrast (nft)",
+    "awm": "advantage-weighted matching (awm)",
+    "dgpo": "group preferences (dgpo)",
+    "crd": "centred reward distillation (crd)",
+}
+"""What trains finished pictures, by the name of the objective."""
 EXPLORED: Mapping[str, Gloss] = {
     "precision": lambda value: "numbers that the exploring stage computes with",
     "engine": lambda value: "how it computes with them",

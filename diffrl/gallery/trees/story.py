@@ -10,7 +10,7 @@ from diffrl.gallery.trees.drawn import drawn
 from diffrl.gallery.trees.facts import Fact, Paragraph, fact, listed
 from diffrl.gallery.trees.idle import idle
 from diffrl.gallery.trees.numbers import NOTHING, known, push, share, three
-from diffrl.gallery.trees.rule import rules
+from diffrl.gallery.trees.rule import SAMPLES_BY, rules
 from diffrl.gallery.trees.splits import lesson, train
 from diffrl.gallery.trees.turning import turning
 from diffrl.gallery.trees.update import update
@@ -20,7 +20,6 @@ from diffrl.trees.record import TreeNode, TreeRecord
 MOST = 3
 """How many steps a fact names."""
 TURNS = "Where a path turns, a step counts as its whole way to the end."
-CONTRAST = {"nft": "DiffusionNFT's contrast (nft)"}
 RECKONED, TILTED = ("reward", "value", "fusion", "normalise"), ("objective", "nodes")
 """Keys of the rule that say how steps, and how splits, are credited; the whole rule has a table of its own."""
 
@@ -101,7 +100,7 @@ def contrast(given: Sums) -> Paragraph | None:
             far = max(own, key=lambda node: way * _own(node))
             facts.append(fact(where, f"{len(own)} pictures, furthest ", given.ref(far.id), f" ({share(_own(far))})"))
     if facts:
-        facts.insert(0, fact("Pictures train by", CONTRAST.get(str(given.record.rule.get("objective")), "contrast")))
+        facts.insert(0, fact("Pictures train by", SAMPLES_BY.get(str(given.record.rule.get("objective")), "contrast")))
     return Paragraph("contrast", "What the pictures teach", facts)
 
 

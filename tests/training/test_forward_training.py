@@ -1,0 +1,128 @@
+"""AWM, DGPO and CRD in the loop: gradients of whole groups by autograd of the definition, whatever the micro-batch."""
+
+import pytest
+import torch
+
+import diffrl.training.loop as loop
+from diffrl.config.load import make_config
+from diffrl.cost.plan import make_plan
+from diffrl.records import Prompt, PromptBatch
+from diffrl.training.update import minibatches
+from tests.tiers import daily
+from tests.training.harness import distance, flat, make_trainer, settings, weights_of
+
+NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
+LAGS = {"old_slope": 0.3, "old_limit": 0.6}
+
+
+def trainer_of(pipeline, directory, train=None, **objective):
+    data = settings(pipeline, directory, train={"learning_rate": 1e-3, "micro_batch": 3} | (train or {}))
+    data["objective"] = objective
+    data["rollout"] |= NO_NOISE
+    return make_trainer(data)
+
+
+def test_awm_with_the_normalised_weight_is_nft_on_its_own_policy(random_sd3, tmp_path):
+    """With one update an iteration: gradients are equal but for rounding, and so is what is trained.
+
+    Adam would blow up the rounding of gradients that are nearly 0, hence its large epsilon.
+    """
+    own = {"kl": 0.0, "levels": 3, "noisiest": 0.8, "old_limit": 0.0}
+    train = {"updates_per_iteration": 1, "epsilon": 1e-3}
+    moved = []
+    for kind in ({"kind": "nft"}, {"kind": "awm", "weighting": "normalised"}):
+        trainer = trainer_of(random_sd3, tmp_path / kind["kind"], train, **kind, **own)
+        before = flat(weights_of(trainer))
+        metrics = [trainer.iterate().metrics for _ in range(2)]
+        moved.append((flat(weights_of(trainer)) - before, [row["update/grad_norm"] for row in metrics]))
+    (nft, norms), (awm, others) = moved
+    assert distance(awm, nft) < 1e-4 and float(nft.norm()) > 0
+    assert others == pytest.approx(norms, rel=1e-5)
+
+
+def definition(kind, taken, velocity, reference, beta):
+    """The mean loss of an update from its whole groups at once, with gradient through everything."""
+
+    def error(v):
+        return (v - taken.target).square().flatten(1).mean(1)
+
+    def distance_to_target(v):
+        return (v - taken.target).abs().flatten(1).mean(1).detach()
+
+    total = 0.0
+    for cell in taken.cell.unique():
+        own = torch.nonzero(taken.cell == cell).flatten()
+        if kind == "dgpo":
+            s = beta * (taken.advantage * (error(velocity) - error(reference)))[own].mean()
+            total = total + len(own) * torch.nn.functional.softplus(s) / beta
+        else:
+            old = taken.old_velocity
+            q = error(old) / distance_to_target(old) - error(velocity) / distance_to_target(velocity)
+            gap = beta * (q[own] - q[own].mean()) - (taken.reward[own] - taken.reward[own].mean())
+            total = total + 5.0 * gap.square().sum() / beta
+    return total / len(taken.cell)
+
+
+@pytest.mark.parametrize("kind", ["dgpo", "crd"])
+def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path, monkeypatch, kind):
+    """Also in the second update, where the policy has left the one that the samples are from."""
+    options = {"clip": 0.99} if kind == "dgpo" else {}
+    trainer = trainer_of(random_sd3, tmp_path, kind=kind, kl=0.0, levels=3, beta=2.0, **options, **LAGS)
+    seen, accumulate = [], loop.accumulate_gradient
+
+    def spied(accelerator, policy, shares, predict, reference, micro_batch):
+        ((_, examples, index),) = shares
+        taken = examples.take(index)
+        loss = definition(kind, taken, predict(*taken.start), reference(*taken.start), 2.0)
+        names = list(policy.parameters)
+        expected = torch.autograd.grad(loss, [policy.parameters[name] for name in names], allow_unused=True)
+        found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
+        grads = {n: policy.parameters[n].grad for n, g in zip(names, expected, strict=True) if g is not None}
+        seen.append((flat(grads), flat(dict(zip(names, expected, strict=True))), len(index), taken))
+        return found
+
+    if kind == "crd":  # it keeps no reference without a pull; the definition takes none either
+        monkeypatch.setattr(loop, "reference_of", lambda policy, predict: torch.no_grad()(predict))
+    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    for _ in range(2):
+        trainer.iterate()
+    assert [units for *_, units, _ in seen] == [20, 10] * 2  # two prompts of five samples, of three levels two and one
+    for found, expected, _, taken in seen:
+        assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
+        assert torch.equal(torch.unique(taken.cell, return_counts=True)[1], torch.full((len(taken.cell) // 5,), 5))
+    gone = [taken.implicit_mean if kind == "crd" else taken.weight - 0.5 for *_, taken in seen]
+    assert [bool(one.any()) for one in gone] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("kind", daily(["awm", "dgpo", "crd"], ["dgpo"]))
+def test_micro_batches_change_nothing(random_sd3, tmp_path, kind):
+    found = []
+    for size in (3, 128):
+        train = {"micro_batch": size, "epsilon": 1e-3}
+        trainer = trainer_of(random_sd3, tmp_path / str(size), train, kind=kind, levels=2, kl=0.1, **LAGS)
+        before = flat(weights_of(trainer))
+        trainer.iterate()
+        found.append(flat(weights_of(trainer)) - before)
+    assert distance(*found) < 1e-3
+
+
+def test_units_of_a_cell_stay_together_and_everyone_trains_once():
+    batch = PromptBatch([Prompt("one"), Prompt("two")], [3, 8], 4)
+    prompt = torch.tensor([0] * 21 + [1] * 14)
+    cell = torch.cat([torch.arange(7).repeat(3), 10 + torch.arange(7).repeat(2)])
+    shares = minibatches(prompt, batch, 3, 11, cell)
+    assert torch.equal(torch.cat(shares).sort().values, torch.arange(35))
+    for one in range(3):
+        for other in range(one):
+            assert not set(cell[shares[one]].tolist()) & set(cell[shares[other]].tolist())
+    assert [len(share) for share in shares] == [3 * 5, 2 * 5, 2 * 5]
+    again = minibatches(prompt[21:] - 1, PromptBatch([Prompt("two")], [8], 4), 3, 11, cell[21:])
+    assert [set((rows + 21).tolist()) for rows in again] == [{r for r in s.tolist() if r >= 21} for s in shares]
+
+
+@pytest.mark.parametrize(("kind", "updates", "expected"), [("dgpo", 2, (20, 10)), ("awm", 2, (16, 14))])
+def test_the_plan_knows_how_updates_are_dealt(kind, updates, expected, random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, train={"updates_per_iteration": updates})
+    data["objective"] = {"kind": kind, "levels": 3}
+    data["rollout"] |= NO_NOISE
+    assert make_plan(make_config(data)).examples_per_update == expected
