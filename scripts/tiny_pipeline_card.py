@@ -264,8 +264,8 @@ recipes train).
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, {training_seconds} s in all, on {machine}.
-`--measure-only` measures what is there again.
+transformer and text encoders {steps} steps of {batch}, where strict on `tune` had passed {enough}; {training_seconds} s in all,
+on {machine}. `--measure-only` measures what is there again.
 
 {versions}. `build.json` holds the same numbers.
 
