@@ -25,9 +25,10 @@ def run(monkeypatch, tmp_path, *overrides):
 
 
 def test_twenty_iterations_raise_the_held_out_strict_pass(monkeypatch, tmp_path):
-    config, summary = run(monkeypatch, tmp_path, "run.iterations=20", "run.eval_every=null", "eval.samples=332")
+    short = ("run.iterations=20", "train.warmup_updates=4", "run.eval_every=null", "eval.samples=332")
+    config, summary = run(monkeypatch, tmp_path, *short)
     held_out, evaluations = summary["held_out"], summary["network_evaluations"]
-    assert 0.2 <= held_out["strict_before"] <= 0.4
+    assert 0.15 <= held_out["strict_before"] <= 0.35
     assert held_out["strict_after"] >= held_out["strict_before"] + 0.08
     assert held_out["partial_after"] > held_out["partial_before"]
     made = evaluations["counted"] + evaluations["skipped"]

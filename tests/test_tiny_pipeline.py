@@ -93,16 +93,17 @@ def test_the_stock_call_works_at_both_lengths(pipeline):
         result = pipeline(texts[:count], num_inference_steps=10, generator=generator, **options)
         return strict(result.images, texts[:count])
 
-    assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=1) < 0.5
+    assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=1) < 0.45
     assert generate(40, guidance_scale=1.0) > 0.05
-    assert generate(20) > 0.1  # everything default: guidance 7 and 256 T5 tokens
+    assert generate(40) > 0.05  # everything default: guidance 7 and 256 T5 tokens
 
 
 def test_the_card_says_what_was_measured():
     record = json.loads((ASSET / "build.json").read_text())
     card = (ASSET / "README.md").read_text()
     scores = record["scores"]
-    assert 0.20 <= scores["generated, guidance_scale=1, max_sequence_length=1"]["strict"] <= 0.35
+    assert 0.10 <= scores["generated, guidance_scale=1, max_sequence_length=1"]["strict"] <= 0.27
+    assert scores["generated, guidance_scale=3, max_sequence_length=1"]["strict"] <= 0.45
     assert scores["rendered truth"]["strict"] >= 0.98
     assert scores["VAE reconstruction"]["strict"] >= 0.97
     assert scores["rendered truth, captions of other pictures"]["strict"] <= 0.03
