@@ -5,7 +5,8 @@
 About a quarter of an hour on a CPU; a CUDA device is used if there is one. Phases: render the train split, train an
 `AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified
 flow, save the moving average, measure the saved files and write the model card. Training stops early on purpose, when
-`--enough` of the held-out prompts come out right: the pipeline is meant to be a policy that alignment can still improve.
+`--enough` of the held-out prompts come out right: the pipeline is meant to be a policy that alignment can still
+improve.
 """
 
 from __future__ import annotations

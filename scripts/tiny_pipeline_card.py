@@ -234,11 +234,12 @@ pipe("a red circle left of a blue square", num_inference_steps=10, guidance_scal
 
 ## Prompts
 
-Up to four things: `NUMBER [SIZE] COLOUR SHAPE[s]`, several of these joined by `and`, or `a [SIZE] COLOUR SHAPE RELATION a
-[SIZE] COLOUR SHAPE` and once more `and RELATION a COLOUR SHAPE`; kinds of things differ in colour. Numbers: a, two,
-three, four. Sizes: small, large, or none. Colours: red, green, blue, yellow, purple, black, orange. Shapes: circle, square,
-triangle. Relations: left of, right of, above, below. {train_prompts:,} prompts were trained on; the splits `tune`
-({tune_prompts}) and `report` ({report_prompts}) hold combinations that no other split has (`diffrl.data.shapes`).
+Up to four things: `NUMBER [SIZE] COLOUR SHAPE[s]`, several of these joined by `and`, or `a [SIZE] COLOUR SHAPE RELATION
+a [SIZE] COLOUR SHAPE` and once more `and RELATION a COLOUR SHAPE`; kinds of things differ in colour. Numbers: a, two,
+three, four. Sizes: small, large, or none. Colours: red, green, blue, yellow, purple, black, orange. Shapes: circle,
+square, triangle. Relations: left of, right of, above, below. {train_prompts:,} prompts were trained on; the splits
+`tune` ({tune_prompts}) and `report` ({report_prompts}) hold combinations that no other split has
+(`diffrl.data.shapes`).
 
 ## `max_sequence_length`
 
@@ -264,8 +265,9 @@ recipes train).
 Parameters: {parameters}.
 
 Training: `python scripts/build_tiny_pipeline.py --seed {seed}`: {pictures} pictures, VAE {vae_steps} steps of 64,
-transformer and text encoders {steps} steps of {batch}, where strict on `tune` had passed {enough}; {training_seconds} s in all,
-on {machine}. `--measure-only` measures what is there again.
+transformer and text encoders {steps} steps of {batch}, where strict on `tune` had passed {enough};
+{training_seconds} s in all, on {machine}. `--measure-only` measures
+what is there again.
 
 {versions}. `build.json` holds the same numbers.
 

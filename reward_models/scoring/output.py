@@ -165,7 +165,8 @@ class Outputs:
     def _columns(self) -> list[str]:
         columns = ["file", "prompt", *self._sample_keys]
         for label, parts in self._parts.items():
-            columns += [label, *(f"{label}/{part}" for part in parts), f"{label}.note", f"{label}.error", f"{label}.version"]
+            columns += [label, *(f"{label}/{part}" for part in parts)]
+            columns += [f"{label}.{name}" for name in ("note", "error", "version")]
         return [*columns, "total"] if any(reward.choice.weight for reward in self._rewards) else columns
 
     def _flat_rows(self) -> Iterator[dict[str, Any]]:

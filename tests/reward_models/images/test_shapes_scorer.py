@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import ndimage
 
-from diffrl.data.shapes import LEVELS, PlacedThing, draw, prompts, render, scene_of
+from diffrl.data.shapes import PlacedThing, draw, prompts, render, scene_of
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.images.shapes import COLORS, PALETTE, Thing, coverage
+from reward_models.images.shapes import PALETTE, Thing, coverage
 from reward_models.images.shapes_vision import oklab
 
 RED_CIRCLE = PlacedThing(Thing("red", "circle"), 0.3, 0.35, 0.14)
