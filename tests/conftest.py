@@ -26,8 +26,8 @@ settings.load_profile("patient")
 
 ROOT = Path(__file__).parent.parent
 WORDS = (
-    "a two three red green blue yellow purple black circle square triangle circles squares triangles left right of "
-    "above below"
+    "a an two three four and small large red green blue yellow purple black orange circle square triangle circles "
+    "squares triangles left right of above below"
 )
 
 

@@ -174,7 +174,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
         "size": np.where(asked.sized.any(1), share(fits.size), np.nan),
         "binding": share(fits.color * fits.shape * fits.size),
         "relation": relation,
-        "clean": np.exp(-np.maximum(dirt, 0)),  # never quite 0, so that the worst pictures differ too
+        "clean": _cleanness(np.maximum(dirt, 0)),
     }
     parts["partial"] = np.nanmean(np.stack(list(parts.values())), axis=0)
     passed = {
@@ -196,6 +196,11 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
         for b in range(len(scenes))
     ]
     return Verdicts({name: value.astype(np.float32) for name, value in parts.items()}, reasons)
+
+
+def _cleanness(dirt: Array) -> Array:
+    """From 1 at 0; falls slower than exponentially at last, so that even pictures of noise differ in float32."""
+    return np.where(dirt > 3, 3 * math.exp(-3) / np.maximum(dirt, 3), np.exp(-dirt))
 
 
 def _reason(scene: SceneSpec, found: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:

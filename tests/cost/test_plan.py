@@ -316,4 +316,4 @@ def test_the_rendering_holds_the_numbers(tmp_path):
 
 def test_the_quickstart_is_planned():
     plan = make_plan(load_config(ROOT / "configs/quickstart.yaml"))
-    assert plan.samples == 128 and plan.total_network_evaluations > 0
+    assert plan.samples == 12 * 16 and plan.total_network_evaluations > 0

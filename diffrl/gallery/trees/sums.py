@@ -106,7 +106,8 @@ def _quotient(
     for digits in range(3, 7):
         shown = round(value, digits), round(centre, digits), round(spread, digits)
         text = _written(shown, digits, sign)
-        if is_cut or (shown[2] and abs((shown[0] - shown[1]) / shown[2] - advantage) <= NEAR):
+        quotient = (shown[0] - shown[1]) / shown[2] if shown[2] else 0.0
+        if abs(quotient) >= clamp - NEAR if is_cut else shown[2] and abs(quotient - advantage) <= NEAR:
             break
     return f"{text}, cut to {share(advantage)}" if is_cut else text
 
