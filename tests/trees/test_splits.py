@@ -86,7 +86,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     drawn = done.samples.rollout
     rows = {key: row for row, key in enumerate(forest_ways(drawn.forest))}
     kept_edges, origins = trainer.crediting.kept(done.samples, done.credit), origins_of(done, trace)
-    seen, moved_well = 0, 0
+    seen, moved_along = 0, 0.0
     for prompt, tree in enumerate(trees):
         below = tree.children()
         parents = [node for node in tree.nodes if any(child.drawn for child in below.get(node.id, ()))]
@@ -108,7 +108,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
             if own.trained:
                 cosine = float((direction * moved).sum() / direction.norm() / moved.norm())
                 assert own.cosine == pytest.approx(cosine, abs=2e-2)
-                moved_well += cosine > 0
+                moved_along += float((direction * moved).sum()) / rms(direction)
                 wanted = [clean[0], clean[0] + own.eta * direction.float(), clean[1]]
                 for which, latents in zip(PUSHED, wanted, strict=True):
                     shown = picture(run.journal.run_dir, tree, getattr(own, which)).float()
@@ -127,7 +127,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
         assert all(set(node.pushed.pulls) <= {end.id for end in leaves(tree) if node.id in above(tree, end)}
                    for node in tree.nodes if node.pushed)  # fmt: skip
     assert seen >= 4 or name == "pruned"
-    assert moved_well > seen / 2 or not seen
+    assert moved_along > 0 or not seen  # one update serves all splits: single ones may lose by it
 
 
 @pytest.mark.parametrize("kl", daily([0.0, 0.3], [0.3]))
