@@ -278,10 +278,11 @@ def build(recipe: Recipe) -> dict[str, object]:
     model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
     tokens = pipeline.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
 
-    taken = [0]
+    steps = 0
 
     def enough(step: int, average: nn.ModuleDict) -> bool:
-        taken[0] = step
+        nonlocal steps
+        steps = step
         if step % WATCH:
             return False
         use(pipeline, average)
@@ -300,7 +301,7 @@ def build(recipe: Recipe) -> dict[str, object]:
     record = {
         "seed": recipe.seed,
         "vae_steps": recipe.vae_steps,
-        "steps": taken[0],
+        "steps": steps,
         "enough": recipe.enough,
         "batch": BATCH,
         "pictures": len(pictures),

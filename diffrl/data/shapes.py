@@ -49,7 +49,7 @@ RADIUS: Mapping[str, tuple[float, float]] = {"": (0.125, 0.155), "small": (0.1, 
 """Radius of a circle of each size as a fraction of the picture's side; the other shapes have the same area."""
 
 _PLACES = (0.25, 0.5, 0.75)  # things lie near the crossings of three lines each way, which a small model learns sooner
-_SHIFT = 0.03
+_SHIFT = 0.03  # how far from them, at most
 _GAP = 0.065  # least distance of two bounding boxes, and half of it to the picture's edge
 _TRIES = 20  # positions to try for one thing before starting its scene afresh
 _RESTARTS = 5000
@@ -117,14 +117,10 @@ def combinations_of(scene: SceneSpec) -> Iterator[str]:
 
 def split_of(scene: SceneSpec) -> Split | None:
     """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
-    owners = {_owner(combination) for combination in combinations_of(scene)} - {"train"}
+    owners = {_held_out().get(combination, "train") for combination in combinations_of(scene)} - {"train"}
     if len(owners) > 1:
         return None
     return owners.pop() if owners else "train"
-
-
-def _owner(combination: str) -> Split:
-    return _held_out().get(combination, "train")
 
 
 @cache
@@ -134,7 +130,7 @@ def _held_out() -> Mapping[str, Split]:
     scenes = [SceneSpec(pair) for pair in itertools.combinations(things, 2) if pair[0].color != pair[1].color]
     pairs = [combination for scene in scenes for combination in combinations_of(scene)]
     numbers = [f"{count} {thing.color} {thing.shape}" for thing in things for count in range(2, MOST_THINGS + 1)]
-    chosen = [c for all_ in (pairs, numbers) for c in sorted(all_, key=_hash)[: round(HELD_OUT_SHARE * len(all_))]]
+    chosen = [c for kind in (pairs, numbers) for c in sorted(kind, key=_hash)[: round(HELD_OUT_SHARE * len(kind))]]
     return {combination: SPLITS[1:][i % 2] for i, combination in enumerate(chosen)}
 
 

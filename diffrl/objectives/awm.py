@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.functional.losses import velocity_kl
 from diffrl.functional.matching import Weighting, awm_loss
-from diffrl.objectives.base import RunContext, States, asked
+from diffrl.objectives.base import RunContext, States, asked, pulled
 from diffrl.objectives.noised import noised
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity
@@ -106,10 +105,7 @@ class AWM:
             self.clip,
             self.clip,
         )
-        if reference is None:
-            return loss, metrics
-        distance = velocity_kl(velocity, reference(*examples.start))
-        return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+        return pulled(loss, metrics, velocity, examples, reference, self.kl)
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """None: no step of the rollout has a ratio."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from diffrl.functional.losses import velocity_kl
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.transition import Transition
@@ -183,3 +184,27 @@ def asked(velocity: Velocity, start: tuple[Tensor, Tensor, Tensor], active: Tens
     for part in index.split(micro_batch) if len(index) else ():
         found[part] = velocity(*(column[part] for column in start))
     return found
+
+
+def pulled(
+    loss: Tensor,
+    metrics: Mapping[str, Tensor],
+    velocity: Tensor,
+    examples: States,
+    reference: Velocity | None,
+    weight: float,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """A loss with the pull to the reference, weight * mean |v - v_ref|^2, and reference_kl among its metrics.
+
+    Args:
+        loss: (B,).
+        metrics: of the loss, (B,) each.
+        velocity: (B, ...) the policy's.
+        examples: what it was asked.
+        reference: the reference policy; None = no pull.
+        weight: of the pull.
+    """
+    if reference is None:
+        return loss, metrics
+    distance = velocity_kl(velocity, reference(*examples.start))
+    return loss + weight * distance, {**metrics, "reference_kl": distance.detach()}

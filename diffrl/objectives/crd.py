@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.functional.losses import optimality, velocity_kl
+from diffrl.functional.losses import optimality
 from diffrl.functional.matching import crd_loss, group_mean, implicit_reward
-from diffrl.objectives.base import RunContext, States, asked
+from diffrl.objectives.base import RunContext, States, asked, pulled
 from diffrl.objectives.noised import noised
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity
@@ -129,10 +129,7 @@ class CRD:
             examples.reward_mean,
             self.beta,
         )
-        if reference is None:
-            return loss, metrics
-        distance = velocity_kl(velocity, reference(*examples.start))
-        return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+        return pulled(loss, metrics, velocity, examples, reference, self.kl)
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """None: no step of the rollout has a ratio."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.functional.losses import nft_loss, optimality, velocity_kl
-from diffrl.objectives.base import RunContext, States, asked
+from diffrl.functional.losses import nft_loss, optimality
+from diffrl.objectives.base import RunContext, States, asked, pulled
 from diffrl.objectives.noised import noised
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity
@@ -99,10 +99,7 @@ class NFT:
             examples.optimality,
             self.beta,
         )
-        if reference is None:
-            return loss, metrics
-        distance = velocity_kl(velocity, reference(*examples.start))
-        return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+        return pulled(loss, metrics, velocity, examples, reference, self.kl)
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """None: there is no ratio. The first update's `velocity_gap` is 0 instead."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from diffrl.functional.covariance import sibling_covariance
-from diffrl.functional.losses import tilt_loss, velocity_kl
-from diffrl.objectives.base import RunContext, States
+from diffrl.functional.losses import tilt_loss
+from diffrl.objectives.base import RunContext, States, pulled
 from diffrl.records import Credit, Edges, Forest, Rollout
 from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors
@@ -98,10 +98,7 @@ class Tilt:
         """See `Objective.loss`; metrics are those of `tilt_loss` and, with a reference, reference_kl."""
         velocity = policy(*examples.start)
         loss, metrics = tilt_loss(velocity, examples.latents, examples.sigma, examples.direction, examples.centre)
-        if reference is None:
-            return loss, metrics
-        distance = velocity_kl(velocity, reference(*examples.start))
-        return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
+        return pulled(loss, metrics, velocity, examples, reference, self.kl)
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """|ratio - 1| of the steps that leave the splits.
