@@ -281,6 +281,12 @@ def compare(
         int | None,
         typer.Option(min=1, max=1000, help="Runs at once. Default: one a core; one on a GPU or for seconds."),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            help="Of evaluations: equal (default), cpu-measured, h100-bf16-fp8, b200-nvfp4; TABLE,nvfp4=0.25."
+        ),
+    ] = None,
     evals: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Held-out evaluations of a run, besides the one before it.")
     ] = 8,
@@ -301,16 +307,29 @@ def compare(
 
     if report_only and (configs or budget or dry_run or seeds or guidance or jobs):
         raise ConfigError(
-            "--report-only takes --out, --metric, --target, --detect and --sd, and nothing to train. Remove the rest."
+            "--report-only takes --out, --metric, --target, --detect, --sd and --prices, and nothing to train. Remove "
+            "the rest."
         )
+    from diffrl.cost.prices import EQUAL
     from diffrl.studies.compare import CompareRequest, show_report
     from diffrl.studies.compare import compare as start
 
     if report_only:
-        show_report(out, _console(), metric, target, detect, sd)
+        show_report(out, _console(), metric, target, detect, sd, prices)
         return
     request = CompareRequest(
-        tuple(configs or ()), out, budget, seeds, evals, metric, target, detect, sd, tuple(guidance or ()), jobs
+        tuple(configs or ()),
+        out,
+        budget,
+        seeds,
+        evals,
+        metric,
+        target,
+        detect,
+        sd,
+        tuple(guidance or ()),
+        jobs,
+        prices or EQUAL.name,
     )
     start(request, _console(), dry_run)
 

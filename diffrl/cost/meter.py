@@ -18,6 +18,9 @@ ALWAYS = ("rollout", "decode", "reward", "update", "other")
 OUTSIDE = ("evaluation", "checkpoint", "trees")
 """Phases that are no part of training: looking at it and keeping it."""
 
+TRAINED, CHECKPOINTED = 3, 4
+"""What an evaluation with gradient costs, in ones without: forward 1, backward 2; with checkpointing forward again."""
+
 
 class PhaseClock:
     """Adds up seconds per named phase. Of phases within each other, each second counts for the innermost alone.
@@ -110,10 +113,12 @@ class IterationCost:
 
     Args:
         clock: of the run; what belongs to no phase is added to it as "other".
+        checkpointing: whether the update computes activations again.
     """
 
-    def __init__(self, clock: PhaseClock):
+    def __init__(self, clock: PhaseClock, checkpointing: bool = False):
         self._clock = clock
+        self._checkpointing = checkpointing
         self._mark = 0.0
         self._seconds: dict[str, float] = {}
         self._counts: Mapping[str, float] = {}
@@ -145,7 +150,7 @@ class IterationCost:
             for name, count in counts.items()
             if count and name != "evaluations/evaluation"
         }
-        metrics["cost/evaluations"] = int(training_cost(counts))
+        metrics["cost/evaluations"] = int(training_cost(counts, self._checkpointing))
         metrics["cost/seconds"] = sum(self._clock.seconds.get(phase, 0.0) for phase in PHASES)
         seconds = {f"seconds/{phase}": value for phase, value in spent.items() if value or phase in ALWAYS}
         if watching := timed.get("trees", 0.0):
@@ -157,16 +162,17 @@ class IterationCost:
         return time.perf_counter() - sum(self._clock.seconds.get(phase, 0.0) for phase in OUTSIDE)
 
 
-def training_cost(counts: Mapping[str, float]) -> float:
-    """Network evaluations without gradient in training iterations, and twice those with.
+def training_cost(counts: Mapping[str, float], checkpointing: bool) -> float:
+    """What training has cost, in network evaluations without gradient; those with one count three or four times.
 
-    A backward pass costs about two forward passes; counting a trained evaluation twice is the convention of this
-    project's tables. The on-policy gate, once a run, and held-out evaluations are left out.
+    The on-policy gate, once a run, and held-out evaluations are left out. `diffrl.cost.prices` prices precisions too.
 
     Args:
         counts: as `CostMeter.state` names them.
+        checkpointing: whether the update computes activations again.
     """
-    return sum(counts[f"evaluations/{name}"] for name in UNGRADED) + 2 * counts["evaluations/update"]
+    trained = CHECKPOINTED if checkpointing else TRAINED
+    return sum(counts[f"evaluations/{name}"] for name in UNGRADED) + trained * counts["evaluations/update"]
 
 
 def network_evaluations(counts: Mapping[str, float]) -> int:

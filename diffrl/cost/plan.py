@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.memory import Memory, estimate_memory
-from diffrl.cost.meter import UNGRADED
+from diffrl.cost.meter import training_cost
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
@@ -43,6 +43,7 @@ class Plan:
         decodes: pictures decoded in the run.
         reward_calls: pictures scored in the run, once for each reward.
         exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
+        checkpointing: whether the update computes activations again.
         memory: estimate per process, None if the pipeline's files cannot be read here.
         notes: what the numbers leave out.
     """
@@ -63,6 +64,7 @@ class Plan:
     decodes: int
     reward_calls: int
     exact: bool
+    checkpointing: bool
     memory: Memory | None
     notes: tuple[str, ...] = field(default=())
 
@@ -73,9 +75,14 @@ class Plan:
 
     @property
     def training_cost(self) -> int:
-        """Evaluations without gradient in training iterations, and twice those with; of the whole run."""
-        counts = self.network_evaluations
-        return sum(counts[name] for name in UNGRADED) + 2 * counts["update"]
+        """Of the whole run, see `diffrl.cost.meter.training_cost`."""
+        counts = {f"evaluations/{name}": count for name, count in self.network_evaluations.items()}
+        return int(training_cost(counts, self.checkpointing))
+
+    @property
+    def trained_times(self) -> str:
+        """How often an evaluation with gradient counts in the cost, in words."""
+        return "four times" if self.checkpointing else "three times"
 
     @property
     def iteration_cost(self) -> float:
@@ -213,6 +220,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         decodes=pictures.total(iterations) + evaluations * config.eval.samples,
         reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
         exact=r.explore is None or not r.tree.splits,
+        checkpointing=t.gradient_checkpointing,
         memory=memory,
         notes=(*notes, TREES_NOTE) if config.track.trees else notes,
     )
@@ -250,7 +258,10 @@ def plan_text(plan: Plan) -> str:
         ("  samples scored, all rewards", f"{plan.reward_calls:,}"),
         ("Network evaluations", f"{most}{plan.total_network_evaluations:,}"),
         *((f"  {name}", f"{count:,}") for name, count in plan.network_evaluations.items() if count),
-        ("Training cost", f"{most}{plan.training_cost:,}  (trained evaluations twice; evaluation and gate left out)"),
+        (
+            "Training cost",
+            f"{most}{plan.training_cost:,}  (trained evaluations {plan.trained_times}; evaluation and gate left out)",
+        ),
     ]
     if plan.memory is not None:
         memory = plan.memory

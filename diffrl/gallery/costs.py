@@ -78,7 +78,12 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
     cost = _numbers(summary.get("cost"))
     if {"planned", "evaluations"} <= cost.keys():
         words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned"
-        lines.append(("cost of training", f"{words}; those with gradient count twice, held-out evaluations not"))
+        lines.append(
+            (
+                "cost of training",
+                f"{words}; those with gradient count three or four times, held-out evaluations not",
+            )
+        )
     lines += [
         (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
     ]

@@ -32,7 +32,7 @@ class TrainingRun:
         self.trainer, self.config = trainer, trainer.config
         self.journal, self.progress = journal, progress
         self.stop = stop or StopSignal()
-        self.cost = IterationCost(trainer.clock)
+        self.cost = IterationCost(trainer.clock, self.config.train.gradient_checkpointing)
         self.counts: dict[str, float] = {}
 
     def run(self) -> None:

@@ -264,7 +264,10 @@ def finish(run: TrainingRun, console: Console) -> None:
             "skipped": int(counts["evaluations_skipped"]),
             "exact": session.plan.exact,
         },
-        "cost": {"evaluations": int(training_cost(counts)), "planned": session.plan.training_cost},
+        "cost": {
+            "evaluations": int(training_cost(counts, config.train.gradient_checkpointing)),
+            "planned": session.plan.training_cost,
+        },
         "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),
         "on_policy_error": trainer.on_policy_error,

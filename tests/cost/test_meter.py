@@ -138,7 +138,7 @@ def check_columns(rows, summary):
     assert seconds == sorted(set(seconds))
     each = [
         sum(row.get(f"evaluations/{name}", 0) for name in ("explore", "rollout", "values", "old", "group", "reference"))
-        + 2 * row.get("evaluations/update", 0)
+        + 3 * row.get("evaluations/update", 0)
         for row in rows[1:]
     ]
     assert [after - before for before, after in zip(spent, spent[1:], strict=False)] == each
@@ -169,4 +169,5 @@ def test_purposes_nest_and_come_back_after_an_error():
     network(torch.zeros(2, 3))
     assert meter.evaluations == dict.fromkeys(PURPOSES, 0) | {"update": 16, "reference": 7, "rollout": 2}
     assert meter.by_precision == {"float32": 25} and network_evaluations(meter.state()) == 25
-    assert training_cost(meter.state()) == 7 + 2 + 2 * 16
+    assert training_cost(meter.state(), False) == 7 + 2 + 3 * 16
+    assert training_cost(meter.state(), True) == 7 + 2 + 4 * 16

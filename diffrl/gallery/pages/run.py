@@ -120,7 +120,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if known and len(known) == len(spent):
         found.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
     if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
-        words = f"{evaluations:,.0f} network evaluations, those with gradient twice, held-out evaluation left out"
+        words = (
+            f"{evaluations:,.0f} network evaluations, those with gradient three or four times, held-out ones left out"
+        )
         found.append(("training cost", words))
     if (memory := finite(summary.get("peak_memory_bytes"))) is not None:
         found.append(("peak memory", f"{memory / 2**30:.2f} GiB"))

@@ -46,7 +46,7 @@ class Budget:
     """What every run may spend on training.
 
     Args:
-        kind: "evaluations" of the network, those with a gradient twice, or wall "seconds".
+        kind: "evaluations" of the network, priced by a table (`diffrl.cost.prices`), or wall "seconds".
         amount: how many.
     """
 

@@ -23,7 +23,7 @@ class Point:
 
     Args:
         iteration: of training, after which it was made.
-        evaluations: network evaluations spent on training until then; those with a gradient count twice.
+        evaluations: network evaluations spent on training until then, priced by the comparison's table.
         seconds: wall seconds spent on training until then.
         score: the metric.
     """

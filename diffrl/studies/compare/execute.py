@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.config import Config
+from diffrl.cost.prices import EQUAL, Prices, parse_prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.directory import locked
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
@@ -45,6 +46,7 @@ class CompareRequest:
         sd: of paired differences, for `detect`; None = measured in `out`.
         guidance: scales that the report split is measured with, besides that of the configurations.
         jobs: runs at once; None = as many as there are cores, on a GPU and for a budget in seconds one.
+        prices: of evaluations, see `diffrl.cost.prices.parse_prices`.
     """
 
     configurations: tuple[str, ...]
@@ -58,6 +60,7 @@ class CompareRequest:
     sd: float | None = None
     guidance: tuple[float, ...] = ()
     jobs: int | None = None
+    prices: str = EQUAL.name
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -73,29 +76,30 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         DiffrlError: some runs failed; the others were seen through and reported.
     """
     budget, candidates = parse_budget(request.budget), parse_candidates(request.configurations)
+    prices = parse_prices(request.prices)
     configs = load_candidates(candidates, request.metric)
     most = runs_at_once(request.jobs, budget, configs)
     seeds = choose_seeds(request, console)
     at_once = min(most, len(candidates) * seeds)
     work = Work(request.out, console, Processes(at_once), request.guidance)
-    asked = (candidates, configs, budget, request.evals)
+    asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)
         seconds = {label: planned.iteration_seconds for label, planned in earlier.items()}
         untimed = [c.label for c in candidates if budget.kind == "seconds" and c.label not in earlier]
         known = [pair for pair in zip(candidates, configs, strict=True) if pair[0].label not in untimed]
-        print_plan(console, _plan(known, budget, request.evals, seconds, earlier), untimed, seeds)
+        print_plan(console, _plan(known, budget, request.evals, prices, seconds, earlier), untimed, seeds)
         return
     earlier_plan(request.out, *asked, seeds)  # refuse before the directory is touched
     with locked(request.out):
         earlier = earlier_plan(request.out, *asked, seeds)
-        record = Record(budget, request.evals, seeds, earlier)
+        record = Record(budget, request.evals, seeds, prices, earlier)
         record.save(request.out)
         pairs = list(zip(candidates, configs, strict=True))
         seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}
         if budget.kind == "seconds":
             pairs = [pair for pair in pairs if pair[0].label in seconds]
-        record.planned = _plan(pairs, budget, request.evals, seconds, earlier)
+        record.planned = _plan(pairs, budget, request.evals, prices, seconds, earlier)
         record.save(request.out)
         print_plan(console, record.planned, [], seeds)
         if at_once > 1:
@@ -115,6 +119,7 @@ def show_report(
     target: float = 0.6,
     detect: float | None = None,
     sd: float | None = None,
+    prices: str | None = None,
 ) -> None:
     """Read a comparison, write its table and figures and show the table.
 
@@ -125,11 +130,12 @@ def show_report(
         target: score whose cost is reported.
         detect: difference of the metric; how many seeds would resolve it is told.
         sd: of paired differences, for `detect`; None = the measured one.
+        prices: that costs are told by; None = those of its budget.
 
     Raises:
         DiffrlError: no comparison there, or a run without the metric.
     """
-    comparison = collect(out, metric)
+    comparison = collect(out, metric, None if prices is None else parse_prices(prices))
     write_report(comparison, out, target)
     print_report(console, comparison, target, out)
     if detect is not None:
@@ -209,6 +215,7 @@ def _plan(
     pairs: Sequence[tuple[Candidate, Config]],
     budget: Budget,
     evals: int,
+    prices: Prices,
     seconds: dict[str, float | None],
     earlier: dict[str, Planned],
 ) -> dict[str, Planned]:
@@ -217,7 +224,9 @@ def _plan(
     for candidate, config in pairs:
         label = candidate.label
         try:
-            planned[label] = earlier.get(label) or plan_candidate(candidate, config, budget, evals, seconds.get(label))
+            planned[label] = earlier.get(label) or plan_candidate(
+                candidate, config, budget, evals, prices, seconds.get(label)
+            )
         except ConfigError as error:
             problems += error.problems
     if problems:

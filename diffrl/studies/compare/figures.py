@@ -44,7 +44,7 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
         axes.set_xlim(left=0)
         _dress(axes)
     _keep_to_the_seeds(panels[0], comparison, target)
-    panels[0].set_xlabel("network evaluations in training")
+    panels[0].set_xlabel(_plain(f"network evaluations in training, prices: {comparison.prices.name}"))
     panels[1].set_xlabel("seconds of training")
     panels[0].set_ylabel(_plain(f"held-out {comparison.metric}"))
     labels = [_plain(arm.label) for arm in comparison.arms if arm.runs]

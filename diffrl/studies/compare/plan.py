@@ -16,6 +16,7 @@ from typing import Any
 from diffrl.config import Config
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
+from diffrl.cost.prices import Prices, prices_of
 from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
@@ -30,7 +31,7 @@ class Planned:
     Args:
         candidate: what was asked for.
         config: as it will be trained, but for seed, name and place.
-        iteration_cost: evaluations of one iteration.
+        iteration_cost: evaluations of one iteration, priced.
         iteration_seconds: of one iteration, measured; None if the budget is in evaluations.
     """
 
@@ -60,7 +61,12 @@ class Planned:
 
 
 def plan_candidate(
-    candidate: Candidate, config: Config, budget: Budget, evals: int, iteration_seconds: float | None
+    candidate: Candidate,
+    config: Config,
+    budget: Budget,
+    evals: int,
+    prices: Prices,
+    iteration_seconds: float | None,
 ) -> Planned:
     """Fix how long a configuration is trained and how often it is evaluated.
 
@@ -69,12 +75,17 @@ def plan_candidate(
         config: its configuration.
         budget: of each run.
         evals: evaluations after the one before training, at most.
+        prices: of evaluations.
         iteration_seconds: measured, for a budget in seconds.
 
     Raises:
-        ConfigError: the budget does not pay for one iteration, or the configuration does not allow so short a run.
+        ConfigError: the budget does not pay for one iteration, the configuration does not allow so short a run, or
+            the table has no price for what it explores in.
     """
-    cost = make_plan(config).iteration_cost
+    explore = config.rollout.explore
+    precision = None if explore is None else explore.precision
+    counts = make_plan(config).network_evaluations
+    cost = prices.cost(counts, precision, config.train.gradient_checkpointing) / config.run.iterations
     unit = cost if iteration_seconds is None else iteration_seconds
     iterations = budget.iterations(unit)
     if iterations < 1:
@@ -100,12 +111,14 @@ class Record:
         budget: of each run.
         evals: evaluations after the one before training, at most.
         seeds: of each configuration.
+        prices: of evaluations.
         planned: by label.
     """
 
     budget: Budget
     evals: int
     seeds: int
+    prices: Prices
     planned: dict[str, Planned]
 
     def save(self, out: Path) -> None:
@@ -114,6 +127,7 @@ class Record:
             "budget": {"kind": self.budget.kind, "amount": self.budget.amount},
             "evals": self.evals,
             "seeds": self.seeds,
+            "prices": self.prices.to_json(),
             "configurations": [planned.entry() for planned in self.planned.values()],
         }
         write_json(out / STATE, content)
@@ -135,11 +149,18 @@ class Record:
             )
             for entry in state["configurations"]
         }
-        return cls(Budget(**state["budget"]), state["evals"], state["seeds"], planned)
+        prices = prices_of(state.get("prices"))
+        return cls(Budget(**state["budget"]), state["evals"], state["seeds"], prices, planned)
 
 
 def earlier_plan(
-    out: Path, candidates: Sequence[Candidate], configs: Sequence[Config], budget: Budget, evals: int, seeds: int
+    out: Path,
+    candidates: Sequence[Candidate],
+    configs: Sequence[Config],
+    budget: Budget,
+    evals: int,
+    prices: Prices,
+    seeds: int,
 ) -> dict[str, Planned]:
     """What was planned in this directory before; it may grow by configurations and seeds, and changes in nothing else.
 
@@ -158,6 +179,7 @@ def earlier_plan(
         for name, old, new in (
             ("--budget", f"{before.budget.kind}={before.budget.amount:g}", f"{budget.kind}={budget.amount:g}"),
             ("--evals", before.evals, evals),
+            ("--prices", before.prices.name, prices.name),
         )
         if old != new
     ]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffrl.cost.meter import PURPOSES
+from diffrl.cost.prices import EQUAL, Prices, prices_of
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
@@ -148,6 +150,7 @@ class Comparison:
         budget: kind and amount that every run was given.
         arms: the configurations, in the order in which they were asked for.
         notes: what a reader of the numbers has to know.
+        prices: that evaluations are priced by.
         paired: whether runs of one seed are pairs.
     """
 
@@ -155,6 +158,7 @@ class Comparison:
     budget: Mapping[str, Any]
     arms: tuple[Arm, ...]
     notes: tuple[str, ...]
+    prices: Prices = EQUAL
     paired: bool = True
 
     @property
@@ -188,12 +192,13 @@ def read_state(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{directory / STATE} is damaged: {error}. Compare in a new directory.") from error
 
 
-def collect(directory: str | Path, metric: str | None = None) -> Comparison:
+def collect(directory: str | Path, metric: str | None = None, prices: Prices | None = None) -> Comparison:
     """Read a comparison, finished or not.
 
     Args:
         directory: that `diffrl compare` wrote.
         metric: held-out reward, or part of one such as "shapes/strict"; None = the first of the first configuration.
+        prices: that evaluations are priced by; None = those of its budget.
 
     Raises:
         DiffrlError: no comparison there, or a run without that metric.
@@ -204,7 +209,8 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
         raise ConfigError(
             f"There is nothing to report in {directory}: no configuration could be trained. See its logs."
         )
-    metric = metric or default_metric(state)
+    metric, paid = metric or default_metric(state), prices_of(state.get("prices"))
+    prices = prices or paid
     arms, notes = [], []
     for entry in state["configurations"]:
         label, runs, unfinished = entry["label"], [], []
@@ -213,7 +219,7 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
             if not (path / "summary.json").is_file():
                 unfinished.append(str(number))
                 continue
-            run, unscored = read_run(path, number, metric, entry["config"])
+            run, unscored = read_run(path, number, metric, entry["config"], prices)
             if unscored:
                 notes.append(f"{label}: seed {number} has no score in {unscored} of its evaluations.")
             runs.append(run)
@@ -225,7 +231,9 @@ def collect(directory: str | Path, metric: str | None = None) -> Comparison:
         arms.append(Arm(label, entry["folder"], state["seeds"], tuple(runs), entry))
     apart = unpaired({arm.label: arm.planned_as["config"] for arm in arms}, metric)
     notes += [f"Runs of one seed are no pairs, and are not subtracted: {reason}" for reason in apart]
-    return Comparison(metric, state["budget"], tuple(arms), tuple(notes), not apart)
+    if prices.name != paid.name:
+        notes.append(f"Costs are by other prices than the budget's, {paid.name}: runs are not of equal cost by them.")
+    return Comparison(metric, state["budget"], tuple(arms), tuple(notes), prices, not apart)
 
 
 def default_metric(state: Mapping[str, Any]) -> str:
@@ -234,7 +242,9 @@ def default_metric(state: Mapping[str, Any]) -> str:
     return str(first.get("label") or first["name"])
 
 
-def read_run(path: Path, number: int, metric: str, config: Mapping[str, Any]) -> tuple[RunResult, int]:
+def read_run(
+    path: Path, number: int, metric: str, config: Mapping[str, Any], prices: Prices = EQUAL
+) -> tuple[RunResult, int]:
     """A finished run, and how many of its evaluations have no score.
 
     Args:
@@ -242,13 +252,16 @@ def read_run(path: Path, number: int, metric: str, config: Mapping[str, Any]) ->
         number: of its seed.
         metric: held-out reward.
         config: of its arm, as JSON has it.
+        prices: that its evaluations are priced by.
 
     Raises:
-        DiffrlError: the run does not have the metric, or not what its iterations cost.
+        DiffrlError: the run does not have the metric, or not what its iterations cost; or what it explores in has no
+            price.
     """
     summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     column = f"held_out/{metric}"
-    rows = [row for row in read_metrics(path / "metrics.jsonl") if column in row]
+    every = read_metrics(path / "metrics.jsonl")
+    rows = [row for row in every if column in row]
     if not rows:
         raise ConfigError(
             f"The metric must be a held-out reward of every run. Got {metric!r}, which {path} has not. Add it to "
@@ -259,8 +272,9 @@ def read_run(path: Path, number: int, metric: str, config: Mapping[str, Any]) ->
             f"A run that is compared must say what its iterations cost (cost/evaluations, cost/seconds). {path} does "
             "not: an older version made it. Train it again."
         )
+    spent = priced(every, config, prices)
     curve = tuple(
-        Point(row["iteration"], float(row["cost/evaluations"]), float(row["cost/seconds"]), float(row[column]))
+        Point(row["iteration"], spent[row["iteration"]], float(row["cost/seconds"]), float(row[column]))
         for row in rows
         if row[column] is not None
     )
@@ -270,3 +284,29 @@ def read_run(path: Path, number: int, metric: str, config: Mapping[str, Any]) ->
     finals = {(one.weights, one.guidance_scale): one.means[metric] for one in reported if metric in one.means}
     result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals)
     return result, len(rows) - len(curve)
+
+
+def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices: Prices) -> dict[int, float]:
+    """What training had cost after each iteration, by a price table.
+
+    Args:
+        rows: of metrics.jsonl, all of them, in order.
+        config: of the run, as JSON has it.
+        prices: the table.
+
+    Returns:
+        Iteration -> cost. With `EQUAL` it is the run's own count.
+
+    Raises:
+        ConfigError: the table has no price for the precision that explores.
+    """
+    if prices.name == EQUAL.name:
+        return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
+    explore = config["rollout"].get("explore")
+    precision = None if explore is None else explore["precision"]
+    total, counts = {}, dict.fromkeys(PURPOSES, 0.0)
+    for row in rows:
+        for name in PURPOSES:
+            counts[name] += row.get(f"evaluations/{name}", 0)
+        total[row["iteration"]] = prices.cost(counts, precision, config["train"]["gradient_checkpointing"])
+    return total

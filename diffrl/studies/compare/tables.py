@@ -48,6 +48,7 @@ def results(comparison: Comparison, target: float) -> dict[str, Any]:
     return {
         "metric": comparison.metric,
         "budget": dict(comparison.budget),
+        "prices": comparison.prices.to_json(),
         "target": target,
         "final": comparison.final,
         "configurations": [
@@ -204,9 +205,11 @@ def captions(comparison: Comparison) -> list[str]:
     return [
         f"Held-out {comparison.metric}, mean over seeds.{seeds} Budget of a run: "
         f"{comparison.budget['amount']:,g} {comparison.budget['kind']}. Evaluations are those of the network in "
-        "training iterations, twice those with a gradient; seconds are those of training iterations. The cost of a "
+        "training iterations, at their prices; seconds are those of training iterations. The cost of a "
         "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
         "its 95 % interval holds it; a score that some seed never reached has no cost.",
+        "",
+        comparison.prices.told(),
         "",
         final_line(comparison),
         "",
@@ -242,7 +245,7 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
         console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
     if guided := guidance_rows(comparison):
         console.print(_table("On the report split", list(guided[0]), guided))
-    for line in (final_line(comparison), power_line(comparison), *comparison.notes):
+    for line in (comparison.prices.told(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison lies in {directory}", highlight=False, markup=False, soft_wrap=True)
     for name, what in _files(bool(pairs)):

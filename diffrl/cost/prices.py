@@ -1,0 +1,164 @@
+"""What a network evaluation costs by its purpose and precision: price tables, each number with its source.
+
+The unit is one evaluation without gradient in the training precision. A run counts its evaluations by purpose, so any
+table can price it afterwards, on hardware that was not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from diffrl.cost.meter import CHECKPOINTED, TRAINED, UNGRADED
+from diffrl.errors import ConfigError
+
+ARITHMETIC = "operations: forward 1, backward 2, with checkpointing forward again"
+TORCHAO = "torchao's README: FLUX.1-dev on an H100, FP8 rows, 1.54 times bfloat16, both compiled"
+BLACKWELL = "PyTorch's blog on diffusers and torchao on a B200, the most of FLUX.1-dev, Qwen-Image and LTX-2"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A price table.
+
+    Args:
+        name: of the table.
+        hardware: that it is for.
+        trained: of an evaluation with gradient.
+        checkpointed: of one with activation checkpointing.
+        explore: of an evaluation of the exploring stage, by its precision; None = 1 whatever its precision.
+        sources: of "trained" and of each precision.
+    """
+
+    name: str
+    hardware: str
+    trained: float = TRAINED
+    checkpointed: float = CHECKPOINTED
+    explore: Mapping[str, float] | None = None
+    sources: Mapping[str, str] = field(default_factory=lambda: {"trained": ARITHMETIC})
+
+    def exploring(self, precision: str) -> float:
+        """Price of one evaluation of the exploring stage.
+
+        Args:
+            precision: that it runs in.
+
+        Raises:
+            ConfigError: the table has none for it.
+        """
+        if self.explore is None:
+            return 1.0
+        if precision not in self.explore:
+            raise ConfigError(
+                f"A price table must know the precision that explores. Got {precision} with {self.name}, which knows "
+                f"{', '.join(self.explore) or 'none'}. Choose another, or give a price: --prices "
+                f"{self.name},{precision}=0.5."
+            )
+        return self.explore[precision]
+
+    def cost(self, counts: Mapping[str, float], precision: str | None, checkpointing: bool) -> float:
+        """What training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
+
+        Args:
+            counts: evaluations by purpose; those of `diffrl.cost.meter.UNGRADED` and "update" count.
+            precision: of the exploring stage; None without one.
+            checkpointing: whether activations are computed again in the update.
+
+        Raises:
+            ConfigError: the table has no price for the precision.
+        """
+        explored = counts.get("explore", 0)
+        low = 0.0 if precision is None else explored * self.exploring(precision)
+        rest = sum(counts.get(name, 0) for name in UNGRADED if name != "explore")
+        return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON has it."""
+        return asdict(self)
+
+    def told(self) -> str:
+        """The whole table in a sentence, sources included."""
+        prices = {"trained": self.trained, **(self.explore or {})}
+        each = [f"{name} {price:g} ({self.sources[name]})" for name, price in prices.items()]
+        unknown = "; exploring evaluations 1 in any precision" if self.explore is None else ""
+        return (
+            f"Prices: {self.name}, {self.hardware}, in evaluations without gradient in the training precision: "
+            f"{'; '.join(each)}; with checkpointing a trained one {self.checkpointed:g}{unknown}."
+        )
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        Prices("equal", "no hardware: every precision costs the same"),
+        Prices(
+            "cpu-measured",
+            "the tiny SD3 transformer on one thread of a 2-core x86-64 with AVX2, batches of 128",
+            trained=2.4,
+            checkpointed=3.4,
+            explore={"float32": 1.0, "bfloat16": 0.54, "int8": 0.82, "fp8": 1.4, "nvfp4": 1.3},
+            sources={
+                "trained": "measured, docs/performance.md; with checkpointing one more forward pass",
+                "float32": "the training precision",
+                "bfloat16": "measured, docs/performance.md",
+                "int8": "measured, docs/performance.md",
+                "fp8": "measured, emulated, docs/performance.md",
+                "nvfp4": "measured, emulated, docs/performance.md",
+            },
+        ),
+        Prices(
+            "h100-bf16-fp8",
+            "one H100, compiled; published, not measured here",
+            explore={"bfloat16": 1.0, "fp8": round(1 / 1.54, 2)},
+            sources={"trained": ARITHMETIC, "bfloat16": "the training precision", "fp8": TORCHAO},
+        ),
+        Prices(
+            "b200-nvfp4",
+            "one B200, compiled; published, not measured here",
+            explore={"bfloat16": 1.0, "mxfp8": round(1 / 1.26, 2), "nvfp4": round(1 / 1.68, 2)},
+            sources={
+                "trained": ARITHMETIC,
+                "bfloat16": "the training precision",
+                "mxfp8": f"{BLACKWELL}: 1.26 times",
+                "nvfp4": f"{BLACKWELL}: 1.68 times",
+            },
+        ),
+    )
+}
+EQUAL = TABLES["equal"]
+
+
+def parse_prices(text: str) -> Prices:
+    """Read "TABLE" or "TABLE,precision=price,...", which sets or adds prices of exploring evaluations.
+
+    Raises:
+        ConfigError: there is no such table, or a price is not a number above 0.
+    """
+    name, *given = (part.strip() for part in text.split(","))
+    if name not in TABLES:
+        raise ConfigError(f"--prices must begin with {', '.join(TABLES)}. Got {text!r}. Choose one of them.")
+    table = TABLES[name]
+    for part in given:
+        precision, _, amount = (piece.strip() for piece in part.partition("="))
+        try:
+            price = float(amount)
+        except ValueError:
+            price = math.nan
+        if not precision.isidentifier() or not 0 < price < math.inf:
+            raise ConfigError(
+                f"A price must be precision=NUMBER above 0. Got {part!r}. Write for example {name},nvfp4=0.25."
+            )
+        table = replace(
+            table,
+            name=f"{table.name},{precision}={price:g}",
+            explore={**(table.explore or {}), precision: price},
+            sources={**table.sources, precision: "given"},
+        )
+    return table
+
+
+def prices_of(data: Mapping[str, Any] | None) -> Prices:
+    """The table that `Prices.to_json` wrote; `EQUAL` where none was."""
+    return EQUAL if data is None else Prices(**data)
