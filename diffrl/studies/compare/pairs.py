@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -46,19 +47,22 @@ class Pair:
         return f"not resolved below {self.unseen:.3f}"
 
 
-def pairs_of(comparison: Comparison) -> list[Pair]:
+def pairs_of(comparison: Comparison, chosen: Sequence[tuple[str, str]] | None = None) -> list[Pair]:
     """Each later configuration less each earlier one, over the seeds that both have finished.
 
     Args:
         comparison: as `collect` read it.
+        chosen: labels (first, second) of the pairs that were planned, second less first, in place of all; p-values are
+            adjusted for these alone, so they must have been chosen before the numbers were seen.
 
     Returns:
         None of those without a seed in common; [] where runs of one seed are no pairs.
     """
     if not comparison.paired:
         return []
-    found = []
-    for first, second in combinations(comparison.arms, 2):
+    found, arms = [], {arm.label: arm for arm in comparison.arms}
+    asked = combinations(comparison.arms, 2) if chosen is None else [(arms[a], arms[b]) for a, b in chosen]
+    for first, second in asked:
         difference = difference_of(comparison, second, first)
         if difference is not None:
             found.append((first.label, second.label, difference))
