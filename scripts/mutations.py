@@ -70,8 +70,8 @@ MUTATIONS = [
     ),
     Mutation(
         "functional/groups.py",
-        "_at(self.ordered, (self.size - 1) // 2)",
-        "_at(self.ordered, self.size // 2)",
+        "_at(ordered, (self.size - 1) // 2)",
+        "_at(ordered, self.size // 2)",
         "functional/test_advantages.py",
     ),
     # --- functional: steps and their densities

@@ -91,9 +91,14 @@ class CreditSettings(Section):
     baseline: Literal["mean", "median"] = Field(
         "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."
     )
-    std: Literal["group", "batch"] = Field("group", description="Divide by the group's or the iteration's spread.")
+    std: Literal["group", "batch", "mad"] = Field(
+        "group",
+        description="Divide by a standard deviation, the group's or the iteration's; mad = by the group's median "
+        "absolute deviation, with baseline: median (MC-GRPO). It is 0 where more than half are equal: such a group "
+        "trains nothing and counts as without spread.",
+    )
     clamp: float = Field(
-        5.0, ge=1.0e-3, le=1.0e6, description="Advantages are cut to [-clamp, clamp], in standard deviations."
+        5.0, ge=1.0e-3, le=1.0e6, description="Advantages are cut to [-clamp, clamp], in units of what std names."
     )
     minimum_samples: int = Field(
         2,
@@ -119,8 +124,13 @@ class CreditSettings(Section):
             )
         if self.std == "batch" and self.reward != "outcome":
             found.append(
-                "credit.std must be group unless credit.reward is outcome. "
+                "credit.std must be group or mad unless credit.reward is outcome. "
                 f"Got std=batch, reward={show(self.reward)}. Set std: group."
+            )
+        if self.std == "mad" and self.baseline != "median":
+            found.append(
+                "credit.std: mad goes with credit.baseline: median, from which it is measured. "
+                f"Got baseline={show(self.baseline)}. Set baseline: median or std: group."
             )
         if self.combine == "gdpo" and (self.reward != "outcome" or self.std != "group" or self.baseline != "mean"):
             found.append(

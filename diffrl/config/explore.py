@@ -59,7 +59,10 @@ class ExploreSettings(Section):
         ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
     )
     select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
-        "best_worst", description="How they are chosen by their proxy rewards."
+        "best_worst",
+        description="How they are chosen by their proxy rewards. best_worst = half from either end, of an odd number "
+        "one more from the best; max_variance = as many from either end as differ most; sibling_contrast = from both "
+        "sides of the splits with the largest gaps; random and all = whatever the rewards.",
     )
     audit: int = Field(
         1,

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from diffrl.config.idle import idle_notes
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.memory import Memory, estimate_memory
@@ -45,7 +46,7 @@ class Plan:
         exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
         checkpointing: whether the update computes activations again.
         memory: estimate per process, None if the pipeline's files cannot be read here.
-        notes: what the numbers leave out.
+        notes: what the numbers leave out, and keys without effect.
     """
 
     iterations: int
@@ -222,7 +223,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
-        notes=(*notes, TREES_NOTE) if config.track.trees else notes,
+        notes=(*notes, *idle_notes(config), *([TREES_NOTE] if config.track.trees else [])),
     )
 
 

@@ -34,7 +34,8 @@ class CreditRule:
         balance: likewise.
         normalise: what steps are compared with, one of `COMPARISONS`.
         baseline: mean or median; `siblings` has its own for steps.
-        std: of the prompt's samples, or of the whole batch's; `batch` goes with `outcome` alone.
+        std: spread of what is compared: `group` and `mad` of itself, `batch` of the whole batch's samples. `batch` goes
+            with `outcome` alone, `mad` with the median.
         clamp: bound on the size of an advantage.
         minimum: fewest usable samples of a prompt that trains.
 
@@ -49,7 +50,7 @@ class CreditRule:
     balance: bool = True
     normalise: str = "group"
     baseline: Literal["mean", "median"] = "mean"
-    std: Literal["group", "batch"] = "group"
+    std: Literal["group", "batch", "mad"] = "group"
     clamp: float = 5.0
     minimum: int = 2
 
@@ -59,8 +60,13 @@ class CreditRule:
                 raise ValueError(f"{name} must be one of {', '.join(table)}. Got {getattr(self, name)!r}.")
         if self.reward == "outcome" and self.normalise != "group":
             raise ValueError(f"normalise must be 'group' with reward 'outcome'. Got {self.normalise!r}.")
-        if self.reward != "outcome" and self.std != "group":
-            raise ValueError(f"std must be 'group' unless reward is 'outcome'. Got {self.std!r} with {self.reward!r}.")
+        if self.reward != "outcome" and self.std == "batch":
+            raise ValueError(f"std 'batch' goes with reward 'outcome'. Got it with {self.reward!r}.")
+        if self.std == "mad" and (self.baseline != "median" or self.normalise == "siblings"):
+            raise ValueError(
+                "std 'mad' goes with baseline 'median' and without normalise 'siblings'. "
+                f"Got {self.baseline!r} and {self.normalise!r}."
+            )
         if self.fusion == "uniform" and self.beta != 0:
             raise ValueError(f"beta must be 0 with fusion 'uniform'. Got {self.beta}.")
 
@@ -156,12 +162,12 @@ RULES: Mapping[str, Rule] = {
 
 def with_prompt(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
     """Steps compared with all steps of their prompt."""
-    return compare(reward, forest.prompt, None, rule.baseline, clamp=rule.clamp)
+    return compare(reward, forest.prompt, None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
 def with_depth(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
     """Steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
-    return compare(reward, joint_ids(forest.prompt, forest.step), None, rule.baseline, clamp=rule.clamp)
+    return compare(reward, joint_ids(forest.prompt, forest.step), None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
 def with_origin(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
@@ -198,6 +204,8 @@ def assign_credit(
     Steps get 0 if no usable sample lies below them, if their prompt is dropped, or if its usable rewards are all equal:
     equal rewards fuse to exactly equal values. But an outside estimator's values may differ on the way to them, so with
     `values` the steps of such a prompt keep their credit, though it counts as without spread and its outcomes are 0.
+    With std `mad` a comparison has no spread where more than half of what it compares is equal, samples and steps each
+    for themselves; what is counted are groups of samples.
 
     Args:
         forest: how the samples were drawn.
@@ -225,7 +233,14 @@ def assign_credit(
     usable = usable & reward.isfinite()
     spread = population_std(*(batch or (reward, usable))) if rule.std == "batch" else None
     samples = compare(
-        reward, forest.sample_prompt, usable, rule.baseline, clamp=rule.clamp, minimum=rule.minimum, spread=spread
+        reward,
+        forest.sample_prompt,
+        usable,
+        rule.baseline,
+        rule.std,
+        clamp=rule.clamp,
+        minimum=rule.minimum,
+        spread=spread,
     )
     trained = usable & ~_dropped(forest, reward, usable, rule.minimum)
     advantage = samples.group.advantage if finished is None else finished.where(trained, 0.0)

@@ -19,7 +19,7 @@ class GroupAdvantage(NamedTuple):
 
     Args:
         advantage: (S,) float32; exactly 0 for samples left out and in groups that are counted below.
-        zero_spread: groups whose usable rewards are all equal.
+        zero_spread: groups whose usable rewards are all equal; with std "mad" also those of which more than half are.
         dropped: groups with fewer usable samples than the minimum.
     """
 
@@ -47,19 +47,25 @@ def group_advantage(
     groups: Tensor,
     ok: Tensor | None = None,
     baseline: Literal["mean", "median"] = "mean",
-    std: Literal["group", "batch"] = "group",
+    std: Literal["group", "batch", "mad"] = "group",
     eps: float = 1e-4,
     clamp: float = 5.0,
     minimum: int = 2,
     spread: Tensor | None = None,
 ) -> GroupAdvantage:
-    """Rewards relative to their group's baseline, in units of a standard deviation.
+    """Rewards relative to their group's baseline, in units of a spread.
 
         A_i = clip((r_i - baseline_group(i)) / (std + eps), -clamp, clamp)
 
     GRPO, arXiv 2402.03300, section 4.1.2, with Flow-GRPO's (arXiv 2505.05470) *population* standard deviation, which
-    divides by the number of samples and not by one less. `baseline="median"` is MC-GRPO, arXiv 2601.22582: in a group
-    of odd size the median sample gets exactly 0 and need not be trained; the std is still that about the mean.
+    divides by the number of samples and not by one less. With `baseline="median"` the median sample of a group of odd
+    size gets exactly 0 and need not be trained; the std is still that about the mean.
+
+    MC-GRPO, arXiv 2601.22582, is `baseline="median"` with `std="mad"`, the median absolute deviation
+    `median_j |r_j - median|`. As in the paper's code there is no factor that would make it a normal's standard
+    deviation (1.4826), so advantages come out about half as large again; its eps is 1e-3, its median the lower one of
+    a group of even size. Where more than half of a group's rewards are equal the MAD is 0: the paper's code divides the
+    others by eps alone, here the group trains nothing and is counted as without spread.
 
     A sample is usable where `ok` is True and its reward is finite. The others enter no statistic and get 0. The
     statistics are computed in float64, so they do not depend on the order of the samples beyond rounding.
@@ -70,8 +76,9 @@ def group_advantage(
             ids are two groups.
         ok: (S,) bool, False where scoring failed; None means that all succeeded.
         baseline: the group's mean, or its median (the mean of the two middle rewards in a group of even size).
-        std: spread of the sample's own group, or of all usable rewards at hand, dropped groups included.
-        eps: added to the standard deviation, in units of the reward.
+        std: spread of the sample's own group, standard or median absolute deviation, or the standard deviation of all
+            usable rewards at hand, dropped groups included.
+        eps: added to the spread, in units of the reward.
         clamp: bound on |A|.
         minimum: fewest usable samples of a group that trains, at least 1.
         spread: () a standard deviation known to the caller, such as that of all ranks' rewards, used in place of the
@@ -81,8 +88,8 @@ def group_advantage(
         GroupAdvantage, on the device of `rewards`.
 
     Raises:
-        ValueError: shapes differ, `groups` is not integer, an option is unknown, `minimum` is below 1, or `eps` or
-            `clamp` is negative.
+        ValueError: shapes differ, `groups` is not integer, an option is unknown, `std` is "mad" without the median as
+            the baseline, `minimum` is below 1, or `eps` or `clamp` is negative.
     """
     return compare(rewards, groups, ok, baseline, std, eps, clamp, minimum, spread).group
 
@@ -92,7 +99,7 @@ def compare(
     groups: Tensor,
     ok: Tensor | None = None,
     baseline: Literal["mean", "median"] = "mean",
-    std: Literal["group", "batch"] = "group",
+    std: Literal["group", "batch", "mad"] = "group",
     eps: float = 1e-4,
     clamp: float = 5.0,
     minimum: int = 2,
@@ -113,6 +120,9 @@ def compare(
     flat = table.flat & ~few
     if centre is None:
         centre = (table.mean if baseline == "mean" else table.median)[table.row]
+    if spread is None and std == "mad":
+        spread = table.mad
+        flat |= (spread == 0) & ~few
     if spread is None:
         spread = table.std if std == "group" else population_std(rewards, ok)
     centre, divisor = centre.double(), spread.to(table.ordered).expand(len(few))[table.row] + eps
@@ -145,6 +155,7 @@ def depth_advantage(
     eps: float = 1e-4,
     clamp: float = 5.0,
     minimum: int = 2,
+    std: Literal["group", "mad"] = "group",
 ) -> Tensor:
     """Each step's reward relative to those of the same prompt at the same depth.
 
@@ -158,18 +169,20 @@ def depth_advantage(
         depth: (N,) integer depth of each node, or the step that ends there.
         ok: (N,) bool, False for nodes to leave out; None means that all are good.
         baseline: mean or median of the prompt's nodes at that depth.
-        eps: added to the standard deviation, in units of the reward.
+        eps: added to the spread, in units of the reward.
         clamp: bound on |A|.
         minimum: fewest usable nodes of a prompt at one depth that train, at least 1.
+        std: their standard deviation, or with the median their median absolute deviation (MC-GRPO).
 
     Returns:
-        (N,) float32; exactly 0 for nodes left out, and where a prompt's nodes of one depth are too few or all equal.
+        (N,) float32; exactly 0 for nodes left out, and where a prompt's nodes of one depth are too few or all equal;
+        with "mad" also where more than half of them are.
 
     Raises:
         ValueError: as `group_advantage`, and if `prompt` and `depth` differ in shape.
     """
     ids = _joint_ids(rewards, prompt, depth)
-    return group_advantage(rewards, ids, ok, baseline, "group", eps, clamp, minimum).advantage
+    return group_advantage(rewards, ids, ok, baseline, std, eps, clamp, minimum).advantage
 
 
 def sibling_advantage(
@@ -304,8 +317,10 @@ def _check(
         raise ValueError(f"groups must hold integer ids. Got dtype {groups.dtype}.")
     if baseline not in ("mean", "median"):
         raise ValueError(f"baseline must be 'mean' or 'median'. Got {baseline!r}.")
-    if std not in ("group", "batch"):
-        raise ValueError(f"std must be 'group' or 'batch'. Got {std!r}.")
+    if std not in ("group", "batch", "mad"):
+        raise ValueError(f"std must be 'group', 'batch' or 'mad'. Got {std!r}.")
+    if std == "mad" and baseline != "median":
+        raise ValueError(f"std 'mad' goes with baseline 'median', from which it is measured. Got {baseline!r}.")
     if minimum < 1:
         raise ValueError(f"minimum must be at least 1. Got {minimum}.")
     if eps < 0 or clamp < 0:

@@ -34,12 +34,22 @@ class GroupTable(NamedTuple):
     @property
     def median(self) -> Tensor:
         """(G,) float64, the mean of the two middle rewards in a group of even size."""
-        return 0.5 * (_at(self.ordered, (self.size - 1) // 2) + _at(self.ordered, self.size // 2))
+        return self._middle(self.ordered)
 
     @property
     def std(self) -> Tensor:
         """(G,) float64 population standard deviation."""
         return (self.ordered - self.mean.unsqueeze(1)).square().nanmean(dim=1).sqrt()
+
+    @property
+    def mad(self) -> Tensor:
+        """(G,) float64 median absolute deviation from the median; exactly 0 where more than half are equal."""
+        distances = (self.ordered - self.median.unsqueeze(1)).abs().sort(dim=1).values  # NaN stays last
+        return self._middle(distances)
+
+    def _middle(self, ordered: Tensor) -> Tensor:
+        """(G,) the middle of each row's first `size` entries, the mean of the two middle ones if they are even."""
+        return 0.5 * (_at(ordered, (self.size - 1) // 2) + _at(ordered, self.size // 2))
 
 
 def group_table(rewards: Tensor, groups: Tensor, usable: Tensor) -> GroupTable:

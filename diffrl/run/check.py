@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from diffrl.config import Config
+from diffrl.config.idle import idle_notes
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import GIB, available_bytes, check_memory
 from diffrl.data.prompts import load_prompts
@@ -104,6 +105,7 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
     there = whereabouts(config.model.path) != NOT_HERE
     return [
         *found,
+        *idle_notes(config),
         "The configuration is fine." if there else "The configuration is fine but for what is not here yet.",
     ]
 

@@ -63,6 +63,8 @@ GOOD = {
     "tilt": {"objective": TILT, "credit": {}},
     "tilt of pruned trees": {"objective": TILT, "credit": {"prune": {"width": "extremes", "best": 2}}},
     "gdpo": {"credit": {"combine": "gdpo"}},
+    "mc-grpo": {"credit": {"baseline": "median", "std": "mad"}},
+    "mc-grpo by depth": {"credit": {"reward": "fused", "normalise": "depth", "baseline": "median", "std": "mad"}},
     "pruned": {"credit": {"prune": {"width": "extremes", "best": 2, "depth": {"size": 1}}}},
 }
 
@@ -139,7 +141,13 @@ BAD = [
      "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples."),
     ({"credit": {"reward": "fused", "value": "ode"}},
      "credit.value must be leaves unless credit.reward is incremental or turning_point, which alone look at it."),
-    ({"credit": {"reward": "fused", "std": "batch"}}, "credit.std must be group unless credit.reward is outcome."),
+    ({"credit": {"reward": "fused", "std": "batch"}},
+     "credit.std must be group or mad unless credit.reward is outcome."),
+    ({"credit": {"std": "mad"}},
+     "credit.std: mad goes with credit.baseline: median, from which it is measured. Got baseline=\"mean\". Set "
+     "baseline: median or std: group."),
+    ({"credit": {"reward": "fused", "normalise": "siblings", "std": "mad", "baseline": "median"}},
+     "credit.baseline must be mean with credit.normalise: siblings, which compares with the parent. Got median."),
     ({"credit": {"reward": "incremental", "value": "ode", "combine": "gdpo"}},
      "credit.combine: gdpo gives whole samples finished advantages: it goes with credit.reward: outcome, std: group"),
     ({"credit": {"reward": "fused", "normalise": "siblings", "baseline": "median"}},

@@ -292,6 +292,43 @@ def test_median_and_clamp():
     assert int((assign_credit(forest, total, usable, rule).advantage[15:] == 0).sum()) == 9
 
 
+@pytest.mark.parametrize(("reward", "how"), [("outcome", "group"), ("fused", "depth"), ("incremental", "group")])
+def test_the_median_absolute_deviation_reaches_samples_and_steps(reward, how):
+    """Each advantage is its own centre and spread; the spread of a prompt's samples is their MAD about the median."""
+    forest, total, usable = whole_forest()
+    found = assign_credit(forest, total, usable, CreditRule(reward, normalise=how, baseline="median", std="mad"))
+    for prompt in (0, 1):
+        own = (forest.sample_prompt == prompt) & usable & total.isfinite()
+        peers = total[own].tolist()
+        centre = statistics.median(peers)
+        spread = statistics.median([abs(one - centre) for one in peers]) + 1e-4
+        close(found.outcome[own], [max(-5.0, min(5.0, (one - centre) / spread)) for one in peers])
+    steps = found.detail.spread.isfinite()
+    assert bool(steps.any()) == (reward != "outcome")
+    quotient = (found.step_reward - found.detail.centre) / found.detail.spread
+    close(found.advantage[steps], quotient.clamp(-5, 5)[steps].tolist())
+    nodes = [n for n in range(len(forest.parent)) if steps[n]]
+    for n in nodes:
+        same = [
+            m for m in nodes
+            if forest.prompt[m] == forest.prompt[n] and (how == "group" or forest.step[m] == forest.step[n])
+        ]  # fmt: skip
+        peers = found.step_reward[same].tolist()
+        spread = statistics.median([abs(one - statistics.median(peers)) for one in peers]) + 1e-4
+        assert float(found.detail.spread[n]) == pytest.approx(spread, rel=1e-4)
+
+
+def test_a_prompt_of_which_most_samples_are_alike_is_counted_by_the_mad():
+    forest = plan_forest(2, 5, {0: 1})
+    total = torch.tensor([1.0, 1, 1, 0, 5, 0, 1, 2, 3, 4])
+    usable = torch.ones(10, dtype=torch.bool)
+    by_mad = assign_credit(forest, total, usable, CreditRule("outcome", baseline="median", std="mad"))
+    by_std = assign_credit(forest, total, usable, CreditRule("outcome", baseline="median"))
+    assert (by_mad.zero_spread_groups, by_std.zero_spread_groups) == (1, 0)
+    assert by_mad.outcome[:5].tolist() == [0.0] * 5 and bool(by_mad.used.all())
+    assert by_mad.outcome[5:].tolist() == pytest.approx([-2, -1, 0, 1, 2], rel=1e-3)
+
+
 def test_samples_without_steps():
     forest, total = plan_forest(2, 3, {}), drawn(6, 0)
     credit = assign_credit(forest, total, torch.ones(6, dtype=torch.bool), CreditRule("outcome"))
@@ -301,7 +338,9 @@ def test_samples_without_steps():
 def test_options_that_exclude_each_other_are_refused():
     for message, options in {
         "normalise must": {"reward": "outcome", "normalise": "depth"},
-        "std must": {"reward": "fused", "std": "batch"},
+        "std 'batch' goes with": {"reward": "fused", "std": "batch"},
+        "std 'mad' goes with": {"reward": "fused", "std": "mad"},
+        "and without normalise": {"reward": "fused", "normalise": "siblings", "baseline": "median", "std": "mad"},
         "beta must": {"reward": "fused", "beta": 1.0},
     }.items():
         with pytest.raises(ValueError, match=message):

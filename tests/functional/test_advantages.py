@@ -8,9 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffrl.functional.advantages import group_advantage
+from diffrl.functional.advantages import compare, group_advantage
 
 BASELINES = {"mean": statistics.fmean, "median": statistics.median}
+
+
+SCALES = [("mean", "group"), ("mean", "batch"), ("median", "group"), ("median", "batch"), ("median", "mad")]
+
+
+def naive_mad(peers):
+    """Median absolute deviation, one reward at a time."""
+    return statistics.median([abs(reward - statistics.median(peers)) for reward in peers])
 
 
 def naive(rewards, groups, ok, baseline, std, eps=1e-4, clamp=5.0, minimum=2):
@@ -23,13 +31,19 @@ def naive(rewards, groups, ok, baseline, std, eps=1e-4, clamp=5.0, minimum=2):
     advantage = []
     for reward, group, flag in zip(rewards, groups, usable, strict=True):
         peers = members[group]
-        if not flag or len(peers) < minimum or min(peers) == max(peers):
+        if not flag or len(peers) < minimum or without_spread(peers, std):
             advantage.append(0.0)
             continue
-        scale = statistics.pstdev(kept if std == "batch" else peers) + eps
+        scale = naive_mad(peers) if std == "mad" else statistics.pstdev(kept if std == "batch" else peers)
+        scale += eps
         advantage.append(min(max((reward - BASELINES[baseline](peers)) / scale, -clamp), clamp))
     enough = [peers for peers in members.values() if len(peers) >= minimum]
-    return advantage, sum(min(peers) == max(peers) for peers in enough), len(members) - len(enough)
+    return advantage, sum(without_spread(peers, std) for peers in enough), len(members) - len(enough)
+
+
+def without_spread(peers, std):
+    """All equal, or by the MAD more than half."""
+    return min(peers) == max(peers) or (std == "mad" and max(peers.count(r) for r in peers) > len(peers) / 2)
 
 
 # float32 values, so that both sides see the same numbers; few of them, so that ties are common.
@@ -46,8 +60,9 @@ samples_strategy = st.lists(
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)
-@given(samples_strategy, st.sampled_from(["mean", "median"]), st.sampled_from(["group", "batch"]), st.integers(1, 4))
-def test_equals_the_definition(samples, baseline, std, minimum):
+@given(samples_strategy, st.sampled_from(SCALES), st.integers(1, 4))
+def test_equals_the_definition(samples, scale, minimum):
+    baseline, std = scale
     rewards, groups, ok = (list(column) for column in zip(*samples, strict=True))
     expected, zero_spread, dropped = naive(rewards, groups, ok, baseline, std, minimum=minimum)
     result = group_advantage(
@@ -58,8 +73,7 @@ def test_equals_the_definition(samples, baseline, std, minimum):
     assert (result.zero_spread, result.dropped) == (zero_spread, dropped)
 
 
-@pytest.mark.parametrize("baseline", ["mean", "median"])
-@pytest.mark.parametrize("std", ["group", "batch"])
+@pytest.mark.parametrize(("baseline", "std"), SCALES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_without_spread_gets_exactly_zero_and_is_counted(baseline, std, dtype):
     # In floating point the mean of seven times 0.1 is not 0.1.
@@ -99,6 +113,29 @@ def test_the_median_sample_of_an_odd_group_gets_zero(size):
     assert int((advantage > 0).sum()) == int((advantage < 0).sum()) == size // 2
 
 
+def test_median_absolute_deviation_on_paper():
+    """Median 3, distances 3, 1, 0, 1, 97, their median 1; an even group takes the mean of the two middle ones."""
+    groups = torch.tensor([8] * 5 + [1] * 4)
+    rewards = torch.tensor([0.0, 2, 3, 4, 100, 1, 2, 4, 9])
+    found = compare(rewards, groups, baseline="median", std="mad", eps=0.0, clamp=50.0)
+    assert found.centre.tolist() == [3.0] * 5 + [3.0] * 4
+    assert found.spread.tolist() == [1.0] * 5 + [1.5] * 4  # distances 2, 1, 1, 6
+    expected = [-3, -1, 0, 1, 50, -4 / 3, -2 / 3, 2 / 3, 4]
+    torch.testing.assert_close(found.group.advantage, torch.tensor(expected), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize(("rewards", "zero_spread"), [([1, 1, 1, 0, 5], 1), ([1, 1, 0, 5], 0), ([1, 1, 1, 0, 3, 5], 0)])
+def test_a_group_of_which_more_than_half_is_equal_has_no_mad(rewards, zero_spread):
+    """Rare passes among failures: nothing trains, and it is counted. Half the group alike is not enough for it."""
+    rewards, others = torch.tensor(rewards, dtype=torch.float32), torch.tensor([0.0, 1.0, 5.0])
+    groups = torch.tensor([7] * len(rewards) + [2] * 3)
+    found = compare(torch.cat([rewards, others]), groups, baseline="median", std="mad")
+    assert (found.group.zero_spread, found.group.dropped) == (zero_spread, 0)
+    assert bool(found.group.advantage[: len(rewards)].any()) != bool(zero_spread)
+    assert bool(found.spread[: len(rewards)].isnan().all()) == bool(zero_spread)
+    assert found.group.advantage[-1] != 0.0
+
+
 def test_batch_std_puts_groups_on_one_scale():
     rewards, groups = torch.tensor([0.0, 2.0, 0.0, 0.2]), torch.tensor([0, 0, 1, 1])
     group = group_advantage(rewards, groups, std="group", eps=0.0).advantage
@@ -122,8 +159,7 @@ def test_clamps_outliers():
     assert float(group_advantage(-rewards, groups).advantage[-1]) == -5.0
 
 
-@pytest.mark.parametrize("baseline", ["mean", "median"])
-@pytest.mark.parametrize("std", ["group", "batch"])
+@pytest.mark.parametrize(("baseline", "std"), SCALES)
 def test_the_order_of_samples_does_not_matter(baseline, std):
     generator = torch.Generator().manual_seed(5)
     rewards, groups = torch.rand(41, generator=generator), torch.randint(0, 7, (41,), generator=generator) * 13

@@ -32,6 +32,10 @@ def nodes_of_two_prompts(seed):
     return parent, prompt, depth, reward, [draw.random() > 0.1 for _ in parent]
 
 
+def median_absolute_deviation(peers):
+    return statistics.median([abs(reward - statistics.median(peers)) for reward in peers])
+
+
 def usable(reward, ok):
     return [math.isfinite(r) and o for r, o in zip(reward, ok, strict=True)]
 
@@ -40,19 +44,20 @@ def peers_of(node, prompt, depth, reward, good):
     return [reward[n] for n in range(len(reward)) if good[n] and (prompt[n], depth[n]) == (prompt[node], depth[node])]
 
 
-@pytest.mark.parametrize("baseline", ["mean", "median"])
+@pytest.mark.parametrize(("baseline", "std"), [("mean", "group"), ("median", "group"), ("median", "mad")])
 @pytest.mark.parametrize("seed", range(5))
-def test_depth_compares_a_prompts_nodes_of_one_depth(seed, baseline):
+def test_depth_compares_a_prompts_nodes_of_one_depth(seed, baseline, std):
     _, prompt, depth, reward, ok = nodes_of_two_prompts(seed)
     good, expected = usable(reward, ok), []
     for node in range(len(reward)):
         peers = peers_of(node, prompt, depth, reward, good)
         centre = {"mean": statistics.fmean, "median": statistics.median}[baseline]
         trains = good[node] and len(peers) >= 2
-        expected.append((reward[node] - centre(peers)) / (statistics.pstdev(peers) + 1e-4) if trains else 0.0)
+        spread = statistics.pstdev if std == "group" else median_absolute_deviation
+        expected.append((reward[node] - centre(peers)) / (spread(peers) + 1e-4) if trains else 0.0)
     columns = (torch.tensor(column) for column in (reward, prompt, depth, ok))
-    advantage = depth_advantage(*columns, baseline=baseline)
-    torch.testing.assert_close(advantage, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    advantage = depth_advantage(*columns, baseline=baseline, std=std)
+    torch.testing.assert_close(advantage, torch.tensor(expected).clamp(-5, 5), rtol=1e-4, atol=1e-5)
     assert advantage[:3].tolist() == [0.0] * 3
 
 

@@ -145,6 +145,8 @@ def test_words_say_what_passes_and_what_a_deviation_is():
     assert "root of the mean squared distance" in found["mean, deviation"] and "worth" not in found
     median = dict(glossary(sums(replace(tree, rule={**NFT, "baseline": "median"}))))
     assert median["median, deviation"].startswith("The median is the middle one of the numbers.")
+    robust = dict(glossary(sums(replace(tree, rule={**NFT, "baseline": "median", "std": "mad"}))))
+    assert "the middle one of their distances" in robust["median, median deviation"]
 
 
 def test_pictures_above_noise_are_called_predictions():

@@ -36,6 +36,8 @@ def steps(credited, advantages, rule=STEPWISE, above=0.5, centre=None, spread=No
     [
         ({}, 0.2, 0.308321, -1.2974, f"(−0.200 − 0.200) / 0.308, {LEVEL}"),
         ({"baseline": "median"}, 0.25, 0.308321, -1.4596, f"(−0.200 − 0.250) / 0.308, {MEDIAN}"),
+        ({"baseline": "median", "std": "mad"}, 0.25, 0.1501, -2.998,
+         f"(−0.200 − 0.250) / 0.150, {MEDIAN.replace('deviation', 'median deviation')}"),
         ({"normalise": "group"}, 0.2, 0.308321, -1.2974,
          "(−0.200 − 0.200) / 0.308, with the mean and deviation of this prompt's steps"),
         ({"normalise": "siblings"}, 0.0, 0.3, -0.6667,

@@ -16,6 +16,10 @@ RULES = {
     "turning points of chains": (CHAINS, {"reward": "turning_point", "value": "ode", "normalise": "group"}),
     "turning points, explored": (WIDE, {"reward": "turning_point", "normalise": "depth"}),
     "increments, medians": (FOREST, {"reward": "incremental", "normalise": "group", "baseline": "median"}),
+    "increments, median deviations": (
+        FOREST,
+        {"reward": "incremental", "normalise": "group", "baseline": "median", "std": "mad"},
+    ),
     "increments, siblings": (FOREST, {"reward": "incremental", "normalise": "siblings"}),
     "fused, siblings": (FOREST, {"reward": "fused", "normalise": "siblings"}),
     "fused, explored": (WIDE, {"reward": "fused", "normalise": "depth"}),

@@ -89,7 +89,10 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     if any(sample_sum(given, node) for node in given.drawn_leaves) or any(step_sum(given, edge) for edge in edges):
         middle = "" if centre == "mean" else "The median is the middle one of the numbers. "
         text = "The deviation tells how far numbers lie from their mean: it is the root of the mean squared distance. "
-        found.append((f"{centre}, deviation", f"{middle}{text}To divide by it, 0.0001 is added."))
+        if robust := rule.get("std") == "mad":
+            text = "The median deviation is the middle one of their distances from it. "
+        deviation = "median deviation" if robust else "deviation"
+        found.append((f"{centre}, {deviation}", f"{middle}{text}To divide by it, 0.0001 is added."))
     if any(edge.turning for edge in edges):
         found.append(("turning point ◆", turning_rule(given)))
     return found

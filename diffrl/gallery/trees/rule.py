@@ -45,6 +45,7 @@ RULE: Mapping[str, Gloss] = {
     "std": {
         "group": "and the rest divided by the prompt's own deviation",
         "batch": "and the rest divided by the deviation of all prompts",
+        "mad": "and the rest divided by the median deviation of those",
     },
     "combine": {
         "sum": "rewards are added up, then compared",

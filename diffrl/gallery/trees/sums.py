@@ -33,7 +33,7 @@ def step_sum(given: Sums, node: TreeNode) -> str:
     level = "" if rule.get("normalise") == "group" else " at this noise level"
     among = f"this prompt's steps{level}"
     if rule.get("normalise") != "siblings":
-        return f"{quotient}, with the {_baseline(given)} and deviation of {among}"
+        return f"{quotient}, with the {_baseline(given)} and {_deviation(given)} of {among}"
     above = given.parent(node)
     start = f", less the worth of {given.names[above.id]}" if above is not None and node.centre else ""
     return f"{quotient}{start}, over the deviation of {among}"
@@ -46,7 +46,7 @@ def sample_sum(given: Sums, node: TreeNode) -> str:
     if not quotient:
         return ""
     whose = "all prompts'" if given.record.rule.get("std") == "batch" else "their"
-    return f"{quotient}, with the {_baseline(given)} of this prompt's pictures and {whose} deviation"
+    return f"{quotient}, with the {_baseline(given)} of this prompt's pictures and {whose} {_deviation(given)}"
 
 
 def reward_sum(given: Sums, node: TreeNode) -> str:
@@ -87,6 +87,10 @@ def _term(scaling: Mapping[str, float], what: str, more: bool) -> str:
 
 def _baseline(given: Sums) -> str:
     return "median" if given.record.rule.get("baseline") == "median" else "mean"
+
+
+def _deviation(given: Sums) -> str:
+    return "median deviation" if given.record.rule.get("std") == "mad" else "deviation"
 
 
 def _quotient(

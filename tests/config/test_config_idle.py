@@ -1,0 +1,73 @@
+"""Keys that can change nothing are said, and only where they were given and cannot."""
+
+import pytest
+import torch
+
+from diffrl.config import load_config
+from diffrl.config.idle import idle_notes
+from diffrl.config.load import make_config
+from diffrl.cost.plan import make_plan
+from diffrl.functional.losses import nft_loss
+from diffrl.functional.matching import crd_loss, implicit_reward
+from tests.config.test_config_rules import data_of
+
+CLIPS = "every ratio is 1, but for rounding."
+NFT = {"kind": "nft", "old_limit": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("objective", "updates", "keys"),
+    [
+        ({"kind": "grpo", "clip": 1e-3}, 1, ["objective.clip"]),
+        ({"kind": "grpo", "clip": 1e-3, "clip_high": 2e-3}, 1, ["objective.clip, objective.clip_high"]),
+        ({"kind": "grpo", "clip": 1e-3}, 2, []),
+        ({"kind": "grpo", "kl": 0.1}, 1, []),
+        (NFT | {"beta": 0.5}, 1, ["objective.beta"]),
+        (NFT | {"beta": 0.5}, 2, []),
+        ({"kind": "nft", "beta": 0.5, "old_slope": 0.1}, 1, []),
+        (NFT | {"old_slope": 0.1}, 2, ["objective.old_slope"]),
+        (NFT | {"beta": 1.0, "edges": {"clip": 1e-3}}, 1, ["objective.edges.clip", "objective.beta"]),
+        (NFT | {"edges": {"weight": 6.0}}, 1, []),
+        ({"kind": "awm", "clip": 0.5}, 1, ["objective.clip"]),
+        ({"kind": "awm", "clip": 0.5, "old_limit": 0.3}, 1, []),
+        ({"kind": "dgpo", "clip": 0.5, "beta": 3.0, "old_limit": 0.0}, 1, ["objective.clip"]),
+        ({"kind": "crd", "beta": 3.0, "old_limit": 0.0}, 1, ["objective.beta"]),
+    ],
+)
+def test_what_was_given_and_cannot_act_is_said(objective, updates, keys):
+    credit = {} if objective["kind"] != "grpo" and "edges" not in objective else {"reward": "fused"}
+    config = make_config(data_of(objective=objective, credit=credit, train={"updates_per_iteration": updates}))
+    notes = idle_notes(config)
+    assert [note.removeprefix("Without effect: ").partition(";")[0] for note in notes] == keys
+    assert [note.endswith(CLIPS) for note in notes] == ["clip" in key for key in keys]
+
+
+def test_the_plan_says_it_too():
+    path, clip = "configs/tiny-sd3/flow_grpo.yaml", "objective.clip=0.001"
+    said = [
+        note for note in make_plan(load_config(path, [clip, "train.updates_per_iteration=1"])).notes if CLIPS in note
+    ]
+    assert len(said) == 1 and not any(CLIPS in note for note in make_plan(load_config(path, [clip])).notes)
+
+
+def test_beta_cancels_in_the_gradient_at_the_old_policy():
+    """What the notes say of nft and crd: autograd, with three betas, at v = v_old and beside it."""
+    generator = torch.Generator().manual_seed(0)
+    x, x0, v_old = (torch.randn(5, 7, 3, generator=generator) for _ in range(3))
+    r, sigma = torch.rand(5, generator=generator), torch.rand(5, generator=generator)
+
+    def nft(v, beta):
+        return nft_loss(v, v_old, x, x0, sigma, r, beta)[0]
+
+    def crd(v, beta):
+        q = implicit_reward(v, v_old, x - x0)
+        return crd_loss(q, q.detach().mean().expand(5), r, r.mean().expand(5), beta)[0]
+
+    for loss in (nft, crd):
+        gradients = {}
+        for moved in (0.0, 0.1):
+            v = (v_old + moved).requires_grad_()
+            gradients[moved] = [torch.autograd.grad(loss(v, beta).sum(), v)[0] for beta in (0.1, 1.0, 7.0)]
+        here, there = gradients[0.0], gradients[0.1]
+        assert all(torch.allclose(one, here[0], rtol=1e-3, atol=1e-5) for one in here) and bool(here[0].any())
+        assert not torch.allclose(there[0], there[2], rtol=1e-2)
