@@ -1,78 +1,120 @@
-"""Measure what docs/results.md says: every preset at equal cost, the costs to one score, and the ablations.
+"""Measure what docs/results.md says: arms of equal cost on paired seeds, and the questions that they answer.
 
-    python scripts/reproduce_results.py [--out results] [--only presets] [--write docs/results.md]
+    python scripts/reproduce_results.py [--only shapes] [--out results] [--go-on] [--write docs/results.md]
 
-Each group is one `diffrl compare`, so an interrupted measurement goes on where it stopped. `--write` sets the groups'
-tables into the page between its markers and copies their figures beside it: curves, paired differences, and what so
-many seeds can see. With `--report-only` nothing is trained. Seconds are worth comparing with `--jobs 1` alone.
+Each group is one `diffrl compare`, so an interrupted measurement goes on where it stopped. `--keep` writes its numbers
+to docs/measured/GROUP.jsonl, and `--go-on` begins with what lies there: only what is missing is trained. `--write` sets
+tables and figures into the page between its markers. With `--report-only` nothing is trained. Every difference that is
+asked about was chosen before it was measured; p-values are adjusted for the group's questions (Holm).
+
+`--check` measures again from nothing, and holds every arm to the band of its kept numbers: its mean must lie in the
+95 % prediction interval for so many seeds.
 """
 
 import argparse
 import math
 import re
 import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from scipy import stats
 
-from diffrl.config.load import make_config
+from diffrl.cost.prices import parse_prices
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
+from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
-from diffrl.studies.compare.pairing import unpaired
-from diffrl.studies.compare.pairs import difference_of, measured_sd, power_line
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
-from diffrl.studies.compare.statistics import mean_estimate, paired_difference
-from diffrl.studies.compare.tables import cost_text, markdown, mean_text, target_columns
+from diffrl.studies.compare.pairs import pairs_of
+from diffrl.studies.compare.results import Comparison
+from diffrl.studies.compare.tables import mean_text
 
-TINY = "configs/tiny-sd3"
-PRESETS = (
-    "flow_grpo",
-    "dance_grpo",
-    "mix_grpo",
-    "branch_grpo",
-    "branch_grpo_mix",
-    "tp_grpo",
-    "sol_rl",
-    "diffusion_nft",
-    "diffrl_nft",
-)
-DIFFRL = f"{TINY}/diffrl_nft.yaml"
-FOREST_NFT = (
-    f"nft on the forest: {DIFFRL} objective={{kind: nft, kl: 0.0}} credit={{}} train.updates_per_iteration=2 "
-    "train.warmup_updates=12"
-)
-POOL = "audit: 0, keep: 16, select: best_worst"
-ABLATIONS = (
-    f"diffrl_nft: {DIFFRL}",
-    f"without turning points: {DIFFRL} credit.reward=incremental",
-    f"siblings instead of depth: {DIFFRL} credit.normalise=siblings",
-    f"values by the ode: {DIFFRL} credit.value=ode",
-    f"independent siblings: {DIFFRL} rollout.tree.correlation=null",
-    f"grpo alone: {DIFFRL} objective={{kind: grpo, clip: 1.0e-3}} train.learning_rate=1.5e-4",
-    f"pool 2x bfloat16: {DIFFRL} rollout.explore={{precision: bfloat16, candidates: 32, {POOL}}}",
-    f"pool 4x bfloat16: {DIFFRL} rollout.explore={{precision: bfloat16, candidates: 64, {POOL}}}",
-    f"pool 2x nvfp4: {DIFFRL} rollout.explore={{precision: nvfp4, engine: emulated, candidates: 32, {POOL}}}",
-)
-TARGETS = (0.5, 0.6, 0.65)
-OTHERS = "run.seed=10 eval.seed=4321"
+MEASURED = Path("docs/measured")
+FIGURES = ("figure", "power")
+TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
+GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6 train.learning_rate=1.5e-4"
+NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2 train.learning_rate=3e-4"
+ONE = "train.updates_per_iteration=1 train.warmup_updates=2 train.learning_rate=3e-4"
+UNSEEN = "run.seed=10 eval.seed=4321"
 """Seeds and held-out noise that no setting was chosen on."""
-TILT = tuple(
-    f"{name}: {TINY}/{name}.yaml {OTHERS}"
-    for name in ("flow_grpo", "diffusion_nft", "diffrl_nft", "tree_tilt", "diffrl")
-)
-GROUPS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
-    "tilt-20k": (TILT, "evaluations=20000", 5, 5),
-    "tilt-40k": (TILT, "evaluations=40000", 5, 5),
-    "flow-80k": (TILT[:1], "evaluations=80000", 8, 5),
-    "presets": ((*(f"{TINY}/{name}.yaml" for name in PRESETS), FOREST_NFT), "evaluations=40000", 5, 3),
-    "long": ((f"{TINY}/flow_grpo.yaml",), "evaluations=80000", 8, 3),
-    "ablations": (ABLATIONS, "evaluations=20000", 4, 3),
+
+
+@dataclass(frozen=True)
+class Group:
+    """One comparison, and what is asked of it.
+
+    Args:
+        arms: label -> configuration and overrides.
+        budget: evaluations of a run, priced.
+        seeds: of each arm.
+        questions: question -> pairs (first, second): second less first answers it.
+        prices: of evaluations.
+        evals: held-out evaluations of a run, besides the one before it.
+    """
+
+    arms: dict[str, str]
+    budget: int
+    seeds: int
+    questions: dict[str, tuple[tuple[str, str], ...]]
+    prices: str = "equal"
+    evals: int = 2
+
+
+def factorial(folder: str) -> dict[str, str]:
+    """The arms of the factorial in a world: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
+    common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null"
+
+    def arm(preset: str, *overrides: str) -> str:
+        return " ".join([f"{folder}/{preset}.yaml", common, *overrides])
+
+    def tree(*overrides: str) -> str:
+        return arm("diffrl_nft", TREE, *overrides)
+
+    def credit(reward: str, value: str = "leaves") -> str:
+        return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
+
+    return {
+        "tilt": arm("diffrl", "train.learning_rate=3e-4"),
+        "chains, nft": arm("diffusion_nft", ONE),
+        "chains, grpo": arm(
+            "flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2 train.learning_rate=1.5e-4"
+        ),
+        "tree, grpo, incremental": tree(GRPO, credit("incremental")),
+        "tree, grpo, outcome": tree(GRPO, "credit={}"),
+        "tree, grpo, turning points": tree(GRPO, credit("turning_point")),
+        "chains, awm": arm("awm", "objective.levels=1 train.warmup_updates=2 train.learning_rate=3e-4"),
+        "tree, nft": tree(NFT),
+        "forest, nft": arm("diffrl_nft", NFT),
+        "chains, crd": arm("crd", "objective.levels=1", ONE),
+        "chains, dgpo": arm(
+            "dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1 train.learning_rate=6e-4"
+        ),
+        "tree, grpo, turning points, ode": tree(GRPO, credit("turning_point", "ode")),
+        "tree, grpo, incremental, ode": tree(GRPO, credit("incremental", "ode")),
+    }
+
+
+RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo")
+QUESTIONS = {
+    "Does a tree pay?": (
+        ("chains, grpo", "tree, grpo, outcome"),
+        ("chains, nft", "tree, nft"),
+        ("chains, nft", "forest, nft"),
+    ),
+    "Does step credit pay?": (("tree, grpo, outcome", "tree, grpo, incremental"),),
+    "Do turning points pay?": (
+        ("tree, grpo, incremental", "tree, grpo, turning points"),
+        ("tree, grpo, incremental, ode", "tree, grpo, turning points, ode"),
+    ),
+    "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
+    "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
 }
-"""Name -> configurations, budget of a run, held-out evaluations, seeds."""
-
-
-GUIDANCE = (3.0,)
-FIGURES = ("figure", "differences", "power")
+GROUPS = {
+    "shapes": Group(factorial("configs/tiny-sd3"), 20_000, 10, QUESTIONS),
+    "words": Group(factorial("configs/tiny-words"), 20_000, 10, QUESTIONS),
+}
 
 
 def main() -> None:
@@ -80,132 +122,122 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results"), help="Directory of the comparisons.")
     parser.add_argument("--only", action="append", choices=GROUPS, help="A group; may be given several times.")
-    parser.add_argument("--target", type=float, default=0.6)
     parser.add_argument("--jobs", type=int, help="Runs at once. Default: one a core.")
+    parser.add_argument("--go-on", action="store_true", help="Begin with the numbers in docs/measured.")
+    parser.add_argument("--keep", action="store_true", help="Write the numbers to docs/measured.")
     parser.add_argument("--report-only", action="store_true", help="Train nothing.")
+    parser.add_argument("--check", action="store_true", help="Hold what is measured to the bands of docs/measured.")
     parser.add_argument("--write", type=Path, help="The page whose tables are replaced.")
     arguments = parser.parse_args()
+    if arguments.check and arguments.go_on:
+        parser.error("--check is of runs that were trained anew. Leave --go-on out.")
+    outside = []
     for name in arguments.only or GROUPS:
-        out = arguments.out / name
+        out, kept, group = arguments.out / name, MEASURED / f"{name}.jsonl", GROUPS[name]
+        if arguments.go_on and kept.is_file() and not out.exists():
+            unpack(kept, out)
         if not arguments.report_only:
-            compare(request(name, out, arguments.target, arguments.jobs), Console())
-        report(name, out, arguments.target, arguments.write)
-    made = set(arguments.only or GROUPS)
-    if arguments.write and {"presets", "long"} <= made:
-        put(arguments.write, "costs", costs(arguments.out, TARGETS))
-    if arguments.write and {"tilt-40k", "flow-80k"} <= made:
-        put(arguments.write, "factor", factor(arguments.out, "diffrl"))
+            compare(request(group, out, arguments.jobs), Console())
+        comparison = collect(out)
+        report(name, group, comparison, out, arguments.write)
+        if arguments.check:
+            outside += [f"{name}: {line}" for line in strayed(comparison, kept)]
+        if arguments.keep:
+            pack(out, kept)
+    if outside:
+        sys.exit("\n".join(outside))
 
 
-def request(name: str, out: Path, target: float, jobs: int | None) -> CompareRequest:
+def request(group: Group, out: Path, jobs: int | None) -> CompareRequest:
     """What a group asks of `diffrl compare`."""
-    configurations, budget, evals, seeds = GROUPS[name]
-    return CompareRequest(configurations, out, budget, seeds, evals, target=target, guidance=GUIDANCE, jobs=jobs)
+    arms = tuple(f"{label}: {settings}" for label, settings in group.arms.items())
+    return CompareRequest(
+        arms, out, f"evaluations={group.budget}", group.seeds, group.evals, jobs=jobs, prices=group.prices
+    )
 
 
-def report(name: str, out: Path, target: float, page: Path | None) -> None:
+def report(name: str, group: Group, comparison: Comparison, out: Path, page: Path | None) -> None:
     """Write a group's tables and figures, what so many seeds can see among them, and set them into the page."""
-    comparison = collect(out)
-    write_report(comparison, out, target)
-    if measured := measured_sd(comparison):
-        draw_power(*measured, out / "power.png", comparison.metric)
+    write_report(comparison, out, target=0.4)
+    asked = [pair for pairs in group.questions.values() for pair in pairs]
+    known = [p.difference.sd for p in pairs_of(comparison, asked) if p.difference.sd]
+    if known:
+        middle = math.sqrt(sum(sd * sd for sd in known) / len(known))
+        draw_power(middle, len(comparison.arms[0].runs), out / "power.png", comparison.metric)
     if page is None:
         return
-    if name != "flow-80k":  # its table is one sentence, `factor`
-        put(page, name, paired(comparison, "diffrl") if name.startswith("tilt") else markdown(comparison, target))
+    put(page, name, f"{scores(comparison)}\n{answers(group, comparison)}")
     figures = page.parent / "figures"
     figures.mkdir(exist_ok=True)
     for figure in FIGURES:
         if (out / f"{figure}.png").is_file():
-            shutil.copyfile(
-                out / f"{figure}.png", figures / (f"{name}.png" if figure == "figure" else f"{name}-{figure}.png")
-            )
+            shutil.copyfile(out / f"{figure}.png", figures / f"{name}-{figure}.png")
 
 
-def paired(comparison: Comparison, chosen: str) -> str:
-    """Each configuration's final number, and what `chosen` has more of it: means of differences of runs of one seed."""
-    best = next(arm for arm in comparison.arms if arm.label == chosen)
-    columns = (
-        f"configuration | seeds | score | {chosen} has more by | p | iterations | evaluations | pictures | seconds"
-    )
-    lines = [f"| {columns} |", "|---|" + "---:|" * columns.count("|")]
-    for arm in comparison.arms:
-        more = None if arm is best else difference_of(comparison, best, arm)
-        score = mean_estimate([comparison.score(arm, run) for run in arm.runs])
-        p = "" if more is None or more.p is None else f"{more.p:.2g}"
-        iterations = arm.runs[0].iterations
+def scores(comparison: Comparison) -> str:
+    """Each arm's final numbers, best first: the metric, the other held-out rewards, and what a run cost."""
+    ranked = sorted((arm for arm in comparison.arms if arm.runs), key=lambda arm: -comparison.mean_score(arm).mean)
+    others = sorted({name for arm in comparison.arms for run in arm.runs for name in run.others})
+    columns = ("arm", "seeds", comparison.metric, *others, "iterations", "evaluations", "seconds")
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    for arm in ranked:
         cells = (
             arm.label,
-            len(arm.runs),
-            mean_text(score),
-            "" if more is None else mean_text(more),
-            p,
-            iterations,
+            str(len(arm.runs)),
+            mean_text(comparison.mean_score(arm)),
+            *(f"{arm.mean(lambda run, name=name: run.others[name]):.3f}" for name in others),
+            str(arm.runs[0].iterations),
             f"{arm.cost('evaluations'):,.0f}",
-            f"{iterations * pictures(arm):,}",
             f"{arm.cost('seconds'):.0f}",
         )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", power_line(comparison)]) + "\n"
-
-
-def pictures(arm: Arm) -> int:
-    """Drawn, decoded and scored in an iteration, without an exploring stage."""
-    config = make_config(arm.planned_as["config"])
-    return config.prompts.per_iteration * config.rollout.tree.samples
-
-
-def factor(out: Path, chosen: str) -> str:
-    """How many times less `chosen` takes to the scores of Flow-GRPO at 80,000 evaluations, seed by seed."""
-    flow, tilt = collect(out / "flow-80k"), collect(out / "tilt-40k")
-    theirs, own = flow.arms[0], next(arm for arm in tilt.arms if arm.label == chosen)
-    if apart := unpaired({arm.label: arm.planned_as["config"] for arm in (theirs, own)}, flow.metric):
-        return f"Not compared: {apart[0]}\n"
-    runs = {run.number: run for run in own.runs}
-    pairs = [(run.curve[-1], runs[run.number]) for run in theirs.runs if run.number in runs]
-    reached = [(goal, run) for goal, run in pairs if run.cost_to(goal.score, "evaluations")]  # and not for nothing
-    if len(reached) < len(pairs):
-        return f"The score of Flow-GRPO at 80,000 evaluations was reached by {len(reached)} of {len(pairs)} seeds.\n"
-    told = [
-        f"Flow-GRPO at {theirs.cost('evaluations'):,.0f} evaluations: {mean_text(theirs.after)}. To the score of the "
-        f"same seed, {chosen} takes",
-        "",
-    ]
-    for cost, what, unit in (
-        ("evaluations", "evaluations", 1.0),
-        ("iteration", "pictures drawn and scored", pictures(theirs) / pictures(own)),
-        ("seconds", "seconds", 1.0),
-    ):
-        spent = [math.log(unit * getattr(goal, cost)) for goal, _ in reached]
-        ours = [math.log(run.cost_to(goal.score, cost) or math.nan) for goal, run in reached]
-        ratio = paired_difference(spent, ours)
-        ends = (ratio.mean if end is None else end for end in (ratio.low, ratio.high))
-        low, high = (f"{math.exp(end):.1f}" for end in ends)
-        told.append(f"- {math.exp(ratio.mean):.1f} times fewer {what} (95 % interval {low} to {high}, {ratio.n} seeds)")
-    return "\n".join(told) + "\n"
-
-
-def costs(out: Path, targets: tuple[float, ...]) -> str:
-    """What each preset needs to reach each score, with intervals over seeds.
-
-    A preset that was run at two budgets counts at the smaller one, unless some seed did not get there.
-    """
-    arms: dict[str, list[Arm]] = {}
-    for group in ("presets", "long"):
-        for arm in collect(out / group).arms:
-            arms.setdefault(arm.label, []).append(arm)
-    lines = ["| preset | " + " | ".join(column for target in targets for column in target_columns(target)) + " |"]
-    lines.append("|---|" + "---:|" * (2 * len(targets)))
-    for label, own in arms.items():
-        cells = [cell(own, target, cost) for target in targets for cost in COSTS]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def cell(arms: list[Arm], target: float, cost: str) -> str:
-    """The cost of a score at the first budget at which every seed reached it; if none, what the last one did."""
-    found = [arm.cost_to(target, cost) for arm in arms]
-    return cost_text(next((one for one in found if one.cost is not None), found[-1]), ",.0f")
+def answers(group: Group, comparison: Comparison) -> str:
+    """Every question with the paired differences that answer it."""
+    asked = [(question, pair) for question, pairs in group.questions.items() for pair in pairs]
+    found = pairs_of(comparison, [pair for _, pair in asked])
+    columns = "question | difference | seeds | mean | 95 % interval | p | p (Holm) | finding"
+    lines = [f"| {columns} |", "|---|---|" + "---:|" * 5 + "---|"]
+    last = ""
+    for (question, _), pair in zip(asked, found, strict=True):
+        d = pair.difference
+        interval = "" if d.low is None else f"{d.low:+.3f} to {d.high:+.3f}"
+        p = "" if d.p is None else f"{d.p:.2g} | {pair.p_holm:.2g}"
+        what = f"{pair.second} less {pair.first}"
+        shown = "" if question == last else question
+        lines.append(f"| {shown} | {what} | {d.n} | {d.mean:+.3f} | {interval} | {p} | {pair.finding} |")
+        last = question
+    return "\n".join(lines) + "\n"
+
+
+def strayed(comparison: Comparison, kept: Path) -> list[str]:
+    """The arms whose mean lies outside of what their kept numbers predict for as many seeds."""
+    directory = Path(f"{kept.stem}-kept")
+    shutil.rmtree(directory, ignore_errors=True)
+    unpack(kept, directory)
+    before = collect(directory, comparison.metric, parse_prices(comparison.prices.name))
+    shutil.rmtree(directory)
+    told = []
+    for arm in comparison.arms:
+        old = next((one for one in before.arms if one.label == arm.label), None)
+        if old is None or len(old.runs) < 2 or not arm.runs:
+            told.append(f"{arm.label}: nothing to hold it to")
+            continue
+        low, high = band([before.score(old, run) for run in old.runs], len(arm.runs))
+        mean = comparison.mean_score(arm).mean
+        if not low <= mean <= high:
+            told.append(f"{arm.label}: {mean:.3f} lies outside {low:.3f} to {high:.3f}")
+    return told
+
+
+def band(values: Sequence[float], seeds: int) -> tuple[float, float]:
+    """The 95 % prediction interval of the mean of so many further seeds (Student's t)."""
+    n, mean = len(values), sum(values) / len(values)
+    sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    half = stats.t.ppf(0.975, n - 1) * sd * math.sqrt(1 / n + 1 / seeds)
+    return mean - half, mean + half
 
 
 def put(page: Path, name: str, table: str) -> None:

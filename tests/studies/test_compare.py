@@ -447,3 +447,25 @@ def test_a_stop_reaches_the_run_and_it_goes_on_later(config, cost, tmp_path):
     assert process.returncode == 130
     assert "checkpoint written" in (out / "base" / "seed-0.log").read_text()
     assert list((out / "base" / "seed-0" / "checkpoints").iterdir())
+
+
+def test_the_budget_is_priced(config, trained, tmp_path, capsys):
+    """A pool at a tenth of the price pays for more iterations; the prices are kept to."""
+    pool = "rollout.explore={precision: bfloat16, candidates: 8, keep: 4, audit: 0, select: best_worst}"
+    asked = (f"pool: {config} {pool} rollout.tree.roots=4", "--budget", "evaluations=3000", "--seeds", 1)
+    iterations = {}
+    for prices in ("equal", "equal,bfloat16=0.1"):
+        out = tmp_path / prices
+        assert run(*in_order(*asked, "--prices", prices, "--out", out)) == 0
+        entry = json.loads((out / "state.json").read_text())["configurations"][0]
+        iterations[prices] = entry["iterations"]
+        plan = make_plan(load_config(config, [pool, "rollout.tree.roots=4"]))
+        counts = plan.network_evaluations
+        low = counts["explore"] * (0.1 if "," in prices else 1)
+        rest = counts["rollout"] + counts["values"] + counts["old"] + counts["group"] + counts["reference"]
+        assert entry["iteration_cost"] == pytest.approx((low + rest + 3 * counts["update"]) / plan.iterations)
+    assert iterations["equal,bfloat16=0.1"] > iterations["equal"]
+    assert "--prices was equal when this comparison began" in refusal(
+        capsys, *in_order(*asked, "--prices", "cpu-measured", "--out", tmp_path / "equal")
+    )
+    assert "--prices must begin with" in refusal(capsys, *in_order(*asked, "--prices", "free", "--out", tmp_path / "x"))

@@ -10,6 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from diffrl.cli import main
+from diffrl.cost.prices import parse_prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
 from diffrl.studies.compare.figures import COLORS
@@ -87,6 +88,33 @@ def test_cost_to_a_score(comparison):
     assert steep.cost_to(0.6, "seconds").cost == pytest.approx(12)
     missed = flat.cost_to(0.6, "evaluations")
     assert (missed.cost, missed.reached, missed.runs) == (None, 1, 2)
+
+
+def test_prices_change_costs_and_nothing_else(tmp_path):
+    """A pool in low precision costs what the table says; the run's own count is of equal prices."""
+    fake_comparison(tmp_path, {"pool": [[(0, 0, 0, 0.1), (20, 2000, 5, 0.4), (40, 4000, 9, 0.8)]]}, seeds=1)
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["configurations"][0]["config"] |= {
+        "rollout": {"explore": {"precision": "nvfp4"}},
+        "train": {"gradient_checkpointing": True},
+    }
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    path = tmp_path / "pool" / "seed-0" / "metrics.jsonl"
+    spent = {"evaluations/explore": 1000, "evaluations/rollout": 100, "evaluations/update": 10, "evaluations/gate": 7}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | spent if row["iteration"] else row) + "\n" for row in lines))
+
+    def costs(found):
+        return [point.evaluations for point in found.arms[0].runs[0].curve]
+
+    assert costs(collect(tmp_path)) == [0, 2000, 4000]
+    cheap = collect(tmp_path, prices=parse_prices("b200-nvfp4"))  # rows at iterations 1, 20 and 40
+    assert costs(cheap) == pytest.approx([0, 2 * (600 + 100 + 40), 3 * (600 + 100 + 40)])
+    assert [p.score for p in cheap.arms[0].runs[0].curve] == [0.1, 0.4, 0.8]
+    assert "by other prices than the budget's, equal" in cheap.notes[-1]
+    assert "nvfp4 0.6 (" in markdown(cheap, 0.6) and "1.68 times" in markdown(cheap, 0.6)
+    with pytest.raises(ConfigError, match="must know the precision that explores. Got nvfp4 with h100-bf16-fp8"):
+        collect(tmp_path, prices=parse_prices("h100-bf16-fp8"))
 
 
 def test_runs_that_have_not_finished_are_said(comparison):

@@ -36,6 +36,7 @@ class RunResult:
         updates: of the optimiser.
         peak_memory_bytes: the most that its process held.
         reported: (weights, guidance) -> the metric on the report split, see `reported.Reported`.
+        others: the other held-out rewards there, of the aligned weights, with the guidance of its evaluations.
     """
 
     number: int
@@ -44,6 +45,7 @@ class RunResult:
     updates: int
     peak_memory_bytes: int
     reported: Mapping[tuple[str, float], float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
@@ -175,6 +177,10 @@ class Comparison:
         """The final number of a run of an arm, see `final`."""
         return run.curve[-1].score if self.final is None else run.reported[ALIGNED, arm.guidance_scale]
 
+    def mean_score(self, arm: Arm) -> Estimate:
+        """The final number of an arm over its seeds, at least one."""
+        return mean_estimate([self.score(arm, run) for run in arm.runs])
+
 
 def read_state(directory: Path) -> dict[str, Any]:
     """The plan that a comparison keeps to.
@@ -282,7 +288,10 @@ def read_run(
         raise DiffrlError(f"A run that is compared must have a score. None of {path}'s held-out samples got one.")
     iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
     finals = {(one.weights, one.guidance_scale): one.means[metric] for one in reported if metric in one.means}
-    result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals)
+    end = (ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))
+    means = next((one.means for one in reported if (one.weights, one.guidance_scale) == end), {})
+    others = {name: value for name, value in means.items() if "/" not in name and name != metric}
+    result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals, others)
     return result, len(rows) - len(curve)
 
 
