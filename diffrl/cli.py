@@ -281,6 +281,10 @@ def compare(
         int | None,
         typer.Option(min=1, max=1000, help="Runs at once. Default: one a core; one on a GPU or for seconds."),
     ] = None,
+    variety: Annotated[
+        int | None,
+        typer.Option(min=2, max=1000, help="Draw 48 report prompts so often each: diversity, distance to the base."),
+    ] = None,
     prices: Annotated[
         str | None,
         typer.Option(
@@ -305,7 +309,7 @@ def compare(
     """
     from diffrl.errors import ConfigError
 
-    if report_only and (configs or budget or dry_run or seeds or guidance or jobs):
+    if report_only and (configs or budget or dry_run or seeds or guidance or jobs or variety):
         raise ConfigError(
             "--report-only takes --out, --metric, --target, --detect, --sd and --prices, and nothing to train. Remove "
             "the rest."
@@ -330,6 +334,7 @@ def compare(
         tuple(guidance or ()),
         jobs,
         prices or EQUAL.name,
+        variety,
     )
     start(request, _console(), dry_run)
 

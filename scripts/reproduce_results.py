@@ -35,7 +35,7 @@ MEASURED = Path("docs/measured")
 FIGURES = ("figure", "power")
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6 train.learning_rate=1.5e-4"
-NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2 train.learning_rate=3e-4"
+NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2 train.learning_rate=1.5e-4"
 ONE = "train.updates_per_iteration=1 train.warmup_updates=2 train.learning_rate=3e-4"
 UNSEEN = "run.seed=10 eval.seed=4321"
 """Seeds and held-out noise that no setting was chosen on."""
@@ -152,7 +152,7 @@ def request(group: Group, out: Path, jobs: int | None) -> CompareRequest:
     """What a group asks of `diffrl compare`."""
     arms = tuple(f"{label}: {settings}" for label, settings in group.arms.items())
     return CompareRequest(
-        arms, out, f"evaluations={group.budget}", group.seeds, group.evals, jobs=jobs, prices=group.prices
+        arms, out, f"evaluations={group.budget}", group.seeds, group.evals, jobs=jobs, prices=group.prices, variety=4
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from torch import Tensor
 
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import EvalSettings
@@ -24,6 +25,7 @@ from diffrl.errors import ConfigError, DiffrlError
 from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
+from diffrl.export.variety import draw_several, variety
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
@@ -122,12 +124,20 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
     _require_fit(setting, prompts)
     encode = PromptEncodings(setting.adapter)([prompt.text for prompt in prompts])
     before = ["base"] if request.base else []
+    stream = noise_stream(setting.source)
+
+    def several(settings: EvalSettings, each: int) -> Tensor:
+        return draw_several(setting.adapter, encode, prompts, settings, setting.decode_batch, stream, each)
+
+    guided = {scale: setting.settings.model_copy(update={"guidance_scale": scale}) for scale in setting.guidances}
+    first: dict[float, Tensor] = {}
+    if request.variety is not None and setting.run is not None:  # before its weights are those after alignment
+        first = {scale: several(settings, request.variety) for scale, settings in guided.items()}
     for weights in [*before, "model" if setting.run is None else "aligned"]:
         if weights == "aligned" and setting.run is not None:
             setting.run.align()
         state = None if setting.run is None else digest(setting.run.policy.state())
-        for guidance in setting.guidances:
-            settings = setting.settings.model_copy(update={"guidance_scale": guidance})
+        for guidance, settings in guided.items():
             report(f"{weights}, guidance {guidance:g}: {settings.samples} samples")
             found = evaluate(
                 OneProcess(),
@@ -137,10 +147,14 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
                 setting.scorers,
                 settings,
                 setting.decode_batch,
-                noise_stream(setting.source),
+                stream,
             )
+            varied = None
+            if request.variety is not None:
+                images = first[guidance] if weights == "base" else several(settings, request.variety)
+                varied = variety(images, first.get(guidance))
             step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
-            row = measured(found, settings, setting.source, len(setting.prompts), weights, step, state)
+            row = measured(found, settings, setting.source, len(setting.prompts), weights, step, state, varied)
             if request.out is not None:
                 _keep(found, request.out / row.label, setting)
             if request.run is not None:

@@ -43,6 +43,7 @@ class Measured:
         means: by reward, and "reward/part".
         intervals: of the rewards, the 95 % interval's ends; None where nothing could be scored or of one sample.
         time: when, UTC, ISO 8601.
+        variety: diversity and distance to the base, see `export.variety.variety`; None where it was not asked for.
         version: of diffrl.
     """
 
@@ -62,6 +63,7 @@ class Measured:
     means: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float] | None]
     time: str
+    variety: Mapping[str, float] | None = None
     version: str = __version__
 
     @property
@@ -82,6 +84,7 @@ def measured(
     weights: str,
     iteration: int | None,
     digest: str | None,
+    variety: Mapping[str, float] | None = None,
 ) -> Measured:
     """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
     split = split_of(source)
@@ -102,6 +105,7 @@ def measured(
         means=found.means,
         intervals={name: interval(values) for name, values in found.table.raw.items()},
         time=datetime.now(UTC).isoformat(timespec="seconds"),
+        variety=variety,
     )
 
 
@@ -149,11 +153,13 @@ def table_of(rows: Sequence[Measured]) -> Table:
     title = f"{first.prompts}, {first.steps} steps, noise of seed {first.noise_seed}"
     table = Table(title=title, caption="mean and its 95 % interval")
     names = list(dict.fromkeys(name for row in rows for name in row.intervals))
-    for column in ("weights", "iteration", "guidance", "n", *names):
+    varied = list(dict.fromkeys(name for row in rows for name in row.variety or ()))
+    for column in ("weights", "iteration", "guidance", "n", *names, *varied):
         table.add_column(column, justify="left" if column == "weights" else "right")
     for row in rows:
         iteration = "–" if row.iteration is None else str(row.iteration)
         cells = [_cell(row.means.get(name), row.intervals.get(name)) for name in names]
+        cells += [_cell((row.variety or {}).get(name), None) for name in varied]
         table.add_row(row.weights, iteration, f"{row.guidance_scale:g}", str(row.n), *cells)
     return table
 

@@ -35,6 +35,15 @@ class EvaluateRequest:
     option: Annotated[list[str] | None, in_panel(MEASURED, "[LABEL.]KEY=VALUE, an option of a --reward. Several.")] = (
         None
     )
+    variety: Annotated[
+        int | None,
+        in_panel(
+            MEASURED,
+            "Also draw 48 prompts so many times each: their diversity, and the distance to the model before alignment.",
+            min=2,
+            max=1000,
+        ),
+    ] = None
 
     guidance: Annotated[
         list[float] | None,

@@ -11,8 +11,16 @@ import yaml
 from scipy.stats import binomtest
 
 from diffrl.cli import main
+from diffrl.config.schema import EvalSettings
+from diffrl.data.prompts import load_prompts
+from diffrl.distributed.ranks import OneProcess
 from diffrl.export.measured import digest, interval
+from diffrl.export.pictures import open_pipeline
+from diffrl.export.variety import draw_several, variety
+from diffrl.models.encodings import PromptEncodings
 from diffrl.tracking.metrics import read_metrics
+from diffrl.training.evaluate import evaluate
+from diffrl.training.scorers import make_scorers
 
 
 def run(*arguments: object) -> int:
@@ -141,3 +149,37 @@ def test_the_digest_knows_every_bit_and_no_order():
     whole = digest(weights)
     assert len(whole) == len(hashlib.sha256().hexdigest()) and digest(dict(reversed(weights.items()))) == whole
     assert digest({**weights, "a": torch.zeros(3, 2)}) != whole != digest({**weights, "b": -weights["b"]})
+
+
+def test_variety_is_of_pictures_from_the_same_noise(made, tmp_path, capsys):
+    out = tmp_path / "kept"
+    arguments = ("--base", "--variety", 3, "--guidance", 1, "--guidance", 2, "--out", out, "--json")
+    assert run("evaluate", "--run", made["full"], *arguments) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["variety"]["distance"] for row in rows if row["weights"] == "base"] == [0, 0]
+    aligned = [row["variety"] for row in rows if row["weights"] == "aligned"]
+    assert all(one["distance"] > 0 for one in aligned) and aligned[0] != aligned[1]
+    assert run("evaluate", "--run", made["full"], "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["variety"] is None
+
+
+def test_variety_by_hand():
+    black, white = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.full((2, 3, 8, 8), 255, dtype=torch.uint8)
+    same = variety(torch.stack([black, white]), torch.stack([black, black]))
+    assert same == {"diversity": 0, "distance": pytest.approx(0.5**0.5)}  # half of all pixels differ by 1
+    torch.manual_seed(0)
+    noise = torch.randint(0, 256, (2, 4, 3, 8, 8), dtype=torch.uint8)
+    assert variety(noise, None)["diversity"] > 0 and "distance" not in variety(noise, None)
+
+
+def test_the_first_sample_of_a_prompt_is_the_evaluations(random_sd3):
+    """So the distance to the base is of pictures that the means are of."""
+    adapter, _ = open_pipeline(str(random_sd3), None, "float32", torch.device("cpu"), None, None, None)
+    prompts = load_prompts("shapes:tune")[:3]
+    settings = EvalSettings(rewards=({"name": "sharpness"},), samples=3, steps=3, batch=4)
+    encode = PromptEncodings(adapter)([prompt.text for prompt in prompts])
+    several = draw_several(adapter, encode, prompts, settings, 4, "eval", 2)
+    scorers = make_scorers(settings.rewards, "eval.rewards", torch.device("cpu"), None)
+    found = evaluate(OneProcess(), adapter, encode, prompts, scorers, settings, 4, "eval")
+    assert several.shape[:2] == (3, 2) and torch.equal(several[:, 0], found.images)
+    assert not torch.equal(several[:, 0], several[:, 1])

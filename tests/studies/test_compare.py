@@ -19,7 +19,7 @@ from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
-from diffrl.studies.compare import processes
+from diffrl.studies.compare import collect, processes
 from diffrl.studies.compare.arguments import parse_budget, parse_candidate, parse_candidates
 from tests.patience import until
 
@@ -110,6 +110,8 @@ def trained(monkeypatch):
                     row = {"weights": weights, "iteration": iteration, "digest": "0", "prompts": source}
                     row |= {"guidance_scale": scale, "n": config.eval.samples, "failed": 0, "steps": config.eval.steps}
                     row |= {"solver": config.eval.solver, "noise_seed": config.eval.seed}
+                    if "--variety" in arguments:
+                        row["variety"] = {"diversity": 0.25, "distance": 0.5 * (weights == "aligned")}
                     score = 0.2 * (weights == "aligned") + config.run.seed / 100 + scale / 1000
                     file.write(json.dumps(row | {"means": {"shapes_strict": score}}) + "\n")
         return 0
@@ -469,3 +471,15 @@ def test_the_budget_is_priced(config, trained, tmp_path, capsys):
         capsys, *in_order(*asked, "--prices", "cpu-measured", "--out", tmp_path / "equal")
     )
     assert "--prices must begin with" in refusal(capsys, *in_order(*asked, "--prices", "free", "--out", tmp_path / "x"))
+
+
+def test_variety_is_measured_once_also_of_runs_that_were_measured_without(config, trained, tmp_path):
+    asked = (config, "--budget", "evaluations=3000", "--seeds", 2, "--out", tmp_path / "out")
+    assert run(*in_order(*asked)) == 0
+    assert collect(tmp_path / "out").arms[0].runs[0].others == {}
+    trained.measured.clear()
+    assert run(*in_order(*asked, "--variety", 4)) == 0
+    assert [one[one.index("--variety") + 1] for one in trained.measured] == ["4", "4"]
+    assert collect(tmp_path / "out").arms[0].runs[1].others == {"diversity": 0.25, "distance": 0.5}
+    trained.measured.clear()
+    assert run(*in_order(*asked, "--variety", 4)) == 0 and not trained.measured

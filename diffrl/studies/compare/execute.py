@@ -47,6 +47,7 @@ class CompareRequest:
         guidance: scales that the report split is measured with, besides that of the configurations.
         jobs: runs at once; None = as many as there are cores, on a GPU and for a budget in seconds one.
         prices: of evaluations, see `diffrl.cost.prices.parse_prices`.
+        variety: samples of a prompt for diversity and the distance to the base; None = not measured.
     """
 
     configurations: tuple[str, ...]
@@ -61,6 +62,7 @@ class CompareRequest:
     guidance: tuple[float, ...] = ()
     jobs: int | None = None
     prices: str = EQUAL.name
+    variety: int | None = None
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -81,7 +83,7 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     most = runs_at_once(request.jobs, budget, configs)
     seeds = choose_seeds(request, console)
     at_once = min(most, len(candidates) * seeds)
-    work = Work(request.out, console, Processes(at_once), request.guidance)
+    work = Work(request.out, console, Processes(at_once), request.guidance, request.variety)
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Reported:
         n: samples that could be scored.
         means: by reward, and "reward/part".
         digest: of the weights, sha256.
+        variety: diversity and distance to the base; empty where they were not asked for.
     """
 
     weights: str
@@ -34,6 +35,7 @@ class Reported:
     n: int
     means: Mapping[str, float]
     digest: str | None
+    variety: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tuple[Reported, ...]:
@@ -65,7 +67,7 @@ def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tupl
         whole = row.get("n", 0) + row.get("failed", 0) == settings.get("samples")
         if of_end and whole and all(row.get(key) == value for key, value in wanted.items()):
             names = ("weights", "guidance_scale", "prompts", "n", "means", "digest")
-            one = Reported(**{name: row[name] for name in names})
+            one = Reported(**{name: row[name] for name in names}, variety=row.get("variety") or {})
             found[one.weights, one.guidance_scale] = one
     return tuple(found.values())
 
@@ -80,15 +82,18 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
             yield row
 
 
-def missing(found: Sequence[Reported], guidances: Sequence[float], with_base: bool) -> tuple[list[float], bool]:
+def missing(
+    found: Sequence[Reported], guidances: Sequence[float], with_base: bool, varied: bool = False
+) -> tuple[list[float], bool]:
     """What is still to be measured of a run: the guidances, and whether of its model before alignment too.
 
     Args:
         found: what has been measured.
         guidances: that are wanted.
         with_base: whether the model before alignment is wanted.
+        varied: whether their variety is.
     """
-    have = {(one.weights, one.guidance_scale) for one in found}
+    have = {(one.weights, one.guidance_scale) for one in found if one.variety or not varied}
     base = [scale for scale in guidances if with_base and (BASE, scale) not in have]
     aligned = [scale for scale in guidances if (ALIGNED, scale) not in have]
     return list(dict.fromkeys([*aligned, *base])), bool(base)

@@ -36,7 +36,8 @@ class RunResult:
         updates: of the optimiser.
         peak_memory_bytes: the most that its process held.
         reported: (weights, guidance) -> the metric on the report split, see `reported.Reported`.
-        others: the other held-out rewards there, of the aligned weights, with the guidance of its evaluations.
+        others: the other held-out rewards there, and diversity and distance to the base if they were measured; of the
+            aligned weights, with the guidance of its evaluations.
     """
 
     number: int
@@ -289,8 +290,11 @@ def read_run(
     iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
     finals = {(one.weights, one.guidance_scale): one.means[metric] for one in reported if metric in one.means}
     end = (ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))
-    means = next((one.means for one in reported if (one.weights, one.guidance_scale) == end), {})
-    others = {name: value for name, value in means.items() if "/" not in name and name != metric}
+    last = next((one for one in reported if (one.weights, one.guidance_scale) == end), None)
+    others: dict[str, float] = {}
+    if last is not None:
+        others = {name: value for name, value in last.means.items() if "/" not in name and name != metric}
+        others |= last.variety
     result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals, others)
     return result, len(rows) - len(curve)
 

@@ -37,6 +37,7 @@ class Work:
         console: where it is told of.
         processes: run its commands.
         guidance: scales of the measurements on the report split, besides that of the configuration.
+        variety: samples of a prompt for the measure of variety; None = not measured.
         failures: what has failed, a sentence each.
     """
 
@@ -44,6 +45,7 @@ class Work:
     console: Console
     processes: Processes
     guidance: tuple[float, ...] = ()
+    variety: int | None = None
     failures: list[str] = field(default_factory=list)
 
     def report(self, text: str) -> None:
@@ -194,10 +196,11 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
         return
     wanted = tuple(dict.fromkeys((config.eval.guidance_scale, *work.guidance)))
     found = read_reported(path, plain(config), config.run.iterations)
-    scales, base = missing(found, wanted, with_base)
+    scales, base = missing(found, wanted, with_base, work.variety is not None)
     if not scales:
         return
     arguments = ["evaluate", "--run", str(path), "--prompts", source, *(["--base"] if base else [])]
+    arguments += [] if work.variety is None else ["--variety", str(work.variety)]
     arguments += [part for scale in scales for part in ("--guidance", f"{scale!r}")]
     log = path.with_suffix(".report.log")
     code = work.processes.run(arguments, log)
