@@ -28,7 +28,7 @@ from diffrl.studies.compare import CompareRequest, collect, compare, write_repor
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
 from diffrl.studies.compare.pairs import pairs_of
-from diffrl.studies.compare.results import Comparison
+from diffrl.studies.compare.results import Arm, Comparison
 from diffrl.studies.compare.tables import mean_text
 
 MEASURED = Path("docs/measured")
@@ -185,13 +185,20 @@ def scores(comparison: Comparison) -> str:
             arm.label,
             str(len(arm.runs)),
             mean_text(comparison.mean_score(arm)),
-            *(f"{arm.mean(lambda run, name=name: run.others[name]):.3f}" for name in others),
+            *(_mean_of(arm, name) for name in others),
             str(arm.runs[0].iterations),
             f"{arm.cost('evaluations'):,.0f}",
             f"{arm.cost('seconds'):.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _mean_of(arm: Arm, name: str) -> str:
+    """Mean of another reward on the report split; nothing where a run was not measured by it."""
+    values = [run.others.get(name) for run in arm.runs]
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.3f}" if len(known) == len(values) else ""
 
 
 def answers(group: Group, comparison: Comparison) -> str:
