@@ -241,7 +241,12 @@ MUTATIONS = [
     ),
     Mutation("training/crediting.py", "usable = ok & samples.trains", "usable = ok", "training/test_sampling.py"),
     # --- what a run costs, keeps and goes on from
-    Mutation("cost/plan.py", '+ 2 * counts["update"]', '+ counts["update"]', "cost/test_meter.py"),
+    Mutation(
+        "cost/meter.py",
+        '+ trained * counts["evaluations/update"]',
+        '+ counts["evaluations/update"]',
+        "cost/test_meter.py",
+    ),
     Mutation(
         "cost/plan.py", '"gate": guided * groups * first.origins', '"gate": groups * first.origins', "cost/test_plan.py"
     ),

@@ -11,6 +11,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import plan_forest, root_addresses
+from diffrl.cost.prices import EQUAL
 from diffrl.studies.compare.arguments import Budget, parse_candidate
 from diffrl.studies.compare.pairing import SHARED, held_out, misused_splits, report_source, unpaired
 from diffrl.studies.compare.plan import plain, plan_candidate
@@ -32,7 +33,7 @@ def arms(run_settings):
 def test_runs_of_one_seed_share_prompts_order_and_noise(arms, tmp_path):
     assert unpaired({str(i): plain(config) for i, config in enumerate(arms)}, METRIC) == []
     budget = Budget("evaluations", 40_000)
-    planned = [plan_candidate(parse_candidate(f"{i}: a.yaml"), c, budget, 4, None) for i, c in enumerate(arms)]
+    planned = [plan_candidate(parse_candidate(f"{i}: a.yaml"), c, budget, 4, EQUAL, None) for i, c in enumerate(arms)]
     first_noise = []
     for number in (0, 1):
         first, second = (one.of_seed(number, tmp_path) for one in planned)
