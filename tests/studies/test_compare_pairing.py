@@ -7,11 +7,11 @@ import copy
 import pytest
 
 from diffrl.config.load import make_config
+from diffrl.cost.prices import EQUAL
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.cost.prices import EQUAL
 from diffrl.studies.compare.arguments import Budget, parse_candidate
 from diffrl.studies.compare.pairing import SHARED, held_out, misused_splits, report_source, unpaired
 from diffrl.studies.compare.plan import plain, plan_candidate
