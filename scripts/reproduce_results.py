@@ -52,6 +52,7 @@ class Group:
         questions: question -> pairs (first, second): second less first answers it.
         prices: of evaluations.
         evals: held-out evaluations of a run, besides the one before it.
+        variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
     """
 
     arms: dict[str, str]
@@ -60,6 +61,7 @@ class Group:
     questions: dict[str, tuple[tuple[str, str], ...]]
     prices: str = "equal"
     evals: int = 2
+    variety: int | None = None
 
 
 def factorial(folder: str) -> dict[str, str]:
@@ -113,7 +115,7 @@ QUESTIONS = {
 }
 GROUPS = {
     "shapes": Group(factorial("configs/tiny-sd3"), 20_000, 10, QUESTIONS),
-    "words": Group(factorial("configs/tiny-words"), 20_000, 10, QUESTIONS),
+    "words": Group(factorial("configs/tiny-words"), 20_000, 10, QUESTIONS, variety=4),
 }
 
 
@@ -152,7 +154,14 @@ def request(group: Group, out: Path, jobs: int | None) -> CompareRequest:
     """What a group asks of `diffrl compare`."""
     arms = tuple(f"{label}: {settings}" for label, settings in group.arms.items())
     return CompareRequest(
-        arms, out, f"evaluations={group.budget}", group.seeds, group.evals, jobs=jobs, prices=group.prices, variety=4
+        arms,
+        out,
+        f"evaluations={group.budget}",
+        group.seeds,
+        group.evals,
+        jobs=jobs,
+        prices=group.prices,
+        variety=group.variety,
     )
 
 

@@ -14,10 +14,7 @@ from torch import Tensor
 from diffrl.config.schema import EvalSettings
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt
-from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import Sampler, denoise
-from diffrl.rollout.regenerate import decode
-from diffrl.rollout.tree import chains
+from diffrl.training.evaluate import draw
 from reward_models import RewardBatch, load_reward
 
 MOST_PROMPTS = 48
@@ -48,16 +45,7 @@ def draw_several(
     """
     count = min(len(prompts), MOST_PROMPTS)
     places = [(row, root) for row in range(count) for root in range(each)]
-    rows = torch.tensor([row for row, _ in places], dtype=torch.int64)
-    addresses = [Address(stream, settings.seed, 0, row, root, ()) for row, root in places]
-    sampler = Sampler(
-        adapter.sigmas(settings.steps),
-        solver=settings.solver,
-        guidance_scale=settings.guidance_scale,
-        micro_batch=settings.batch,
-    )
-    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler)
-    images = decode(adapter, latents, decode_batch, [prompts[row].text for row, _ in places])
+    _, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream)
     return images.unflatten(0, (count, each))
 
 

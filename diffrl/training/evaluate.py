@@ -16,7 +16,7 @@ from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.score import Scoring, WeightedScorer
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
-from diffrl.rollout.regenerate import decode
+from diffrl.rollout.regenerate import Sink, decode, ignore
 from diffrl.rollout.tree import chains
 
 
@@ -62,6 +62,43 @@ def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collec
     return [i for i in range(samples) if i % prompts in own]
 
 
+def draw(
+    adapter: ModelAdapter,
+    conditioning: Conditioning,
+    prompts: Sequence[Prompt],
+    places: Sequence[tuple[int, int]],
+    settings: EvalSettings,
+    decode_batch: int,
+    stream: str,
+    each: Sink = ignore,
+) -> tuple[list[Address], Tensor]:
+    """Held-out samples, each from the noise of its place.
+
+    Args:
+        adapter: the policy.
+        conditioning: the encoded prompts, one row a prompt.
+        prompts: the held-out prompts.
+        places: S pairs of a prompt's row and its how-manieth sample, from 0.
+        settings: the eval section.
+        decode_batch: samples a decoder call.
+        stream: of the noise, see `data.worlds.noise_stream`.
+        each: called with each decoder call's pictures.
+
+    Returns:
+        Their initial noises' addresses and (S, 3, H, W) uint8 pictures, or (S, frames, 3, H, W).
+    """
+    rows = torch.tensor([row for row, _ in places], dtype=torch.int64)
+    addresses = [Address(stream, settings.seed, 0, row, root, ()) for row, root in places]
+    sampler = Sampler(
+        adapter.sigmas(settings.steps),
+        solver=settings.solver,
+        guidance_scale=settings.guidance_scale,
+        micro_batch=settings.batch,
+    )
+    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler)
+    return addresses, decode(adapter, latents, decode_batch, [prompts[row].text for row, _ in places], each)
+
+
 def evaluate(
     accelerator: Any,
     adapter: ModelAdapter,
@@ -86,18 +123,10 @@ def evaluate(
     """
     world, rank = accelerator.num_processes, accelerator.process_index
     own = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
-    rows = torch.tensor([i % len(prompts) for i in own], dtype=torch.int64)
-    addresses = [Address(stream, settings.seed, 0, i % len(prompts), i // len(prompts), ()) for i in own]
-    sampler = Sampler(
-        adapter.sigmas(settings.steps),
-        solver=settings.solver,
-        guidance_scale=settings.guidance_scale,
-        micro_batch=settings.batch,
-    )
-    latents = denoise(adapter, conditioning, chains(rows), addresses, sampler)
-    chosen = [prompts[int(row)] for row in rows]
+    places = [(i % len(prompts), i // len(prompts)) for i in own]
+    chosen = [prompts[row] for row, _ in places]
     scoring = Scoring(scorers, chosen)
-    images = decode(adapter, latents, decode_batch, [prompt.text for prompt in chosen], scoring.add)
+    addresses, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream, scoring.add)
     table = agreed(accelerator, scoring.table)
     values = {**table.raw, **table.parts}
     names = shared_names(accelerator, sorted(values))

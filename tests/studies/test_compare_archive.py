@@ -69,3 +69,14 @@ def test_an_archive_overwrites_nothing_and_may_not_be_damaged(compared, tmp_path
     with pytest.raises(ConfigError, match=r"kept\.jsonl is damaged"):
         unpack(tmp_path / "kept.jsonl", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_was_not_measured_is_trained_again(compared, trained, tmp_path):  # noqa: F811
+    """It has no weights any more that could be measured."""
+    out, asked = compared
+    (out / "base" / "seed-1" / "evaluations.jsonl").unlink()
+    assert pack(out, tmp_path / "kept.jsonl") == 3
+    unpack(tmp_path / "kept.jsonl", tmp_path / "again")
+    trained.clear()
+    assert run(*in_order(*asked, "--seeds", 2, "--out", tmp_path / "again")) == 0
+    assert trained == ["base/seed-1"]

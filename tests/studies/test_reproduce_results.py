@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from diffrl.config import load_config
 from diffrl.studies.compare import collect
-from diffrl.studies.compare.archive import pack
+from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.arguments import load_candidates, parse_candidates
 from tests.studies.test_compare_pairs import row, write
 from tests.studies.test_compare_tables import fake_comparison
@@ -38,6 +39,16 @@ def test_groups_are_paired_and_ask_for_what_they_train(name, monkeypatch):
     group = script.GROUPS[name]
     assert load_candidates(parse_candidates(script.request(group, Path("out"), 1).configurations), None)
     assert {label for pairs in group.questions.values() for pair in pairs for label in pair} <= set(group.arms)
+
+
+@pytest.mark.parametrize("kept", sorted((ROOT / script.MEASURED).glob("*.jsonl")), ids=lambda path: path.stem)
+def test_kept_numbers_are_of_the_arms_that_the_script_names(kept, tmp_path, monkeypatch):
+    """Or it could not go on with them: what differs is refused."""
+    monkeypatch.chdir(ROOT)
+    unpack(kept, tmp_path / "again")
+    request = script.request(script.GROUPS[kept.stem], tmp_path / "again", 1)
+    script.compare(request, Console(quiet=True), dry_run=True)
+    assert all(arm.runs for arm in collect(tmp_path / "again").arms)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 from diffrl.config import dump_config
 from diffrl.errors import ConfigError
 from diffrl.files import write_json, write_text
+from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Record
 from diffrl.studies.compare.reported import EVALUATIONS
 from diffrl.studies.compare.results import STATE, read_state
@@ -29,7 +30,7 @@ DIGITS = 6
 
 
 def pack(directory: Path, archive: Path) -> int:
-    """Write the finished runs of a comparison into one file of JSON lines.
+    """Write the finished runs of a comparison, measured on the report split, into one file of JSON lines.
 
     Args:
         directory: of the comparison.
@@ -46,7 +47,8 @@ def pack(directory: Path, archive: Path) -> int:
     for number in range(state["seeds"]):
         for entry in state["configurations"]:
             path = directory / entry["folder"] / f"seed-{number}"
-            if (path / "summary.json").is_file():
+            measured = report_source(entry["config"]) is None or (path / EVALUATIONS).is_file()
+            if (path / "summary.json").is_file() and measured:  # without weights it could not be measured later
                 lines.append({"folder": entry["folder"], "seed": number, **_run(path)})
     write_text(archive, "".join(json.dumps(line) + "\n" for line in lines))
     return len(lines) - 1
