@@ -16,7 +16,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +29,14 @@ from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Arm, Comparison
-from diffrl.studies.compare.tables import mean_text
+from diffrl.studies.compare.tables import guidance_rows, markdown_table, mean_text
 
 MEASURED = Path("docs/measured")
 FIGURES = ("figure", "power")
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
-GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6 train.learning_rate=1.5e-4"
-NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2 train.learning_rate=1.5e-4"
-ONE = "train.updates_per_iteration=1 train.warmup_updates=2 train.learning_rate=3e-4"
+GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
+NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2"
+ONE = "train.updates_per_iteration=1 train.warmup_updates=2"
 UNSEEN = "run.seed=10 eval.seed=4321"
 """Seeds and held-out noise that no setting was chosen on."""
 
@@ -53,6 +53,7 @@ class Group:
         prices: of evaluations.
         evals: held-out evaluations of a run, besides the one before it.
         variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
+        guidance: scales that base and aligned model are measured with, besides none; nor that.
     """
 
     arms: dict[str, str]
@@ -62,10 +63,19 @@ class Group:
     prices: str = "equal"
     evals: int = 2
     variety: int | None = None
+    guidance: tuple[float, ...] = ()
 
 
-def factorial(folder: str) -> dict[str, str]:
+RATES = {
+    "shapes": {"tilt": 3e-4, "chains, nft": 2e-4, "chains, awm": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 6e-4},
+    "words": {"tilt": 3e-4, "chains, nft": 3e-4, "chains, awm": 3e-4, "chains, crd": 3e-4, "chains, dgpo": 6e-4},
+}
+"""Learning rates that are not 1.5e-4, as chosen on `tune` (docs/results.md)."""
+
+
+def factorial(world: str) -> dict[str, str]:
     """The arms of the factorial in a world: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
+    folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null"
 
     def arm(preset: str, *overrides: str) -> str:
@@ -77,25 +87,23 @@ def factorial(folder: str) -> dict[str, str]:
     def credit(reward: str, value: str = "leaves") -> str:
         return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
 
-    return {
-        "tilt": arm("diffrl", "train.learning_rate=3e-4"),
+    arms = {
+        "tilt": arm("diffrl"),
         "chains, nft": arm("diffusion_nft", ONE),
-        "chains, grpo": arm(
-            "flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2 train.learning_rate=1.5e-4"
-        ),
+        "chains, grpo": arm("flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2"),
         "tree, grpo, incremental": tree(GRPO, credit("incremental")),
         "tree, grpo, outcome": tree(GRPO, "credit={}"),
         "tree, grpo, turning points": tree(GRPO, credit("turning_point")),
-        "chains, awm": arm("awm", "objective.levels=1 train.warmup_updates=2 train.learning_rate=3e-4"),
+        "chains, awm": arm("awm", "objective.levels=1 train.warmup_updates=2"),
         "tree, nft": tree(NFT),
         "forest, nft": arm("diffrl_nft", NFT),
         "chains, crd": arm("crd", "objective.levels=1", ONE),
-        "chains, dgpo": arm(
-            "dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1 train.learning_rate=6e-4"
-        ),
+        "chains, dgpo": arm("dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1"),
         "tree, grpo, turning points, ode": tree(GRPO, credit("turning_point", "ode")),
         "tree, grpo, incremental, ode": tree(GRPO, credit("incremental", "ode")),
     }
+    rates = RATES[world]
+    return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
 
 
 RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo")
@@ -113,9 +121,51 @@ QUESTIONS = {
     "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
     "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
 }
+
+
+def questions_of(arms: Iterable[str]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The factorial's questions that some arms answer."""
+    asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in QUESTIONS.items()}
+    return {question: pairs for question, pairs in asked.items() if pairs}
+
+
+LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
+"""What three times the budget is spent on: the project's two, and a rival of either kind."""
+
+
+def pool(price: float) -> Group:
+    """DiffusionNFT with and without a pool of 48, explored at a price: Sol-RL's idea, on otherwise equal runs."""
+    plain = factorial("shapes")["chains, nft"]
+    explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
+    arms = {
+        "no pool": plain,
+        "pool, best and worst": f"{plain} {explore % 'best_worst'}",
+        "pool, random": f"{plain} {explore % 'random'}",
+    }
+    questions = {
+        "Does a pool pay?": (("no pool", "pool, best and worst"),),
+        "Is it the choice?": (("pool, random", "pool, best and worst"),),
+    }
+    return Group(arms, 20_000, 5, questions, f"equal,nvfp4={price:g}", evals=1)
+
+
+WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 GROUPS = {
-    "shapes": Group(factorial("configs/tiny-sd3"), 20_000, 10, QUESTIONS),
-    "words": Group(factorial("configs/tiny-words"), 20_000, 10, QUESTIONS, variety=4),
+    "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
+    "words": Group(WORDS, 20_000, 10, questions_of(WORDS), evals=1),
+    "shapes-60k": Group(
+        {label: factorial("shapes")[label] for label in LONGER},
+        60_000,
+        5,
+        {
+            "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
+            "Does a tree with step credit pay?": (("chains, grpo", "tree, grpo, incremental"),),
+        },
+        evals=3,
+        variety=4,
+        guidance=(3.0,),
+    ),
+    **{f"pool-{price:g}": pool(price) for price in (1.0, 0.5, 0.25, 0.1)},
 }
 
 
@@ -162,6 +212,7 @@ def request(group: Group, out: Path, jobs: int | None) -> CompareRequest:
         jobs=jobs,
         prices=group.prices,
         variety=group.variety,
+        guidance=group.guidance,
     )
 
 
@@ -175,7 +226,10 @@ def report(name: str, group: Group, comparison: Comparison, out: Path, page: Pat
         draw_power(middle, len(comparison.arms[0].runs), out / "power.png", comparison.metric)
     if page is None:
         return
-    put(page, name, f"{scores(comparison)}\n{answers(group, comparison)}")
+    tables = [scores(comparison), answers(group, comparison)]
+    if group.guidance:
+        tables.insert(1, f"{markdown_table(guidance_rows(comparison))}\n")
+    put(page, name, "\n".join(tables))
     figures = page.parent / "figures"
     figures.mkdir(exist_ok=True)
     for figure in FIGURES:

@@ -28,6 +28,8 @@ GREY = "#7b8794"
 def draw(comparison: Comparison, destination: Path, target: float | None = None) -> None:
     """Draw the score against both costs: the mean over seeds with its 95 % interval, each seed as a thin line; PNG.
 
+    Of more arms than there are colours the means alone are drawn: their intervals are in the table.
+
     Args:
         comparison: as `collect` read it.
         destination: PNG file.
@@ -36,8 +38,9 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
     columns = _legend_columns(comparison)
     figure = _figure(10.0, 3.9 + 0.22 * -(-len(comparison.arms) // columns))
     panels = figure.subplots(1, 2, sharey=True)
+    few = len(comparison.arms) <= len(COLORS)
     for axes, cost in zip(panels, COSTS, strict=True):
-        lines = [_draw_arm(axes, arm, cost, index) for index, arm in enumerate(comparison.arms) if arm.runs]
+        lines = [_draw_arm(axes, arm, cost, i, few) for i, arm in enumerate(comparison.arms) if arm.runs]
         if target is not None:
             axes.axhline(target, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
         axes.xaxis.set_major_formatter(_short)
@@ -53,10 +56,11 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
     figure.savefig(destination)
 
 
-def _draw_arm(axes: Any, arm: Arm, cost: str, index: int) -> Any:
+def _draw_arm(axes: Any, arm: Arm, cost: str, index: int, banded: bool) -> Any:
+    """Draw an arm: its mean, and if wanted the band of its seeds and the seeds."""
     costs, scores = arm.band(cost)
     color = COLORS[index % len(COLORS)]
-    if len(arm.runs) > 1:
+    if banded and len(arm.runs) > 1:
         low, high = [one.low for one in scores], [one.high for one in scores]
         axes.fill_between(costs, low, high, color=color, alpha=0.13, linewidth=0, zorder=2)
         for run in arm.runs:

@@ -178,16 +178,17 @@ def guidance_column(weights: str, guidance_scale: float) -> str:
 
 def markdown(comparison: Comparison, target: float) -> str:
     """The tables with what their columns mean below."""
-    sections = [_markdown_table(table_rows(comparison, target))]
+    sections = [markdown_table(table_rows(comparison, target))]
     if pairs := pairs_of(comparison):
-        sections.append(f"Paired differences of held-out {comparison.metric}:\n\n{_markdown_table(pair_rows(pairs))}")
+        sections.append(f"Paired differences of held-out {comparison.metric}:\n\n{markdown_table(pair_rows(pairs))}")
     if rows := guidance_rows(comparison):
         source = next((arm.report for arm in comparison.arms if arm.report), "")
-        sections.append(f"Held-out {comparison.metric} on {source}:\n\n{_markdown_table(rows)}")
+        sections.append(f"Held-out {comparison.metric} on {source}:\n\n{markdown_table(rows)}")
     return "\n\n".join([*sections, "\n".join(captions(comparison))]) + "\n"
 
 
-def _markdown_table(rows: Sequence[dict[str, str]]) -> str:
+def markdown_table(rows: Sequence[dict[str, str]]) -> str:
+    """Rows as Markdown has them, the first column left and the others right."""
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
     lines += ["| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows]
