@@ -258,22 +258,22 @@ MUTATIONS = [
     Mutation("functional/combine.py", "return weight * (raw - shift)", "return weight * raw", "rewards/test_score.py"),
     # --- studies: what a comparison says
     Mutation(
-        "studies/compare/statistics.py",
+        "statistics.py",
         "stats.t.ppf((1 + LEVEL) / 2, n - 1)",
         "stats.norm.ppf((1 + LEVEL) / 2)",
-        "studies/test_compare_statistics.py",
+        "test_statistics.py",
     ),
     Mutation(
-        "studies/compare/statistics.py",
+        "statistics.py",
         "(len(p_values) - rank) * p_values[i]",
         "p_values[i]",
-        "studies/test_compare_statistics.py",
+        "test_statistics.py",
     ),
     Mutation(
-        "studies/compare/statistics.py",
+        "statistics.py",
         "_detectable_shift(n) * sd / math.sqrt(n)",
         "_detectable_shift(n) * sd / math.sqrt(n - 1)",
-        "studies/test_compare_statistics.py",
+        "test_statistics.py",
     ),
     Mutation(
         "studies/compare/curves.py",

@@ -68,7 +68,7 @@ class Group:
 
 RATES = {
     "shapes": {"tilt": 3e-4, "chains, nft": 2e-4, "chains, awm": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 6e-4},
-    "words": {"tilt": 3e-4, "chains, nft": 3e-4, "chains, awm": 3e-4, "chains, crd": 3e-4, "chains, dgpo": 6e-4},
+    "words": {"chains, nft": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 3e-4},
 }
 """Learning rates that are not 1.5e-4, as chosen on `tune` (docs/results.md)."""
 
@@ -146,7 +146,7 @@ def pool(price: float) -> Group:
         "Does a pool pay?": (("no pool", "pool, best and worst"),),
         "Is it the choice?": (("pool, random", "pool, best and worst"),),
     }
-    return Group(arms, 20_000, 5, questions, f"equal,nvfp4={price:g}", evals=1)
+    return Group(arms, 20_000, 5, questions, f"equal,nvfp4={price:g}")
 
 
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}

@@ -204,7 +204,7 @@ class TrackSettings(Section):
         32,
         ge=0,
         le=MOST_SAMPLES,
-        description="At most this many held-out samples are stored, with their pictures, at each evaluation.",
+        description="At most this many held-out pictures are kept at each evaluation; scores are kept of every sample.",
     )
     trees: TreeRecordSettings | None = Field(
         TreeRecordSettings(),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffrl.gallery.columns import Column
-from diffrl.gallery.compare import match
+from diffrl.gallery.compare import match, pictured
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.records import Sample
 from diffrl.gallery.votes import Choice, add_vote, side_of, void_vote
@@ -180,8 +180,9 @@ class Ballots:
                 f"A vote needs two sets of pictures with prompts in common. Got {a.label} and {b.label}, which "
                 f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
             )
+        shown = pictured(rows, briefs)
         with self._lock:
-            chosen = self._draw.sample(rows, min(PAIRS, len(rows)))
+            chosen = self._draw.sample(shown, min(PAIRS, len(shown)))
             lefts: list[Letter] = [LEFT[self._draw.random() < 0.5] for _ in chosen]
         found: dict[Letter, dict[int, Sample]] = {}
         for place, letter in enumerate(LEFT):
@@ -205,7 +206,8 @@ class Ballots:
                 f"A vote needs pictures. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
                 "Choose others."
             )
-        ballot = Ballot(columns, pairs, voter, matched.by, len(chosen) - len(pairs), len(rows))
+        missing = len(rows) - len(shown) + len(chosen) - len(pairs)
+        ballot = Ballot(columns, pairs, voter, matched.by, missing, len(rows))
         self._keep(ballot)
         return ballot
 

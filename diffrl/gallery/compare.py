@@ -20,6 +20,23 @@ SORTS = {
 }
 
 
+SHOWN = {"better": 1, "same": 0, "worse": -1}
+"""What of a comparison can be shown alone."""
+
+Pair = tuple[int, int]
+
+
+def difference(values: Sequence[float | None], pair: Pair) -> float | None:
+    """One column's value less another's; None with one column, or where either has none.
+
+    Args:
+        values: a column each.
+        pair: places of the two columns.
+    """
+    value, other = values[pair[0]], values[pair[1]]
+    return None if len(values) < 2 or value is None or other is None else value - other
+
+
 class Row(NamedTuple):
     """One prompt and noise.
 
@@ -28,23 +45,24 @@ class Row(NamedTuple):
         prompt: its text, of the first column that has it.
         ids: of the sample in each column; None where a column has no such sample.
         values: of the chosen reward in each column; None where there is none.
+        pair: places of the column that is compared, and of the one that it is compared with.
     """
 
     order: int
     prompt: str
     ids: tuple[int | None, ...]
     values: tuple[float | None, ...]
+    pair: Pair = (-1, 0)
 
     @property
     def value(self) -> float | None:
-        """In the last column."""
-        return self.values[-1]
+        """In the compared column."""
+        return self.values[self.pair[0]]
 
     @property
     def change(self) -> float | None:
-        """The last column less the first; None with one column, or where either has no value."""
-        first, last = self.values[0], self.values[-1]
-        return None if len(self.values) < 2 or first is None or last is None else last - first
+        """The compared column less the other; None with one column, or where either has no value."""
+        return difference(self.values, self.pair)
 
 
 class Matched(NamedTuple):
@@ -66,7 +84,7 @@ class Summary(NamedTuple):
 
     Args:
         rows: all of them.
-        compared: those with a value in the first and in the last column.
+        compared: those with a value in both of the columns that are compared.
         mean: mean change of the compared; None if there are none.
         improved: changes for the better by more than `SAME`.
         unchanged: changes of rounding.
@@ -173,6 +191,18 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
     return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
 
 
+def pictured(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
+    """Rows whose pictures were kept in every column; all of them, if there is no such row.
+
+    Args:
+        rows: of `match`.
+        columns: what it was given.
+    """
+    kept = [{brief.id for brief in briefs if brief.pictured} for briefs in columns]
+    whole = [row for row in rows if all(number in own for number, own in zip(row.ids, kept, strict=True))]
+    return whole or list(rows)
+
+
 def containing(rows: Sequence[Row], text: str) -> list[Row]:
     """Rows whose prompt contains a text, whatever the case."""
     wanted = text.casefold()
@@ -210,9 +240,21 @@ def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
 
 
 def summarise(rows: Sequence[Row], lower: bool = False) -> Summary:
-    """Counts of what became better and worse from the first column to the last; the mean keeps its sign."""
+    """Counts of what is better and worse in the compared column than in the other; the mean keeps its sign."""
     changes = [change for row in rows if (change := row.change) is not None]
-    worth = [improvement(change, lower) for change in changes]
-    improved, worse = sum(change > SAME for change in worth), sum(change < -SAME for change in worth)
+    judged = [judgement(change, lower) for change in changes]
     mean = math.fsum(changes) / len(changes) if changes else None
-    return Summary(len(rows), len(changes), mean, improved, len(changes) - improved - worse, worse)
+    return Summary(len(rows), len(changes), mean, judged.count(1), judged.count(0), judged.count(-1))
+
+
+def judgement(change: float, lower: bool = False) -> int:
+    """1 for the better, -1 for the worse, 0 for rounding."""
+    worth = improvement(change, lower)
+    return (worth > SAME) - (worth < -SAME)
+
+
+def only(rows: Sequence[Row], shown: str, lower: bool = False) -> list[Row]:
+    """Rows of one of `SHOWN`; all for ""."""
+    if not shown:
+        return list(rows)
+    return [row for row in rows if row.change is not None and judgement(row.change, lower) == SHOWN[shown]]

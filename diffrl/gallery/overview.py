@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
-from diffrl.gallery.compare import likeness, match
+from diffrl.gallery.compare import likeness, match, pictured
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.progress import Progress
 from diffrl.gallery.records import Source
@@ -52,13 +52,14 @@ def before_and_after(source: Source, count: int) -> Pairs:
         names = reward_names(columns)
         reward = default_reward(columns, names)
         streams = [column.stream for column in columns]
-        matched = match([column.source.briefs(column.state, reward) for column in columns], streams)
+        briefs = [column.source.briefs(column.state, reward) for column in columns]
+        matched = match(briefs, streams)
         notes = list(choice.notes)
         if columns[-1].state.stage not in ("eval", "folder"):
             notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
-        shown = views(columns, matched.rows[:count], names, lower_rewards(columns, names))
+        shown = views(columns, pictured(matched.rows, briefs)[:count], names, lower_rewards(columns, names))
         return Pairs(columns, shown, reward, notes, likeness(matched, streams))
     except GalleryError as error:
         return Pairs(notes=[str(error)])

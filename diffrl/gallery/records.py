@@ -41,11 +41,13 @@ class Brief(NamedTuple):
         id: of the sample in its source.
         key: prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name).
         value: of the reward that was asked for; None where there is none.
+        pictured: whether its picture was kept.
     """
 
     id: int
     key: Key
     value: float | None
+    pictured: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Source(Protocol):
         ...
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """All samples of a state in their order.
+        """All samples of a state, as they were drawn.
 
         Args:
             state: which.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
-from diffrl.gallery.compare import Row
+from diffrl.gallery.compare import Row, difference
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.parts import folded
 from diffrl.gallery.records import Sample
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A reward in all columns; `change` is the last less the first, `lower` whether less is better."""
+    """A reward in all columns; `change` is that of the compared ones, `lower` whether less is better."""
 
     name: str
     values: Sequence[float | None]
@@ -53,6 +53,7 @@ class View:
         change: of the chosen reward.
         rewards: every reward that any of the cells has.
         lower: names of rewards of which less is better.
+        compared: place of the cell that the change belongs to.
     """
 
     order: int
@@ -61,6 +62,7 @@ class View:
     change: float | None
     rewards: Sequence[Line]
     lower: Collection[str] = ()
+    compared: int = -1
 
     @property
     def listed(self) -> list[tuple[str, Line]]:
@@ -104,7 +106,5 @@ def _view(
     for name in names:
         values = [None if sample is None else sample.value(name) for sample in samples]
         if any(value is not None for value in values):
-            first, last = values[0], values[-1]
-            change = None if len(values) < 2 or first is None or last is None else last - first
-            lines.append(Line(name, values, change, name in lower))
-    return View(row.order, row.prompt, cells, row.change, lines, lower)
+            lines.append(Line(name, values, difference(values, row.pair), name in lower))
+    return View(row.order, row.prompt, cells, row.change, lines, lower, row.pair[0] % len(cells))

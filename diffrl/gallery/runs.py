@@ -65,12 +65,12 @@ class RunSource:
         elif reward is not None:
             value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
         query = (
-            f"SELECT id, prompt, seed, group_id, root, path, {value} FROM samples {join} "
-            "WHERE stage = ? AND iteration = ? ORDER BY group_id, root, path"
+            f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL FROM samples {join} "
+            "WHERE stage = ? AND iteration = ? ORDER BY id"
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration))
-            return [Brief(row[0], _key(row[1:6]), finite(row[6])) for row in rows]
+            return [Brief(row[0], _key(row[1:6]), finite(row[6]), bool(row[7])) for row in rows]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""

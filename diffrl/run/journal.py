@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,30 +161,30 @@ class Journal:
             write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, found: Evaluation) -> None:
-        """The first samples of a held-out evaluation, with their pictures."""
+        """All samples of a held-out evaluation, this rank's first ones with their pictures; all ranks take part."""
+        rewards = _columns({**found.table.raw, **found.table.parts})
+        own = [
+            StoredSample(
+                stage="eval",
+                iteration=iteration,
+                group=address.group,
+                root=address.root,
+                seed=address.seed,
+                prompt=prompt.text,
+                metadata=prompt.metadata,
+                total=float(found.table.total[i]),
+                rewards=rewards[i],
+                error=found.table.errors[i],
+                notes=found.table.notes_of(i),
+            )
+            for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
+        ]
+        every = [one for rank in gather_objects(self._accelerator, own) for one in rank]
         if not self._writes:
             return
-        rewards = _columns({**found.table.raw, **found.table.parts})
-        count = min(self.config.track.pictures_per_evaluation, len(found.prompts))
-        self._store.write(
-            [
-                StoredSample(
-                    stage="eval",
-                    iteration=iteration,
-                    group=found.addresses[i].group,
-                    root=found.addresses[i].root,
-                    seed=found.addresses[i].seed,
-                    prompt=found.prompts[i].text,
-                    metadata=found.prompts[i].metadata,
-                    total=float(found.table.total[i]),
-                    rewards=rewards[i],
-                    error=found.table.errors[i],
-                    notes=found.table.notes_of(i),
-                    picture=found.images[i],
-                )
-                for i in range(count)
-            ]
-        )
+        count = min(self.config.track.pictures_per_evaluation, len(own))  # rank 0 writes, and its samples come first
+        shown = [replace(one, picture=found.images[i]) for i, one in enumerate(every[:count])]
+        self._store.write([*shown, *every[count:]])
 
     def checkpoint(
         self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from diffrl.models.tiny import build_pipeline, save_pipeline
+from diffrl.tracking.store import SampleStore
 from diffrl.trees.read import list_trees
 from tests.conftest import WORDS
 from tests.training.harness import (
@@ -197,6 +198,27 @@ def test_they_report_the_same_once(one, two):
     counts = summary_of(two)["network_evaluations"]
     assert counts == summary_of(one)["network_evaluations"]
     assert counts["exact"] and counts["planned"] == counts["counted"] + counts["skipped"]
+
+
+@pytest.mark.long
+def test_the_first_process_keeps_the_held_out_scores_of_both(one, two):
+    """Its pictures are of its own samples."""
+    found = {}
+    for run in (one, two):
+        with SampleStore.open_readonly(run) as store:
+            found[run] = sorted(
+                store.read(stage="eval"), key=lambda sample: (sample.iteration, sample.group, sample.root)
+            )
+    assert len(found[one]) == len(found[two]) > 0
+    for sample, other in zip(found[two], found[one], strict=True):
+        assert (sample.iteration, sample.group, sample.root, sample.prompt) == (
+            other.iteration,
+            other.group,
+            other.root,
+            other.prompt,
+        )
+        assert sample.total == pytest.approx(other.total, rel=1e-3)
+        assert other.file or not sample.file
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sqlite3
@@ -133,7 +134,7 @@ def test_the_form_filters_sorts_and_changes_columns(page, served, made):
     assert len(changes) == 6 and changes == sorted(changes)
     page.locator("[name=columns]").nth(2).select_option("")
     page.get_by_role("button", name="Show").click()
-    page.wait_for_url(lambda address: "eval-2" not in address)
+    page.wait_for_url(lambda address: "columns=made%40eval-2" not in address)
     page.locator("[name=low]").fill("0.95")
     page.keyboard.press("Enter")
     page.wait_for_url("**low=0.95**")
@@ -396,6 +397,34 @@ def test_the_server_and_a_page_from_disk_give_the_same_answers(page, served, tmp
         assert told(disk) == told(page), asked
         kept.add(len(shown(page)))
     assert {"refused", 0, 1, 2, len(prompts)} <= kept, "cases of every kind"
+
+
+def test_three_columns_are_compared_from_disk_as_on_the_server(page, served, tmp_path):
+    """Each with each, all rows and those of one judgement; and a count of the table shows what it counts."""
+    from diffrl.gallery.app import STATIC
+
+    scores = {"one": (0.2, 0.5, 0.5, 0.9), "two": (0.5,) * 4, "three": (0.9, 0.1, 0.5, 1.0)}
+    runs = [tmp_path / name for name in scores]
+    for run in runs:
+        with SampleStore(run) as store:
+            store.write([eval_sample(4, n, 0, numbered(n), value) for n, value in enumerate(scores[run.name])])
+    keys = [f"{name}@eval-4" for name in scores]
+    site = Site(find_sources(runs), StaticLinks(lambda source, file, size, still: file))
+    (tmp_path / "static").symlink_to(STATIC)
+    answer = site.answer("compare", Query({"columns": keys, "reward": ["shapes"]}))
+    (tmp_path / "compare.html").write_text(answer.body, encoding="utf-8")
+    base, disk = served(*runs), page.context.new_page()
+    disk.goto((tmp_path / "compare.html").as_uri())
+    for of, against, show in itertools.product(keys, keys, ("", "better", "same", "worse")):
+        asked = [*(("columns", key) for key in keys), ("reward", "shapes"), ("of", of), ("against", against)]
+        page.goto(f"{base}/compare?{urlencode([*asked, ('show', show)])}")
+        for name, value in (("of", of), ("against", against), ("show", show)):
+            disk.locator(f"[name={name}]").select_option(value)
+        assert shown(disk) == shown(page) and told(disk) == told(page), (of, against, show)
+        assert disk.locator("[name=against]").input_value() == page.locator("[name=against]").input_value()
+    disk.locator("#standings [data-show=better]").first.click()
+    assert len(shown(disk)) == sum(a < b for a, b in zip(scores["one"], scores["two"], strict=True))
+    assert disk.locator("[name=show]").input_value() == "better"
 
 
 def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -66,6 +67,18 @@ def test_the_total_of_training_is_of_training_rewards_and_that_of_evaluations_of
             assert sample.total == pytest.approx(expected, rel=1e-5)
         for sample in store.read(stage="eval"):
             assert sample.total == pytest.approx(sample.rewards["light"] + sample.rewards[DARK], rel=1e-5)
+
+
+def test_every_held_out_score_is_kept_and_the_first_pictures(run_dir):
+    """samples: 5, pictures_per_evaluation: 3."""
+    with SampleStore.open_readonly(run_dir) as store:
+        samples = store.read(stage="eval")
+    rows = {row["iteration"]: row for row in rows_of(run_dir) if "held_out/light" in row}
+    assert len(samples) == 5 * len(rows)
+    for iteration, row in rows.items():
+        own = [sample for sample in samples if sample.iteration == iteration]
+        assert [bool(sample.file) for sample in own] == [True] * 3 + [False] * 2
+        assert fmean(sample.rewards["light"] for sample in own) == pytest.approx(row["held_out/light"], rel=1e-6)
 
 
 def test_numbers_that_json_has_no_words_for_are_null():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,20 @@ from diffrl.gallery.columns import (
     reward_names,
 )
 from diffrl.gallery.columns import label as state_label
-from diffrl.gallery.compare import NOISE, SORTS, Matched, Row, arrange, containing, likeness, match, summarise, within
+from diffrl.gallery.compare import (
+    NOISE,
+    SHOWN,
+    SORTS,
+    Matched,
+    Row,
+    arrange,
+    containing,
+    likeness,
+    match,
+    only,
+    summarise,
+    within,
+)
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.query import Query
@@ -27,8 +40,9 @@ from diffrl.gallery.records import Answer, Source, state_key
 from diffrl.gallery.rows import EXPORTED, PAGE, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.gallery.standings import standings
 
-RANGES = {"value": "last value", "change": "change"}
+RANGES = {"value": "value", "change": "change"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,44 @@ class Wanted:
         }
 
 
+@dataclass(frozen=True)
+class Versus:
+    """Which column is compared with which.
+
+    Args:
+        of: place of the compared one.
+        against: place of the baseline.
+        show: one of `compare.SHOWN`, or "" for all.
+        parameters: as they stand in an address.
+    """
+
+    of: int
+    against: int
+    show: str
+    parameters: Mapping[str, str | None]
+
+
+def versus(query: Query, keys: Sequence[str]) -> Versus:
+    """The columns of an address that are compared; the last with the first where it names none that is there.
+
+    Args:
+        query: of the address.
+        keys: of the columns; one that is compared with itself is compared with the first other one.
+
+    Raises:
+        GalleryError: something else than one of `compare.SHOWN` is to be shown.
+    """
+    show = query.choice("show", ("", *SHOWN), "")
+    of, against = (keys.index(key) if (key := query.text(name)) in keys else None for name in ("of", "against"))
+    last = len(keys) - 1
+    if of is None:
+        of = last if against != last else 0
+    if against is None or against == of:
+        against = 0 if of or not last else 1
+    named = {"of": keys[of] if of != last else None, "against": keys[against] if against else None}
+    return Versus(of, against, show, {**named, "show": show})
+
+
 def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
     """The filters and the order of an address.
 
@@ -122,10 +174,12 @@ def compare(site: Site, query: Query) -> Answer:
         choice = without(choice, matched.unmatched)
         asked = wanted(query, choice.columns, list(SORTS))
         matched = joined(choice.columns, asked.reward)
-    rows = within(containing(matched.rows, asked.prompt), asked.low, asked.high, asked.on == "change")
-    rows = arrange(rows, asked.sort, asked.falling)
-    shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     keys = [column.key for column in choice.columns]
+    pair = versus(query, keys)
+    every = [row._replace(pair=(pair.of, pair.against)) for row in matched.rows]
+    rows = within(containing(every, asked.prompt), asked.low, asked.high, asked.on == "change")
+    rows = arrange(only(rows, pair.show, asked.falling), asked.sort, asked.falling)
+    shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
@@ -139,11 +193,16 @@ def compare(site: Site, query: Query) -> Answer:
         "matched": matched,
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows, asked.falling),
+        "standings": standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else [],
+        "versus": pair,
+        "address": lambda **more: site.links.page("compare", columns=keys, reward=asked.reward, **more),
         "views": views(choice.columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
         "before": (number - 1) * PAGE,
-        "turn": lambda n: site.links.page("compare", columns=keys, **asked.parameters, page=n if n > 1 else None),
+        "turn": lambda n: site.links.page(
+            "compare", columns=keys, **asked.parameters, **pair.parameters, page=n if n > 1 else None
+        ),
         # An exported page goes back by its script and needs no second file.
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
         "groups": offered,

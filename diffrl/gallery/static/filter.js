@@ -39,6 +39,12 @@ const local = {
     if (!Number.isFinite(value)) throw new Error(`${name} must be a number. Got '${text}'.`);
     return value;
   },
+  // Places of the compared column and of the one it is compared with; with fewer than three there is no choice.
+  paired(fields) {
+    if (!fields.of) return local.unasked;
+    if (fields.of.selectedIndex === fields.against.selectedIndex) fields.against.selectedIndex = fields.of.selectedIndex ? 0 : 1;
+    return [fields.of.selectedIndex, fields.against.selectedIndex];
+  },
   range() {
     const [low, high] = [local.number("low"), local.number("high")];
     if (low !== null && high !== null && low > high) throw new Error(`low must not be above high. Got low=${low}, high=${high}. Exchange them.`);
@@ -46,10 +52,11 @@ const local = {
   },
   measure(entry, reward) {
     const values = entry.rewards[reward] ?? [];
-    const [first, last] = [values[0] ?? null, values[values.length - 1] ?? null];
+    const [of, against] = local.pair;
+    const [value, other] = [values[of] ?? null, values[against] ?? null];
     entry.values = values;
-    entry.value = last;
-    entry.change = values.length < 2 || first === null || last === null ? null : last - first;
+    entry.value = value;
+    entry.change = values.length < 2 || value === null || other === null ? null : value - other;
   },
   orders: {
     order: (a, b) => a.order - b.order,
@@ -67,12 +74,13 @@ const local = {
     entry.row.querySelectorAll(".cell .value").forEach((value, place) => { value.textContent = local.three(entry.values[place]); });
     const captions = entry.row.querySelectorAll(".cell figcaption");
     if (captions.length < 2) return;
-    const caption = captions[captions.length - 1];
-    const chip = caption.querySelector(".chip") ?? caption.appendChild(document.createElement("span"));
+    captions.forEach((caption) => caption.querySelector(".chip")?.remove());
+    const value = captions[local.pair[0]].querySelector(".value"), chip = document.createElement("span");
+    if (value) value.after(chip); else captions[local.pair[0]].append(chip);
     chip.className = `chip ${local.sign(entry.change)}`;
     chip.hidden = entry.change === null;
     chip.textContent = local.signed(entry.change);
-    chip.title = `change of ${local.name} from the first column to the last`;
+    chip.title = `change of ${local.name}`;
     entry.row.querySelector(".swipe")?.remove();
   },
   // Without the rounding of every step (Neumaier's sum), as Python's fsum.
@@ -104,11 +112,11 @@ const local = {
     const judgements = { improved, unchanged: changes.length - improved - worse, worse };
     if (!changes.length) Object.keys(judgements).forEach((word) => { judgements[word] = "–"; });
     chips.forEach((chip) => { chip.hidden = !changes.length; });
-    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), ...judgements };
+    const [to, from] = local.pair.map((place) => local.form.elements.of?.options[place].textContent);
+    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), to, from, ...judgements };
     for (const place of document.querySelectorAll("#summary [data-count]")) {
       const value = counts[place.dataset.count];
       place.textContent = typeof value === "number" ? value.toLocaleString("en-US") : value;
-      if (place.dataset.count === "mean") place.className = local.sign(mean);
     }
   },
   apply() {
@@ -125,18 +133,22 @@ const local = {
       return;
     }
     [local.name, local.lower] = [chosen?.textContent, chosen?.dataset.lower !== undefined];
-    const text = local.folded(fields.prompt.value);
+    const text = local.folded(fields.prompt.value), shown = fields.show?.value ?? "";
+    local.pair = local.paired(fields);
     local.rows.forEach((entry) => local.measure(entry, reward));
     const kept = local.rows.filter((entry) => {
       const value = fields.on?.value === "change" ? entry.change : entry.value;
       const ranged = low === null && high === null;
+      const judged = { gain: "better", loss: "worse", "": "same" }[local.sign(entry.change)];
+      if (shown && (entry.change === null || judged !== shown)) return false;
       return entry.prompt.includes(text) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
     });
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
-    if (reward !== local.reward) local.rows.forEach(local.write);
-    local.reward = reward;
-    local.count(kept, text !== "" || low !== null || high !== null || reward !== local.first);
+    const [pair, first] = [local.pair.join(), local.unasked.join()];
+    if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);
+    [local.reward, local.written] = [reward, pair];
+    local.count(kept, text !== "" || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
     local.turn(1);
   },
   turn(page) {
@@ -172,6 +184,18 @@ const local = {
     local.problem = Object.assign(document.createElement("p"), { className: "alarm", hidden: true });
     local.problem.setAttribute("role", "status");
     local.form.after(local.problem);
+    const width = rows.list.querySelector(".item")?.querySelectorAll(".cell").length ?? 1;
+    local.unasked = [width - 1, 0];
+    local.written = local.unasked.join();
+    document.getElementById("standings")?.addEventListener("click", (event) => {
+      const link = event.target.closest("[data-show]");
+      if (!link) return;
+      event.preventDefault();
+      local.form.reset();
+      for (const name of ["of", "against", "show"]) if (local.form.elements[name]) local.form.elements[name].value = link.dataset[name];
+      local.apply();
+      rows.list.scrollIntoView();
+    });
     local.first = local.reward = document.querySelector("[name=reward] option[selected]")?.value ?? local.form.elements.reward?.value;
     local.form.addEventListener("submit", (event) => { event.preventDefault(); local.apply(); });
     local.form.addEventListener("input", local.apply);

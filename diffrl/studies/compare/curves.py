@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from diffrl.studies.compare.statistics import Estimate, mean_estimate
+from diffrl.statistics import Estimate, mean_estimate
 
 
 @dataclass(frozen=True)

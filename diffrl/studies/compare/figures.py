@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from diffrl.statistics import ALPHA, POWER, detectable, sd_interval
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import COSTS, Arm, Comparison
-from diffrl.studies.compare.statistics import ALPHA, POWER, detectable, sd_interval
 
 COLORS = (
     "#0072B2",  # Okabe and Ito's palette, without its yellow, which is too pale for a line

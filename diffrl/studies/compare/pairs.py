@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from diffrl.errors import ConfigError
+from diffrl.statistics import ALPHA, POWER, Estimate, detectable, holm, paired_difference, pairs_needed
 from diffrl.studies.compare.results import Arm, Comparison
-from diffrl.studies.compare.statistics import ALPHA, POWER, Estimate, detectable, holm, paired_difference, pairs_needed
 
 MOST_SEEDS = 1000
 

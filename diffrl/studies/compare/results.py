@@ -15,10 +15,10 @@ from typing import Any
 from diffrl.cost.meter import PURPOSES
 from diffrl.cost.prices import EQUAL, Prices, prices_of
 from diffrl.errors import ConfigError, DiffrlError
+from diffrl.statistics import Estimate, mean_estimate
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
 from diffrl.studies.compare.reported import ALIGNED, read_reported
-from diffrl.studies.compare.statistics import Estimate, mean_estimate
 from diffrl.tracking.metrics import read_metrics
 
 STATE = "state.json"

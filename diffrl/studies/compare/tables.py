@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.files import write_json
+from diffrl.statistics import Estimate
 from diffrl.studies.compare.curves import Reached
 from diffrl.studies.compare.figures import draw, draw_differences
 from diffrl.studies.compare.pairs import Pair, pairs_of, power_line
 from diffrl.studies.compare.reported import ALIGNED, BASE
 from diffrl.studies.compare.results import COSTS, Arm, Comparison
-from diffrl.studies.compare.statistics import Estimate
 
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")

@@ -1,13 +1,13 @@
-"""What differences between paired runs say, and what so many pairs can say at all: Student's t, numbers in and out.
+"""What paired differences say, and what so many pairs can say at all: Student's t, numbers in and out.
 
-Every interval of a comparison, in tables, figures and scripts, comes from here.
+Every interval of a comparison, in tables, figures, scripts and the gallery, comes from here.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -83,9 +83,43 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     if not values:
         raise ValueError("a mean needs at least one value")
     n, mean = len(values), statistics.fmean(values)
+    return _student(n, mean, None if n == 1 else statistics.stdev(values))
+
+
+def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """The mean of values that come in clusters, such as several images of a prompt, with an interval over clusters.
+
+    Values of one cluster may go together in any way; clusters are taken for independent. The standard error is the
+    cluster-robust one with the correction G / (G - 1) (Liang and Zeger, Biometrika 73, 1986), and Student's t has
+    G - 1 degrees of freedom. With as many values in each cluster this is `mean_estimate` of the clusters' means.
+
+    Args:
+        values: (n,) finite.
+        clusters: (n,) what each value belongs to.
+
+    Returns:
+        The mean of all values; `n` is the number G of clusters, and `sd` belongs to it.
+
+    Raises:
+        ValueError: there are no values, or not as many of one as of the other.
+    """
+    if not values:
+        raise ValueError("a mean needs at least one value")
+    mean = statistics.fmean(values)
+    sums: dict[Hashable, float] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[cluster] = sums.get(cluster, 0.0) + value - mean
+    n = len(sums)
     if n == 1:
-        return Estimate(1, mean, None, None, None, None)
-    sd = statistics.stdev(values)
+        return _student(1, mean, None)
+    squares = math.fsum(one * one for one in sums.values())
+    return _student(n, mean, n / len(values) * math.sqrt(squares / (n - 1)))
+
+
+def _student(n: int, mean: float, sd: float | None) -> Estimate:
+    """Interval and test of a mean of n values with a sample standard deviation."""
+    if sd is None:
+        return Estimate(n, mean, None, None, None, None)
     error = sd / math.sqrt(n)
     half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error > 0 else float(mean == 0)

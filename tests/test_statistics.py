@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from diffrl.studies.compare.statistics import (
+from diffrl.statistics import (
+    clustered_estimate,
     detectable,
     holm,
     mean_estimate,
@@ -115,3 +116,34 @@ def test_interval_of_a_standard_deviation_holds_it():
     ends = [sd_interval(float(row.std(ddof=1)), n) for row in generator.normal(0, 2.0, (studies, n))]
     covered = sum(low <= 2.0 <= high for low, high in ends) / studies
     assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / studies))
+
+
+def test_clusters_of_one_size_are_their_means():
+    generator = np.random.default_rng(3)
+    values = generator.normal(0, 1, (9, 4)) + generator.normal(0.4, 0.5, (9, 1))
+    clusters = np.arange(9)[:, None].repeat(4, axis=1)
+    order = generator.permutation(36)
+    found = clustered_estimate(values.ravel()[order].tolist(), clusters.ravel()[order].tolist())
+    oracle = stats.ttest_1samp(values.mean(axis=1), 0)
+    interval = oracle.confidence_interval(0.95)
+    assert (found.n, found.mean, found.p) == (9, pytest.approx(values.mean()), pytest.approx(oracle.pvalue))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    alone = clustered_estimate([0.1, 0.5, 0.3], ["a", "b", "c"])
+    assert (alone.n, alone.mean, alone.p) == (3, pytest.approx(0.3), pytest.approx(mean_estimate([0.1, 0.5, 0.3]).p))
+    assert clustered_estimate([0.1, 0.5], ["a", "a"]).low is None
+
+
+def test_clustered_intervals_hold_the_truth_where_plain_ones_are_too_narrow():
+    """Clusters of 1 to 5 values that go together."""
+    generator = np.random.default_rng(8)
+    sizes = [1, 2, 3, 4, 5] * 6
+    clusters = [place for place, size in enumerate(sizes) for _ in range(size)]
+    held, plain = 0, 0
+    for _ in range(2000):
+        shared = generator.normal(0, 0.3, len(sizes))
+        values = (0.1 + shared[clusters] + generator.normal(0, 0.1, len(clusters))).tolist()
+        wide, narrow = clustered_estimate(values, clusters), mean_estimate(values)
+        held += wide.low <= 0.1 <= wide.high
+        plain += narrow.low <= 0.1 <= narrow.high
+    assert held / 2000 > 0.92
+    assert plain / 2000 < 0.80

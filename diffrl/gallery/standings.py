@@ -1,0 +1,82 @@
+"""The table above a comparison: each column's mean, and its paired difference from a baseline with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffrl.gallery.columns import Column
+from diffrl.gallery.compare import Row, Summary, summarise
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import track_of
+from diffrl.statistics import Estimate, clustered_estimate
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One column.
+
+    Args:
+        column: which.
+        place: of it.
+        count: samples with a value, of those that stand beside another.
+        mean: of them; None without any.
+        change: paired difference from the baseline, its interval over prompts; None of the baseline itself, and where
+            nothing is paired.
+        counts: of what is better and worse than in the baseline.
+        evaluations: of the network, what training had cost by then; None of folders and where it is not known.
+        seconds: of training by then.
+    """
+
+    column: Column
+    place: int
+    count: int
+    mean: float | None
+    change: Estimate | None
+    counts: Summary
+    evaluations: float | None = None
+    seconds: float | None = None
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.change is not None and self.change.resolved
+
+
+def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[Standing]:
+    """One standing a column, in the columns' order.
+
+    Samples of one prompt go together, so the interval is over prompts (`diffrl.statistics.clustered_estimate`). It is
+    of these weights: what another seed of training would give is what `diffrl compare` measures.
+
+    Args:
+        columns: at least two.
+        rows: all that stand beside each other.
+        baseline: place of the column that the others are compared with.
+        lower: whether less is better of the reward.
+    """
+    found = []
+    for place, column in enumerate(columns):
+        versus = [row._replace(pair=(place, baseline)) for row in rows]
+        paired = [(change, row.prompt) for row in versus if (change := row.change) is not None]
+        change = None
+        if paired and place != baseline:
+            change = clustered_estimate([value for value, _ in paired], [prompt for _, prompt in paired])
+        values = [value for row in rows if (value := row.values[place]) is not None]
+        mean = sum(values) / len(values) if values else None
+        counts = summarise(versus, lower)
+        found.append(Standing(column, place, len(values), mean, change, counts, *spent(column)))
+    return found
+
+
+def spent(column: Column) -> tuple[float | None, float | None]:
+    """Evaluations and seconds of training until a held-out evaluation of a run; None for all else."""
+    if not isinstance(column.source, RunSource) or column.state.stage != "eval":
+        return None, None
+    track = track_of(column.source)
+    iterations = track.along("iteration")
+    if column.state.iteration not in iterations:
+        return None, None
+    row = iterations.index(column.state.iteration)
+    evaluations, seconds = (track.along(f"cost/{name}")[row] for name in ("evaluations", "seconds"))
+    return evaluations, seconds

@@ -1,0 +1,149 @@
+"""The table above a comparison: against scipy on the tables of the store, and its links against its numbers."""
+
+from __future__ import annotations
+
+import html
+import random
+import re
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from scipy import stats
+
+from diffrl.gallery.query import Query
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
+from diffrl.gallery.static_links import StaticLinks
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import CONFIG, eval_sample, make_run, write_metrics
+from tests.gallery.test_compare import stored, values_of
+
+PROMPTS = [f"prompt {number}" for number in range(12)]
+SKILL = {"one": 0.2, "two": 0.4, "three": 0.36}
+
+
+def noisy(run: Path) -> Path:
+    """A run with an evaluation of 12 prompts with three samples each, whose scores go together within a prompt."""
+    draw = random.Random(run.name)
+    easy = random.Random(0)
+    run.mkdir(parents=True)
+    write_metrics(run, 4)
+    (run / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    with SampleStore(run) as store:
+        store.write(
+            [
+                eval_sample(4, group, root, prompt, SKILL[run.name] + 0.3 * bonus + 0.3 * draw.random())
+                for group, prompt in enumerate(PROMPTS)
+                for bonus in (easy.random(),)
+                for root in range(3)
+            ]
+        )
+    return run
+
+
+@pytest.fixture
+def three(tmp_path):
+    return [noisy(tmp_path / name) for name in SKILL]
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The table's cells, by the run of its row."""
+    table = re.search(r'<table class="standings".*?</table>', text, re.S)[0]
+    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', table, re.S)
+    plain = {
+        label: [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", row, re.S)] for label, row in rows
+    }
+    return {label.partition(" ")[0]: found for label, found in plain.items()}
+
+
+def address(runs, **more):
+    columns = "&".join(f"columns={run.name}@eval-4" for run in runs)
+    return f"/compare?{columns}&reward=shapes&" + "&".join(f"{key}={value}" for key, value in more.items())
+
+
+@pytest.mark.parametrize("baseline", [0, 1])
+def test_means_differences_and_intervals_over_prompts(three, client_of, baseline):
+    found = cells(client_of(*three).get(address(three, against=f"{three[baseline].name}@eval-4")).text)
+    tables = [stored(run, 4, "shapes") for run in three]
+    for place, run in enumerate(three):
+        row = found[run.name]
+        assert row[0] == f"{fmean(tables[place].values()):.3f}" and row[-2:] == ["4,000", "0.1"]
+        if place == baseline:
+            assert row[1] == "the others are compared with this one"
+            continue
+        changes = defaultdict(list)
+        for key, value in tables[place].items():
+            changes[key[0]].append(value - tables[baseline][key])
+        oracle = stats.ttest_1samp([fmean(own) for own in changes.values()], 0)
+        low, high = oracle.confidence_interval(0.95)
+        mean = fmean(fmean(own) for own in changes.values())
+        words = [f"{value:+.3f}".replace("-", "−") for value in (mean, low, high)]
+        assert row[1:3] == [words[0], f"{words[1]} to {words[2]}"]
+        every = [change for own in changes.values() for change in own]
+        assert row[3:6] == [str(sum(c > 0 for c in every)), "0", str(sum(c < 0 for c in every))]
+
+
+def test_grey_is_what_the_interval_does_not_resolve(three, client_of):
+    text = client_of(*three).get(address(three, against="two@eval-4")).text
+    table = re.search(r'<table class="standings".*?</table>', text, re.S)[0]
+    difference = r'<td class="number"><span class="(\w*)">([+−][\d.]+)</span></td>'
+    marks = re.findall(difference + r'\n<td class="number[^"]*">([+−])[\d.]+ to ([+−])', table)
+    assert len(marks) == 2
+    for css, mean, low, high in marks:
+        assert css == ("soft" if low != high else "gain" if mean[0] == "+" else "loss")
+    assert {css for css, *_ in marks} == {"soft", "loss"} and "grey where they hold 0" in text
+
+
+def test_every_count_leads_to_exactly_these_samples(three, client_of):
+    client = client_of(*three)
+    text = client.get(address(three, against="two@eval-4")).text
+    links = re.findall(r'<td class="number"><a href="([^"]+)">([\d,]+)</a>', text)
+    assert len(links) >= 3
+    for link, count in links:
+        shown = client.get(html.unescape(link)).text
+        assert re.search(r'data-count="rows">([\d,]+)<', shown)[1] == count, link
+        of, show = list(SKILL).index(re.search(r"of=(\w+)", html.unescape(link))[1]), re.search(r"show=(\w+)", link)[1]
+        signs = re.findall(r'<span class="chip (\w*)" title="change[^"]*">', shown)
+        assert set(signs) == {{"better": "gain", "worse": "loss", "same": ""}[show]}
+        # the table says the same whatever is shown
+        assert cells(shown) == cells(text)
+        page = values_of(shown)
+        assert all((float(row[of]) >= float(row[1])) == (show == "better") for row in page)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pair"),
+    [
+        ({}, (2, 0)),
+        ({"of": "one"}, (0, 1)),
+        ({"against": "three"}, (0, 2)),
+        ({"of": "two", "against": "two"}, (1, 0)),
+        ({"of": "one", "against": "one"}, (0, 1)),
+        ({"of": "gone", "against": "two"}, (2, 1)),
+    ],
+)
+def test_a_column_is_compared_with_another(three, client_of, asked, pair):
+    """Whatever the address says: a form keeps what it named when a column was taken away."""
+    text = client_of(*three).get(address(three, **{key: f"{name}@eval-4" for key, name in asked.items()})).text
+    names = list(SKILL)
+    of, base = (stored(three[place], 4, "shapes") for place in pair)
+    mean = fmean(of[key] - base[key] for key in of)
+    assert re.search(r'data-count="mean">([^<]*)<', text)[1] == f"{mean:+.3f}".replace("-", "−")
+    assert cells(text)[names[pair[1]]][1] == "the others are compared with this one"
+
+
+def test_what_the_server_says_an_exported_page_says_too(three, client_of):
+    """The same columns in the same order: the same numbers, without a server."""
+    sources = find_sources(three)
+    site = Site(sources, StaticLinks(lambda *wanted: "x"), {"votes": three[0] / "votes.jsonl", "rewards": ()})
+    columns = [f"{run.name}@eval-4" for run in three]
+    exported = site.answer("compare", Query({"columns": columns, "reward": ["shapes"]})).body
+    assert cells(exported) == cells(client_of(*three).get(address(three)).text)
+
+
+def test_two_pictures_of_one_prompt_have_no_interval(tmp_path, client_of):
+    run = make_run(tmp_path / "made", prompts=("one prompt",))
+    found = cells(client_of(run).get("/compare?reward=shapes").text)
+    assert found["evaluation"][2] == "one prompt"
