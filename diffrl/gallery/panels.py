@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 HELD_OUT, TRAINING, SPREAD = "Held-out rewards", "Training rewards", "Spread"
 FIDELITY, UPDATE, SENTINEL, COSTS, FURTHER = "Fidelity", "Update", "Sentinel", "Costs", "Further metrics"
+ALWAYS = "mean; always the same prompts and noise"
+"""Of a held-out reward."""
 CROWDED = 6
 """Lines on one axis, of several runs, above which every metric gets an axis of its own."""
 
@@ -176,7 +178,7 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
         runs: how many lines each column gives; where a panel would be crowded, each column gets its own.
     """
     left = [column for column in columns if column not in AXIS_COLUMNS]
-    found = _rewards(left, "held_out/", HELD_OUT, "mean; always the same prompts and noise")
+    found = _rewards(left, "held_out/", HELD_OUT, ALWAYS)
     if "reward/mean" in left:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"

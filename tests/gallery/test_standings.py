@@ -147,3 +147,35 @@ def test_two_pictures_of_one_prompt_have_no_interval(tmp_path, client_of):
     run = make_run(tmp_path / "made", prompts=("one prompt",))
     found = cells(client_of(run).get("/compare?reward=shapes").text)
     assert found["evaluation"][2] == "one prompt"
+
+
+def test_the_overview_tells_how_sure_a_change_is(tmp_path, client_of):
+    """Where all samples of an evaluation are kept; else the numbers of the metrics are of more than is there."""
+    run = make_run(tmp_path / "made")
+    before, after = stored(run, 0, "shapes"), stored(run, 4, "shapes")
+    changes = defaultdict(list)
+    for key, value in after.items():
+        changes[key[0]].append(value - before[key])
+    low, high = stats.ttest_1samp([fmean(own) for own in changes.values()], 0).confidence_interval(0.95)
+    words = f"{low:+.3f} to {high:+.3f}".replace("-", "−")
+    text = client_of(run).get("/").text
+    assert words in text and '<span class="chip "' in text  # three prompts tell nothing, and it is not green
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("samples: 6", "samples: 7"))
+    assert words not in client_of(run).get("/").text
+
+
+def test_one_evaluation_is_one_number(tmp_path, client_of):
+    run = make_run(tmp_path / "made", iterations=0)
+    headline = re.search(r'<ul class="headline".*?</ul>', client_of(run).get("/").text, re.S)[0]
+    assert "0.500" in headline and "→" not in headline
+
+
+def test_curves_of_runs_that_are_measured_differently_say_so(three, client_of):
+    same, other = "always the same prompts and noise", "heights do not compare"
+    text = client_of(*three).get("/curves").text
+    assert same in text and other not in text
+    config = three[1] / "config.yaml"
+    config.write_text(config.read_text().replace("samples: 6", "samples: 200"))
+    text = client_of(*three).get("/curves").text
+    assert other in text and same not in text

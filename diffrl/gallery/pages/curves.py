@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from diffrl.gallery.columns import latents
 from diffrl.gallery.curves import AXES, Line, columns_of, csv_of, lines_of, page_data, summary_of
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.panels import BEFORE, OWN_POLICY, Panel, panels_of
-from diffrl.gallery.progress import updates_once
+from diffrl.gallery.panels import ALWAYS, BEFORE, OWN_POLICY, Panel, panels_of
+from diffrl.gallery.progress import setting, updates_once
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource, mark
@@ -29,6 +30,8 @@ def curves(site: Site, query: Query) -> Answer:
     panels = panels_of(columns_of(tracks), len(tracks))
     lines = {panel.id: lines_of(panel, tracks) for panel in panels}
     panels = explained(panels, lines) if all(updates_once(run) for run in runs) else panels
+    if not measured_alike(runs):
+        panels = [replace(panel, note=OTHERWISE) if panel.note == ALWAYS else panel for panel in panels]
     keys = [run.key for run in runs]
     return Answer(
         site.render(
@@ -46,6 +49,19 @@ def curves(site: Site, query: Query) -> Answer:
             all_svg=None if all(p.fold for p in panels) else site.links.page("curves.svg", run=keys, x=_axis(x)),
         )
     )
+
+
+OTHERWISE = "mean; each run by its own prompts, noise, samples or steps: heights do not compare"
+
+
+def measured_alike(runs: Sequence[RunSource]) -> bool:
+    """Whether the held-out numbers of runs are of the same prompts and noise, drawn in the same way."""
+    names = ("samples", "seed", "steps", "solver", "guidance_scale")
+
+    def how(run: RunSource) -> tuple[str, ...]:
+        return latents(run), str(setting(run, "eval", "prompts")), *(str(setting(run, name, "eval")) for name in names)
+
+    return len({how(run) for run in runs}) == 1
 
 
 def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> list[Panel]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from diffrl.gallery.compare import match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.overview import Pairs, before_and_after, flat, led_out, missing, read_json
@@ -15,6 +16,8 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.gallery.standings import standings
+from diffrl.statistics import Estimate
 from diffrl.trees.record import tree_name
 
 PAIRS = 12
@@ -46,6 +49,7 @@ def overview(site: Site, source: RunSource) -> Answer:
         "written": _when(course.written) if course and course.written else "",
         "numbers": numbers(course.changes) if course else [],
         "means": means(source, pairs),
+        "intervals": intervals(source, pairs, course),
         "sparks": sparks(course) if course else [],
         "size": (WIDE, HIGH),
         "columns": pairs.columns,
@@ -75,6 +79,24 @@ def means(source: RunSource, pairs: Pairs) -> str:
     if last is None or last.stage != "eval" or type(every) is not int or every <= last.samples:
         return ""
     return f"over all {every:,} samples of an evaluation, {last.samples:,} of which are kept"
+
+
+def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
+    """By held-out reward, the paired difference of the last evaluation from the first, with its interval over prompts.
+
+    Only where every sample of an evaluation is kept, so that it belongs to the means of the metrics.
+    """
+    columns, samples = pairs.columns, setting(source, "samples", "eval")
+    whole = [column for column in columns if column.state.stage == "eval" and column.state.samples == samples]
+    if course is None or len(whole) < 2:
+        return {}
+    found, streams = {}, [column.stream for column in columns]
+    for one in course.headline:
+        rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
+        change = standings(columns, rows, 0, one.lower)[1].change
+        if change is not None and change.low is not None:
+            found[one.name] = change
+    return found
 
 
 def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:
