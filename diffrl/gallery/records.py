@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from diffrl.gallery.leaves import Leaf
 from reward_models.messages import LONGEST_NOTE, brief, cut
 
 
@@ -65,6 +66,7 @@ class Sample:
         notes: what scorers say of it, by the name of the reward; a stranger's text.
         file: picture or video, relative to the source; None if it was not kept.
         metadata: JSON values that came with the prompt.
+        leaf: of the kept tree that it grew in; None without.
     """
 
     id: int
@@ -77,6 +79,7 @@ class Sample:
     notes: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    leaf: Leaf | None = None
 
     @property
     def prompt(self) -> str:

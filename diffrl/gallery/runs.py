@@ -6,11 +6,13 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
@@ -70,7 +72,8 @@ class RunSource:
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration))
-            return [Brief(row[0], _key(row[1:6]), finite(row[6]), bool(row[7])) for row in rows]
+            in_trees = groups_with_trees(self.path, state.iteration) if state.stage == "train" else frozenset[int]()
+            return [Brief(row[0], _key(row[1:6]), finite(row[6]), bool(row[7]) or row[3] in in_trees) for row in rows]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""
@@ -78,7 +81,15 @@ class RunSource:
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
                 found |= _samples(database, ids[start : start + CHUNK])
-        return [found[number] for number in ids if number in found]
+        return [self._grown(found[number]) for number in ids if number in found]
+
+    def _grown(self, sample: Sample) -> Sample:
+        """A training sample with its leaf, where its tree was kept: the picture may lie there alone."""
+        if sample.state.stage != "train":
+            return sample
+        _, _, group, root, path = sample.key
+        leaf = leaves_of(self.path, sample.state.iteration, group).get((root, path))
+        return sample if leaf is None else replace(sample, leaf=leaf, file=sample.file or leaf.file)
 
     def media(self, file: str) -> str:
         """See `Source.media`: pictures of samples and of trees."""
