@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from diffrl.gallery.trees.drawn import drawn
 from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.panel import sample_facts
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.words import sums
+from diffrl.trees.record import TreeLeaf, TreeNode
 from reward_models.images.shapes import PARTS
 from tests.gallery import made_trees
 from tests.gallery.made_trees import leaf
@@ -97,3 +100,26 @@ def test_finished_pictures_show_the_decision(client_of, made):
     text = client_of(made).get("/tree?run=made&tree=000021-3").text
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert [re.sub("<[^>]*>", "", caption).strip() for caption in captions] == ["2aa 1.000", "2ba 0.250"]
+
+
+def test_a_choice_among_equals_is_said_and_so_is_a_proxy_that_was_wrong():
+    """Of four that tie at the top two are kept; the second worst by proxy has the highest true reward."""
+    proxies = [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1]
+    reasons = {0: "best 1", 1: "best 2", 8: "worst 2", 9: "worst 1"}
+    truths = {0: 0.9, 1: 0.4, 8: 0.9, 9: 0.1}
+    nodes = [
+        TreeNode(
+            place, None, place, 0, None, 1.0, place in reasons, truths.get(place),
+            leaf=TreeLeaf((), proxy, None, reasons.get(place), total=truths.get(place)),
+        )
+        for place, proxy in enumerate(proxies)
+    ]  # fmt: skip
+    explored = {**made_trees.EXPLORED, "candidates": 10, "keep": 4, "audit": 0}
+    given = sums(made_trees.record(nodes, branching={}, rule=made_trees.NFT, explored=explored))
+    facts = {label: "".join(map(str, parts)) for label, parts in drawn(given).facts}
+    assert facts["Not drawn again, though level by proxy with one of the best"] == "2"
+    assert not any("one of the worst" in label for label in facts)
+    assert facts["The worst by proxy, with the highest true reward"] == "1"
+    told = [dict(sample_facts(given, node))["Proxy reward"] for node in nodes]
+    assert told[0] == "1.000, 1 of 10, level with 3 others" and told[4] == "0.500, 5 of 10, level with 1 other"
+    assert told[9] == "0.100, 10 of 10"

@@ -46,7 +46,28 @@ def _pool(given: Sums, kinds: Sequence[str]) -> list[Fact]:
         facts.append(fact("Steps of a candidate", f"{explored['steps']} of {len(given.record.sigmas) - 1}"))
     facts.append(fact("Drawn again", len(kinds)))
     found = {**CHOSEN, "": "for other reasons"}
-    return facts + [fact(f"Drawn again: {why}", n) for kind, why in found.items() if (n := kinds.count(kind))]
+    facts += [fact(f"Drawn again: {why}", n) for kind, why in found.items() if (n := kinds.count(kind))]
+    return facts + _doubtful(given)
+
+
+def _doubtful(given: Sums) -> list[Fact]:
+    """Where the choice was none by the proxy: candidates as good as a chosen one; and where the proxy was wrong."""
+    facts = []
+    for kind, last in (("best", min), ("worst", max)):
+        proxies = [node.leaf.proxy for node in given.leaves if node.leaf and _chosen_as(node, kind)]
+        edge = last((proxy for proxy in proxies if proxy is not None), default=None)
+        unchosen = [node.leaf.proxy for node in given.leaves if node.leaf and node.leaf.chosen is None]
+        if edge is not None and (left := unchosen.count(edge)):
+            facts.append(fact(f"Not drawn again, though level by proxy with one of the {kind}", left))
+    totals = [node.leaf.total for node in given.drawn_leaves if node.leaf and node.leaf.total is not None]
+    worst = [node.leaf.total for node in given.drawn_leaves if node.leaf and _chosen_as(node, "worst")]
+    if totals and (wrong := worst.count(max(totals))):
+        facts.append(fact("The worst by proxy, with the highest true reward", wrong))
+    return facts
+
+
+def _chosen_as(node: TreeNode, kind: str) -> bool:
+    return node.leaf is not None and node.leaf.chosen is not None and _kind(node) == kind
 
 
 def _pictures(given: Sums) -> list[Fact]:

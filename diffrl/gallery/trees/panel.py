@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from diffrl.gallery.records import reason
-from diffrl.gallery.trees.numbers import known, level, push, share, signed, three, tiny
+from diffrl.gallery.trees.numbers import counted, known, level, push, share, signed, three, tiny
 from diffrl.gallery.trees.splits import asked, split_panel, train, weight, weights_of
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.turning import paths_through
 from diffrl.gallery.trees.words import Sums, against, change, rounding, trains
-from diffrl.trees.record import TreeNode
+from diffrl.trees.record import TreeLeaf, TreeNode
 
 Fact = tuple[str, str]
 
@@ -162,7 +162,7 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
         else:
             facts.append(("Trains by contrast", _contrasts(given, node)))
     if given.record.explored:
-        facts.append(("Proxy reward", three(leaf.proxy)))
+        facts.append(("Proxy reward", three(leaf.proxy) + _ranked(given, leaf)))
         facts.append(("Drawn again", given.reason(node) or "no"))
     if leaf.audit:
         facts.append(("Audit", "drawn only to check the ranking"))
@@ -171,6 +171,16 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
     if why := reason(leaf.notes):
         facts.append(("Scorers say", why))
     return facts + [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" not in name]
+
+
+def _ranked(given: Sums, leaf: TreeLeaf) -> str:
+    """A candidate's rank by proxy, and how many are level with it."""
+    proxies = [other.leaf.proxy for other in given.leaves if other.leaf and other.leaf.proxy is not None]
+    if leaf.proxy is None or len(proxies) < 2:
+        return ""
+    same = proxies.count(leaf.proxy) - 1
+    place = 1 + sum(proxy > leaf.proxy for proxy in proxies)
+    return f", {place} of {len(proxies)}" + (f", level with {counted(same, 'other')}" if same else "")
 
 
 def step_rows(given: Sums) -> list[dict[str, Any]]:
