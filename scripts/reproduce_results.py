@@ -16,7 +16,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from rich.console import Console
 from scipy import stats
 
 from diffrl.cost.prices import parse_prices
+from diffrl.statistics import Estimate
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
@@ -150,6 +151,8 @@ def pool(price: float) -> Group:
 
 
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
+PRICES = (1.0, 0.5, 0.25, 0.1)
+POOLS = {f"pool-{price:g}": price for price in PRICES}
 GROUPS = {
     "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
     "words": Group(WORDS, 20_000, 10, questions_of(WORDS), evals=1),
@@ -165,7 +168,7 @@ GROUPS = {
         variety=4,
         guidance=(3.0,),
     ),
-    **{f"pool-{price:g}": pool(price) for price in (1.0, 0.5, 0.25, 0.1)},
+    **{name: pool(price) for name, price in POOLS.items()},
 }
 
 
@@ -183,7 +186,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.check and arguments.go_on:
         parser.error("--check is of runs that were trained anew. Leave --go-on out.")
-    outside = []
+    outside, pools = [], dict[float, Comparison]()
     for name in arguments.only or GROUPS:
         out, kept, group = arguments.out / name, MEASURED / f"{name}.jsonl", GROUPS[name]
         if arguments.go_on and kept.is_file() and not out.exists():
@@ -191,11 +194,15 @@ def main() -> None:
         if not arguments.report_only:
             compare(request(group, out, arguments.jobs), Console())
         comparison = collect(out)
+        if name in POOLS:
+            pools[POOLS[name]] = comparison
         report(name, group, comparison, out, arguments.write)
         if arguments.check:
             outside += [f"{name}: {line}" for line in strayed(comparison, kept)]
         if arguments.keep:
             pack(out, kept)
+    if arguments.write and pools:
+        put(arguments.write, "pools", pool_table(pools))
     if outside:
         sys.exit("\n".join(outside))
 
@@ -224,7 +231,7 @@ def report(name: str, group: Group, comparison: Comparison, out: Path, page: Pat
     if known:
         middle = math.sqrt(sum(sd * sd for sd in known) / len(known))
         draw_power(middle, len(comparison.arms[0].runs), out / "power.png", comparison.metric)
-    if page is None:
+    if page is None or name in POOLS:
         return
     tables = [scores(comparison), answers(group, comparison)]
     if group.guidance:
@@ -280,6 +287,32 @@ def answers(group: Group, comparison: Comparison) -> str:
         lines.append(f"| {shown} | {what} | {d.n} | {d.mean:+.3f} | {interval} | {p} | {pair.finding} |")
         last = question
     return "\n".join(lines) + "\n"
+
+
+def pool_table(comparisons: Mapping[float, Comparison]) -> str:
+    """What a pool is worth by the price of an exploring evaluation: against none, and against a random choice."""
+    columns = "price | iterations | best and worst | random | no pool | pool less none | best and worst less random"
+    lines = [f"| {columns} |", "|---|" + "---:|" * 6]
+    for price, comparison in comparisons.items():
+        group = pool(price)
+        asked = [pair for pairs in group.questions.values() for pair in pairs]
+        arms = {arm.label: arm for arm in comparison.arms if arm.runs}
+        found = pairs_of(comparison, asked)
+        order = ("pool, best and worst", "pool, random", "no pool")
+        cells = (
+            f"{price:g}",
+            str(arms[order[0]].runs[0].iterations),
+            *(mean_text(comparison.mean_score(arms[label])) for label in order),
+            *(_difference(pair.difference) for pair in found),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _difference(found: Estimate) -> str:
+    """A paired mean with its interval and how many pairs it is of."""
+    interval = "" if found.low is None else f" ({found.low:+.3f} to {found.high:+.3f})"
+    return f"{found.mean:+.3f}{interval}, {found.n} seeds"
 
 
 def strayed(comparison: Comparison, kept: Path) -> list[str]:

@@ -51,24 +51,28 @@ def test_kept_numbers_are_of_the_arms_that_the_script_names(kept, tmp_path, monk
     assert all(arm.runs for arm in collect(tmp_path / "again").arms)
 
 
-@pytest.fixture
-def measured(tmp_path, monkeypatch):
-    """Five seeds of three arms, each with its number on the report split; the second reward is worth half of it."""
-    monkeypatch.chdir(ROOT)
-    out = tmp_path / "shapes"
+def measure(out, scores):
+    """Five seeds of each arm, each with its number on the report split; the second reward is worth half of it."""
     curve = [(0, 0, 0.0, 0.2), (40, 4000, 20.0, 0.4)]
-    fake_comparison(out, {label: [curve] * 5 for label in SCORES}, 5)
+    fake_comparison(out, {label: [curve] * 5 for label in scores}, 5)
     state = json.loads((out / "state.json").read_text())
     for entry in state["configurations"]:
         entry |= {"path": str(CONFIG), "overrides": [], "iteration_cost": 1.0, "iteration_seconds": None}
         entry["config"] = load_config(CONFIG).model_dump(mode="json")
     (out / "state.json").write_text(json.dumps(state))
-    for label, scores in SCORES.items():
-        for number, score in enumerate(scores):
+    for label, values in scores.items():
+        for number, score in enumerate(values):
             line = row(score, n=500, failed=0, steps=10, noise_seed=1234)
             line["means"] = {"shapes_strict": score, "shapes": score / 2, "shapes/colour": 1.0}
             write(out, label, number, line)
     return out
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Three arms."""
+    monkeypatch.chdir(ROOT)
+    return measure(tmp_path / "shapes", SCORES)
 
 
 def test_answers_are_paired_and_adjusted_for_the_questions_alone(measured):
@@ -104,6 +108,20 @@ def test_a_page_gets_its_tables_and_figures(measured, tmp_path, monkeypatch):
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="must hold <!-- shapes -->"):
         script.main()
+
+
+def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    scores = dict(zip(("no pool", "pool, best and worst", "pool, random"), SCORES.values(), strict=True))
+    comparison = collect(measure(tmp_path / "pool", scores))
+    lines = script.pool_table({0.25: comparison, 0.1: comparison}).splitlines()
+    assert len(lines) == 4 and [line.split(" | ")[0] for line in lines[2:]] == ["| 0.25", "| 0.1"]
+    none, best, random = SCORES.values()
+    for cell, other in zip(lines[2].split(" | ")[5:], (none, random), strict=True):
+        oracle = stats.ttest_rel(best, other)
+        low, high = oracle.confidence_interval(0.95)
+        mean = sum(best) / 5 - sum(other) / 5
+        assert cell.removesuffix(" |") == f"{mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds"
 
 
 def test_bands_are_prediction_intervals(measured, tmp_path, monkeypatch):
