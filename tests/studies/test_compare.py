@@ -345,10 +345,10 @@ def test_a_measurement_that_fails_is_said_and_made_up_for(config, cost, trained,
     assert run(*arguments) == 2
     captured = capsys.readouterr()
     assert "base, seed 1, on shapes:report: exit code 2, 'measuring'" in captured.err and "1 run failed" in captured.err
-    assert "of the prompts of the curve" in (tmp_path / "o" / "table.md").read_text()
+    assert "base: not measured on shapes:report and left out: seed 1." in (tmp_path / "o" / "table.md").read_text()
     trained.failing = set()
     assert run(*arguments) == 0 and len(trained.measured) == 3
-    assert "are of shapes:report" in (tmp_path / "o" / "table.md").read_text()
+    assert "left out" not in (tmp_path / "o" / "table.md").read_text()
 
 
 def test_the_report_split_is_refused_before_the_end(config, cost, trained, tmp_path, capsys):

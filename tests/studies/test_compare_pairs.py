@@ -90,11 +90,19 @@ def test_power_line_is_of_the_pair_that_sees_least(tmp_path):
     assert line in markdown(found, 0.6)
 
 
-def test_until_every_run_is_measured_the_curves_stand_in(tmp_path):
-    found = collect(measured(tmp_path, {"one": [0.5, 0.6], "two": [0.7, None]}))
+def test_until_a_run_is_measured_the_curves_stand_in(tmp_path):
+    found = collect(measured(tmp_path, {"one": [None, None], "two": [None, None]}))
     assert found.final is None
     assert pairs_of(found)[0].difference.mean == 0.0  # their curves are the same
     assert "of the prompts of the curve" in markdown(found, 0.6)
+
+
+def test_of_runs_that_are_measured_those_that_are_not_are_left_out_and_named(tmp_path):
+    found = collect(measured(tmp_path, {"one": [0.5, 0.6, 0.7], "two": [0.7, None, 0.8]}))
+    assert found.final == "shapes:report" and [len(arm.runs) for arm in found.arms] == [3, 2]
+    difference = pairs_of(found)[0].difference
+    assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
+    assert "two: not measured on shapes:report and left out: seed 1." in markdown(found, 0.6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,9 @@ class Comparison:
 
     @property
     def final(self) -> str | None:
-        """Source of the prompts of the final numbers: the report split, once every finished run has its number there.
+        """Source of the prompts of the final numbers: the report split, if the runs have their numbers there.
 
-        None until then, and where there is no such split: the curve's last point stands in.
+        None if no run has one, and where there is no such split: the curve's last point stands in.
         """
         runs = [(run, arm) for arm in self.arms for run in arm.runs]
         measured = all((ALIGNED, arm.guidance_scale) in run.reported for run, arm in runs)
@@ -236,11 +236,35 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
                 f"{label}: {len(unfinished)} of {state['seeds']} runs not finished and left out (seed {which})."
             )
         arms.append(Arm(label, entry["folder"], state["seeds"], tuple(runs), entry))
+    arms, unmeasured = only_measured(arms)
+    notes += unmeasured
     apart = unpaired({arm.label: arm.planned_as["config"] for arm in arms}, metric)
     notes += [f"Runs of one seed are no pairs, and are not subtracted: {reason}" for reason in apart]
     if prices.name != paid.name:
         notes.append(f"Costs are by other prices than the budget's, {paid.name}: runs are not of equal cost by them.")
     return Comparison(metric, state["budget"], tuple(arms), tuple(notes), prices, not apart)
+
+
+def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+    """Where some runs have their number on the report split, those that have none are left out, and named.
+
+    They were interrupted, or measured otherwise. Where no run has one, all are kept: the curve's prompts stand in.
+    """
+
+    def measured(arm: Arm, run: RunResult) -> bool:
+        return (ALIGNED, arm.guidance_scale) in run.reported
+
+    if not any(measured(arm, run) for arm in arms for run in arm.runs):
+        return list(arms), []
+    kept, notes = [], []
+    for arm in arms:
+        left = [str(run.number) for run in arm.runs if not measured(arm, run)]
+        if left:
+            notes.append(
+                f"{arm.label}: not measured on {arm.report or 'a report split'} and left out: seed {', '.join(left)}."
+            )
+        kept.append(replace(arm, runs=tuple(run for run in arm.runs if measured(arm, run))))
+    return kept, notes
 
 
 def default_metric(state: Mapping[str, Any]) -> str:

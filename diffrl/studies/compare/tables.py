@@ -228,8 +228,8 @@ def final_line(comparison: Comparison) -> str:
             "these prompts and this noise."
         )
     return (
-        "Final numbers, and differences, are of the prompts of the curve: not every run has been measured on a report "
-        "split, or there is none."
+        "Final numbers, and differences, are of the prompts of the curve: no run has been measured on a report split, "
+        "or there is none."
     )
 
 
