@@ -50,7 +50,7 @@ def page_text() -> str:
 def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: bool) -> Iterator[tuple[str, str, str]]:
     """A row for a key and for every key below it: key, values, meaning."""
     meaning = node.get("description", "")
-    choices = [_resolve(schema, choice) for choice in node.get("oneOf", node.get("anyOf", [node]))]
+    choices = list(_choices(schema, node))
     items = [_resolve(schema, choice["items"]) for choice in choices if "items" in choice]
     objects = [c for c in [*choices, *items] if "properties" in c]
     meaning = meaning or (objects[0].get("description", "") if objects else "")
@@ -67,6 +67,15 @@ def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: boo
                     yield f"`{below}.kind`", f"`{kind}`", found.get("description", "").replace("\n", " ")
                 continue
             yield from _rows(schema, child, f"{below}.{name}", name in found.get("required", ()))
+
+
+def _choices(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All that a key may be, those of a choice within a choice too."""
+    for choice in node.get("oneOf", node.get("anyOf", [node])):
+        if choice is not node and ("oneOf" in choice or "anyOf" in choice):
+            yield from _choices(schema, choice)
+        else:
+            yield _resolve(schema, choice)
 
 
 def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
