@@ -139,7 +139,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
 
     Samples of runs match by prompt and noise; where nothing of all columns does, the n-th samples of a prompt stand
     beside each other, and `Matched.by` says so. Pictures of folders may lack both: where they match nothing so, file
-    names are tried, then prompts; the first that joins the most columns counts.
+    names are tried, but of pictures whose prompts differ, then prompts; the first that joins the most columns counts.
 
     Args:
         columns: samples of each column, in its order.
@@ -181,7 +181,8 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
     for name in dict.fromkeys(name for own in names for name in own):
         found = [table.get(name) for table in tables]
         there = [place for place, brief in enumerate(found) if brief is not None]
-        if len(found) - len(there) > absent or not there:
+        prompts = {tables[place][name].key[0] for place in there} - {""}
+        if len(found) - len(there) > absent or not there or len(prompts) > 1:  # one file name, and other prompts
             continue
         for place in there:
             shared[place] += 1

@@ -109,6 +109,17 @@ def test_pictures_of_folders_match_by_name_then_by_prompt():
     assert likeness(found, ["eval", "folder"]) == ""
 
 
+def test_one_file_name_with_different_prompts_is_no_pair():
+    """As `diffrl generate` calls the first picture of any prompt."""
+    a = [brief(0, "a red circle", path="0000-0"), brief(1, "a blue square", path="0001-0")]
+    b = [brief(7, "a blue square", path="0000-0"), brief(8, "a green star", path="0001-0")]
+    found = match([a, b], ["folder", "folder"])
+    assert ([row.ids for row in found.rows], found.by) == ([(1, 7)], "prompt")
+    assert match([a[:1], b[1:]], ["folder", "folder"]).rows == []
+    unknown = [brief(9, "", path="0000-0")]
+    assert [row.ids for row in match([a, unknown], ["folder", "folder"]).rows] == [(0, 9)]
+
+
 def test_one_column_shows_every_sample():
     same = [brief(4, "p", path="a", value=1.0), brief(7, "p", path="a"), brief(2, "", path="a")]
     assert [row.ids for row in match([same], ["folder"]).rows] == [(4,), (7,), (2,)]
