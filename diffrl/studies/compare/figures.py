@@ -46,7 +46,7 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
         axes.xaxis.set_major_formatter(_short)
         axes.set_xlim(left=0)
         _dress(axes)
-    _keep_to_the_seeds(panels[0], comparison, target)
+    _keep_to_what_is_drawn(panels[0], comparison, target, few)
     panels[0].set_xlabel(_plain(f"network evaluations in training, prices: {comparison.prices.name}"))
     panels[1].set_xlabel("seconds of training")
     panels[0].set_ylabel(_plain(f"held-out {comparison.metric}"))
@@ -82,9 +82,13 @@ def _draw_arm(axes: Any, arm: Arm, cost: str, index: int, banded: bool) -> Any:
     return line
 
 
-def _keep_to_the_seeds(axes: Any, comparison: Comparison, target: float | None) -> None:
-    """Heights from the seeds' own scores: intervals of two or three seeds would flatten every curve."""
-    scores = [point.score for arm in comparison.arms for run in arm.runs for point in run.curve]
+def _keep_to_what_is_drawn(axes: Any, comparison: Comparison, target: float | None, seeds: bool) -> None:
+    """Heights from the seeds' own scores, or the means alone: intervals of two or three seeds would flatten all."""
+    arms = [arm for arm in comparison.arms if arm.runs]
+    if seeds:
+        scores = [point.score for arm in arms for run in arm.runs for point in run.curve]
+    else:
+        scores = [one.mean for arm in arms for one in arm.band(COSTS[0])[1]]
     if scores:
         low, high = min(*scores, target or scores[0]), max(*scores, target or scores[0])
         margin = 0.06 * (high - low) or 0.05
