@@ -67,12 +67,12 @@ def write_before_after(
         higher_is_better: of the reward: 1 is a pass; else 0 is.
 
     Returns:
-        Whether both evaluations were in the store.
+        Whether the store has pictures of both evaluations.
     """
     with SampleStore.open_readonly(run_dir) as store:
-        before = store.read(stage="eval", iteration=0, limit=GRID_SAMPLES)
-        after = {(s.group, s.root): s for s in store.read(stage="eval", iteration=last_iteration)}
-        pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after]
+        before, last = ([s for s in store.read(stage="eval", iteration=i) if s.file] for i in (0, last_iteration))
+        after = {(s.group, s.root): s for s in last}
+        pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after][:GRID_SAMPLES]
         if not pairs:
             return False
         moving = store.picture(pairs[0][0]).ndim > 3
