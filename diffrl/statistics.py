@@ -11,8 +11,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from scipy import stats
-
 LEVEL = 0.95
 """Coverage of every interval."""
 
@@ -120,9 +118,11 @@ def _student(n: int, mean: float, sd: float | None) -> Estimate:
     """Interval and test of a mean of n values with a sample standard deviation."""
     if sd is None:
         return Estimate(n, mean, None, None, None, None)
+    from scipy.special import stdtr, stdtrit  # a page that shows an interval is not to wait for all of scipy.stats
+
     error = sd / math.sqrt(n)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error > 0 else float(mean == 0)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
+    p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error > 0 else float(mean == 0)
     return Estimate(n, mean, sd, mean - half, mean + half, p)
 
 
@@ -153,6 +153,8 @@ def power_of(n: int, difference: float, sd: float) -> float:
         difference: of the means, in the score's unit.
         sd: of the paired differences, above 0.
     """
+    from scipy import stats
+
     shift, quantile = abs(difference) / sd * math.sqrt(n), float(stats.t.ppf(1 - ALPHA / 2, n - 1))
     right, wrong = (float(stats.nct.sf(quantile, n - 1, sign * shift)) for sign in (1, -1))  # its cdf is NaN far out
     return right + wrong
@@ -208,5 +210,7 @@ def sd_interval(sd: float, n: int) -> tuple[float, float]:
         sd: sample standard deviation.
         n: values, at least 2.
     """
+    from scipy import stats
+
     low, high = (float(stats.chi2.ppf(share, n - 1)) for share in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
     return sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high)
