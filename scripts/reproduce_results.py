@@ -186,23 +186,27 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.check and arguments.go_on:
         parser.error("--check is of runs that were trained anew. Leave --go-on out.")
-    outside, pools = [], dict[float, Comparison]()
-    for name in arguments.only or GROUPS:
-        out, kept, group = arguments.out / name, MEASURED / f"{name}.jsonl", GROUPS[name]
+    outside, asked = [], list(arguments.only or GROUPS)
+    if arguments.write:
+        require_room(arguments.write, asked)
+    pools = any(name in POOLS for name in asked)
+    for name in {*asked, *(POOLS if pools else ())}:  # the table of pools is of all prices
+        kept, out = MEASURED / f"{name}.jsonl", arguments.out / name
         if arguments.go_on and kept.is_file() and not out.exists():
             unpack(kept, out)
+    for name in asked:
+        out, kept, group = arguments.out / name, MEASURED / f"{name}.jsonl", GROUPS[name]
         if not arguments.report_only:
             compare(request(group, out, arguments.jobs), Console())
         comparison = collect(out)
-        if name in POOLS:
-            pools[POOLS[name]] = comparison
         report(name, group, comparison, out, arguments.write)
         if arguments.check:
             outside += [f"{name}: {line}" for line in strayed(comparison, kept)]
         if arguments.keep:
             pack(out, kept)
     if arguments.write and pools:
-        put(arguments.write, "pools", pool_table(pools))
+        there = {price: arguments.out / name for name, price in POOLS.items() if (arguments.out / name).is_dir()}
+        put(arguments.write, "pools", pool_table({price: collect(out) for price, out in there.items()}))
     if outside:
         sys.exit("\n".join(outside))
 
@@ -297,6 +301,8 @@ def pool_table(comparisons: Mapping[float, Comparison]) -> str:
         group = pool(price)
         asked = [pair for pairs in group.questions.values() for pair in pairs]
         arms = {arm.label: arm for arm in comparison.arms if arm.runs}
+        if len(arms) < len(group.arms):  # begun, and not got far
+            continue
         found = pairs_of(comparison, asked)
         order = ("pool, best and worst", "pool, random", "no pool")
         cells = (
@@ -343,13 +349,22 @@ def band(values: Sequence[float], seeds: int) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def require_room(page: Path, names: Iterable[str]) -> None:
+    """Refuse a page that lacks the markers of a group's table, before anything is trained for it."""
+    text = page.read_text(encoding="utf-8")
+    for name in dict.fromkeys("pools" if name in POOLS else name for name in names):
+        if not _between(name).search(text):
+            raise SystemExit(f"{page} must hold <!-- {name} --> and <!-- /{name} -->. Add both lines.")
+
+
+def _between(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+
+
 def put(page: Path, name: str, table: str) -> None:
     """Set a table into the page between its markers."""
     text = page.read_text(encoding="utf-8")
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise SystemExit(f"{page} must hold <!-- {name} --> and <!-- /{name} -->. Add both lines.")
-    page.write_text(pattern.sub(lambda found: found[1] + table + found[2], text), encoding="utf-8")
+    page.write_text(_between(name).sub(lambda found: found[1] + table + found[2], text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,11 +43,18 @@ class Standing:
         return self.change is not None and self.change.resolved
 
 
+def paired_change(rows: Sequence[Row]) -> Estimate | None:
+    """The mean change of rows between their compared columns, its interval over prompts; None if no row has one.
+
+    Samples of one prompt go together. The interval is of these weights: what another seed of training would give is
+    what `diffrl compare` measures.
+    """
+    paired = [(change, row.prompt) for row in rows if (change := row.change) is not None]
+    return clustered_estimate(*zip(*paired, strict=True)) if paired else None
+
+
 def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[Standing]:
     """One standing a column, in the columns' order.
-
-    Samples of one prompt go together, so the interval is over prompts (`diffrl.statistics.clustered_estimate`). It is
-    of these weights: what another seed of training would give is what `diffrl compare` measures.
 
     Args:
         columns: at least two.
@@ -58,10 +65,7 @@ def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, low
     found = []
     for place, column in enumerate(columns):
         versus = [row._replace(pair=(place, baseline)) for row in rows]
-        paired = [(change, row.prompt) for row in versus if (change := row.change) is not None]
-        change = None
-        if paired and place != baseline:
-            change = clustered_estimate([value for value, _ in paired], [prompt for _, prompt in paired])
+        change = paired_change(versus) if place != baseline else None
         values = [value for row in rows if (value := row.values[place]) is not None]
         mean = sum(values) / len(values) if values else None
         counts = summarise(versus, lower)

@@ -124,6 +124,23 @@ def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
         assert cell.removesuffix(" |") == f"{mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds"
 
 
+def test_the_page_has_room_for_every_group():
+    script.require_room(ROOT / "docs" / "results.md", script.GROUPS)
+
+
+def test_one_price_asked_for_keeps_the_others_in_the_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    scores = dict(zip(("no pool", "pool, best and worst", "pool, random"), SCORES.values(), strict=True))
+    for name in ("pool-0.25", "pool-0.1"):
+        measure(tmp_path / name, scores)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- pools -->\n<!-- /pools -->\n")
+    options = ["--out", str(tmp_path), "--only", "pool-0.1", "--report-only", "--write", str(page)]
+    monkeypatch.setattr(sys, "argv", ["reproduce_results.py", *options])
+    script.main()
+    assert [line.split(" | ")[0] for line in page.read_text().splitlines()[3:-1]] == ["| 0.25", "| 0.1"]
+
+
 def test_bands_are_prediction_intervals(measured, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pack(measured, tmp_path / "shapes.jsonl")

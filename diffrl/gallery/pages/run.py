@@ -16,7 +16,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import standings
+from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.trees.record import tree_name
 
@@ -93,7 +93,7 @@ def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[
     found, streams = {}, [column.stream for column in columns]
     for one in course.headline:
         rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
-        change = standings(columns, rows, 0, one.lower)[1].change
+        change = paired_change(rows)
         if change is not None and change.low is not None:
             found[one.name] = change
     return found
