@@ -134,6 +134,11 @@ def test_a_column_is_compared_with_another(three, client_of, asked, pair):
     assert cells(text)[names[pair[1]]][1] == "the others are compared with this one"
 
 
+def test_what_cannot_be_shown_alone_is_refused(three, client_of):
+    answer = client_of(*three).get(address(three, show="best"))
+    assert answer.status_code == 400 and "show must be one of better, same, worse. Got" in answer.text
+
+
 def test_what_the_server_says_an_exported_page_says_too(three, client_of):
     """The same columns in the same order: the same numbers, without a server."""
     sources = find_sources(three)

@@ -118,7 +118,7 @@ def versus(query: Query, keys: Sequence[str]) -> Versus:
     Raises:
         GalleryError: something else than one of `compare.SHOWN` is to be shown.
     """
-    show = query.choice("show", ("", *SHOWN), "")
+    show = query.choice("show", SHOWN, "better") if query.text("show") else ""
     of, against = (keys.index(key) if (key := query.text(name)) in keys else None for name in ("of", "against"))
     last = len(keys) - 1
     if of is None:
