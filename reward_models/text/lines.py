@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from reward_models.neural import require_package
@@ -42,7 +43,7 @@ class LineReader:
     RapidOCR alone would pad narrow lines to 320 pixels, at three times the cost; it reads the same.
 
     Args:
-        threads: how many ONNX Runtime computes with; 0 for one a core.
+        threads: how many ONNX Runtime computes with; 0 for as many as torch.
 
     Raises:
         RewardError: a package is missing.
@@ -84,7 +85,7 @@ def make_engine(threads: int, options: Mapping[str, Any] = MappingProxyType({}))
     """A `RapidOCR` with the weights of its wheel that logs errors only and turns nothing.
 
     Args:
-        threads: how many ONNX Runtime computes with; 0 for one a core.
+        threads: how many ONNX Runtime computes with; 0 for as many as torch.
         options: further settings of RapidOCR, by their dotted names.
 
     Raises:
@@ -95,6 +96,6 @@ def make_engine(threads: int, options: Mapping[str, Any] = MappingProxyType({}))
     from rapidocr import RapidOCR
 
     params = {"Global.log_level": "error", "Global.use_cls": False, **options}
-    if threads:
-        params["EngineConfig.onnxruntime.intra_op_num_threads"] = threads
+    # Left alone it takes every core, whatever OMP_NUM_THREADS says, and two runs beside each other wait in its loops.
+    params["EngineConfig.onnxruntime.intra_op_num_threads"] = threads or torch.get_num_threads()
     return RapidOCR(params=params)

@@ -85,7 +85,7 @@ class OcrScorer(WithoutWeights):
     Args:
         engine: "rapidocr" or "tesseract".
         detect: False where each picture is one line of text; only for rapidocr.
-        threads: how many ONNX Runtime computes with; 0 for one a core. Set it where other work needs the cores.
+        threads: how many ONNX Runtime computes with; 0 for as many as torch (OMP_NUM_THREADS sets both).
     """
 
     spec = ScorerSpec(
@@ -172,7 +172,7 @@ class ExactOcrScorer(OcrScorer):
     Args:
         engine: "rapidocr" or "tesseract".
         detect: False where each picture is one line of text; only for rapidocr.
-        threads: how many ONNX Runtime computes with; 0 for one a core.
+        threads: how many ONNX Runtime computes with; 0 for as many as torch.
     """
 
     spec = replace(

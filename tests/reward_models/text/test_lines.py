@@ -75,6 +75,12 @@ def test_it_forgets_what_is_long_past(reader, pictures, monkeypatch):
     assert len(reader._known) == 3
 
 
+@pytest.mark.parametrize(("asked", "used"), [(0, torch.get_num_threads()), (1, 1)])
+def test_it_computes_with_as_many_threads_as_asked_or_as_torch(asked, used):
+    engine = lines.LineReader(asked)._recognise.session.session
+    assert engine.get_session_options().intra_op_num_threads == used
+
+
 def test_two_rewards_share_a_reader_and_score_alike(pictures):
     partial, exact = (load_reward(name, detect=False, threads=1) for name in ("ocr", "ocr_exact"))
     assert partial.lines is exact.lines
