@@ -15,6 +15,7 @@ import argparse
 import math
 import re
 import shutil
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from rich.console import Console
 from scipy import stats
 
 from diffrl.cost.prices import parse_prices
-from diffrl.statistics import Estimate
+from diffrl.statistics import Estimate, paired_difference
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
@@ -55,6 +56,7 @@ class Group:
         evals: held-out evaluations of a run, besides the one before it.
         variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
         guidance: scales that base and aligned model are measured with, besides none; nor that.
+        shorter: the group of a smaller budget that this one is set beside.
     """
 
     arms: dict[str, str]
@@ -65,6 +67,7 @@ class Group:
     evals: int = 2
     variety: int | None = None
     guidance: tuple[float, ...] = ()
+    shorter: str | None = None
 
 
 RATES = {
@@ -167,6 +170,7 @@ GROUPS = {
         evals=3,
         variety=4,
         guidance=(3.0,),
+        shorter="shapes",
     ),
     **{name: pool(price) for name, price in POOLS.items()},
 }
@@ -190,7 +194,8 @@ def main() -> None:
     if arguments.write:
         require_room(arguments.write, asked)
     pools = any(name in POOLS for name in asked)
-    for name in {*asked, *(POOLS if pools else ())}:  # the table of pools is of all prices
+    beside = [shorter for name in asked if (shorter := GROUPS[name].shorter)]
+    for name in {*asked, *beside, *(POOLS if pools else ())}:  # the table of pools is of all prices
         kept, out = MEASURED / f"{name}.jsonl", arguments.out / name
         if arguments.go_on and kept.is_file() and not out.exists():
             unpack(kept, out)
@@ -240,6 +245,8 @@ def report(name: str, group: Group, comparison: Comparison, out: Path, page: Pat
     tables = [scores(comparison), answers(group, comparison)]
     if group.guidance:
         tables.insert(1, f"{markdown_table(guidance_rows(comparison))}\n")
+    if group.shorter and (out.parent / group.shorter).is_dir():
+        tables.append(budgets_table(collect(out.parent / group.shorter), comparison))
     put(page, name, "\n".join(tables))
     figures = page.parent / "figures"
     figures.mkdir(exist_ok=True)
@@ -262,10 +269,15 @@ def scores(comparison: Comparison) -> str:
             *(_mean_of(arm, name) for name in others),
             str(arm.runs[0].iterations),
             f"{arm.cost('evaluations'):,.0f}",
-            f"{arm.cost('seconds'):.0f}",
+            f"{_seconds(arm):.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _seconds(arm: Arm) -> float:
+    """Of a run's training, the median: what else the machine did meanwhile makes some runs slow, and none fast."""
+    return statistics.median(run.curve[-1].seconds for run in arm.runs)
 
 
 def _mean_of(arm: Arm, name: str) -> str:
@@ -290,6 +302,27 @@ def answers(group: Group, comparison: Comparison) -> str:
         shown = "" if question == last else question
         lines.append(f"| {shown} | {what} | {d.n} | {d.mean:+.3f} | {interval} | {p} | {pair.finding} |")
         last = question
+    return "\n".join(lines) + "\n"
+
+
+def budgets_table(short: Comparison, longer: Comparison) -> str:
+    """The arms of two budgets, and tree tilt on the smaller against each on the larger, which take more seconds."""
+    before = {arm.label: arm for arm in short.arms if arm.runs}
+    columns = (
+        "arm | iterations | score | seconds | longer: iterations | score | seconds | tilt, short, less arm, longer"
+    )
+    lines = [f"| {columns} |", "|---|" + "---:|" * 7]
+    for arm in longer.arms:
+        if not arm.runs or arm.label not in before or "tilt" not in before:
+            continue
+        cells = [arm.label]
+        for comparison, one in ((short, before[arm.label]), (longer, arm)):
+            cells += [str(one.runs[0].iterations), mean_text(comparison.mean_score(one)), f"{_seconds(one):.0f}"]
+        ours = {run.number: short.score(before["tilt"], run) for run in before["tilt"].runs}
+        theirs = {run.number: longer.score(arm, run) for run in arm.runs}
+        seeds = sorted(set(ours) & set(theirs))
+        cells.append(_difference(paired_difference([ours[i] for i in seeds], [theirs[i] for i in seeds])))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

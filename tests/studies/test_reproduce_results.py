@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,24 @@ def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
         low, high = oracle.confidence_interval(0.95)
         mean = sum(best) / 5 - sum(other) / 5
         assert cell.removesuffix(" |") == f"{mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds"
+
+
+def test_the_tilt_of_the_smaller_budget_is_held_to_the_arms_of_the_larger(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plain, better, same = SCORES.values()
+    short = collect(measure(tmp_path / "short", {"tilt": better, "chains": plain}))
+    longer = collect(measure(tmp_path / "longer", {"tilt": better, "chains": same, "new": plain}))
+    lines = script.budgets_table(short, longer).splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| tilt", "| chains"]  # "new" has no shorter run
+    low, high = stats.ttest_rel(better, same).confidence_interval(0.95)
+    mean = sum(better) / 5 - sum(same) / 5
+    assert lines[1].endswith(f"| 20 | {mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds |")
+
+
+def test_seconds_are_the_median_of_the_runs(measured):
+    arm = collect(measured).arms[0]
+    slow = replace(arm.runs[0], curve=(replace(arm.runs[0].curve[-1], seconds=900.0),))
+    assert script._seconds(replace(arm, runs=(slow, *arm.runs[1:]))) == 20
 
 
 def test_the_page_has_room_for_every_group():
