@@ -52,6 +52,7 @@ class PipelineAdapter(ABC):
         self.placement = Placement(device=device_of(self.transformer))
         _require_short_texts(pipeline)
         self._present: set[str] = set()
+        self._empty: tuple[int, Conditioning] | None = None
 
     @classmethod
     def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, placement: Placement, **options: Any) -> Self:
@@ -134,7 +135,25 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt."""
+        """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt, the same in every row."""
+
+    @property
+    def knows_empty(self) -> bool:
+        """Whether the empty prompt has been encoded, as long as prompts are now: no encoder need read it again."""
+        return self._empty is not None and self._empty[0] == self.max_sequence_length
+
+    def with_empty(self, own: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
+        """Rows of B prompts, and beside them B rows of the empty prompt, which is encoded once.
+
+        Args:
+            own: (B, ...) each, of the prompts.
+            empty: the same names, any number of equal rows; not looked at where `knows_empty`.
+        """
+        if self._empty is None or not self.knows_empty:
+            rows = {EMPTY + name: tensor[:1].clone() for name, tensor in empty.items() if tensor is not None}
+            self._empty = (self.max_sequence_length, rows)
+        count = len(next(iter(own.values())))
+        return {**own, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:

@@ -7,6 +7,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
+from diffrl.models.pipeline import EMPTY
 from diffrl.models.placement import Placement
 from tests.training.harness import make_run, settings
 
@@ -124,7 +125,7 @@ def test_encodings_are_kept_within_their_bytes(random_sd3):
     asked = []
     encode = adapter.encode_prompts
     adapter.encode_prompts = lambda prompts: asked.extend(prompts) or encode(prompts)
-    row = sum(t.numel() * t.element_size() for t in encode(["a"]).values())
+    row = sum(t.numel() * t.element_size() for name, t in encode(["a"]).items() if not name.startswith(EMPTY))
     kept = PromptEncodings(adapter, capacity=2 * row)
     first = kept(["a", "b"])
     assert asked == ["a", "b"] and all(len(tensor) == 2 for tensor in first.values())
@@ -134,3 +135,20 @@ def test_encodings_are_kept_within_their_bytes(random_sd3):
     kept(["b"])  # the one that was used longest ago is gone
     assert asked == ["a", "b", "c", "b"]
     assert torch.equal(kept(["a"])["prompt_embeds"], first["prompt_embeds"][:1])
+
+
+def test_the_empty_prompt_is_encoded_once_and_held_once(random_sd3):
+    adapter, stock = load(random_sd3), load(random_sd3).pipeline
+    length = adapter.max_sequence_length
+    _, negative, _, pooled = stock.encode_prompt("a", None, None, max_sequence_length=length)
+    read = []
+    encoder = adapter.pipeline.text_encoder
+    encoder.register_forward_pre_hook(lambda module, inputs: read.append(len(inputs[0])))
+    kept = PromptEncodings(adapter)
+    found = [kept(["a", "b"]), kept(["c"])]
+    assert sum(read) == 4  # three prompts and the empty one
+    for one in found:
+        for name, oracle in (("prompt_embeds", negative), ("pooled", pooled)):
+            rows = one[EMPTY + name]
+            assert torch.equal(rows, oracle.expand_as(rows)) and len(rows) == len(one[name])
+    assert found[0][EMPTY + "prompt_embeds"].untyped_storage().nbytes() == negative.numel() * negative.element_size()

@@ -9,7 +9,6 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.picture_adapters import PackedPictureAdapter
-from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +56,8 @@ class QwenImageAdapter(PackedPictureAdapter):
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
         with self.on_device("text_encoder"):
-            own, negative = self._encode(list(prompts)), self._encode([NOTHING])
-        return own | {EMPTY + name: tensor.repeat_interleave(len(prompts), 0) for name, tensor in negative.items()}
+            own = self._encode(list(prompts))
+            return self.with_empty(own, {} if self.knows_empty else self._encode([NOTHING]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""

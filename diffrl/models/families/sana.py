@@ -11,7 +11,6 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
-from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,13 +61,13 @@ class SanaAdapter(PictureAdapter):
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
                 list(prompts),
-                do_classifier_free_guidance=True,
+                do_classifier_free_guidance=not self.knows_empty,
                 device=device,
                 max_sequence_length=self.max_sequence_length,
                 complex_human_instruction=call["complex_human_instruction"].default,
             )
         own = {"prompt_embeds": embeds, "mask": mask}
-        return own | {EMPTY + "prompt_embeds": negative, EMPTY + "mask": negative_mask}
+        return self.with_empty(own, {"prompt_embeds": negative, "mask": negative_mask})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""

@@ -11,7 +11,6 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
-from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,11 +87,11 @@ class SD3Adapter(PictureAdapter):
                 prompt_2=None,
                 prompt_3=None,
                 device=device,
-                do_classifier_free_guidance=True,
+                do_classifier_free_guidance=not self.knows_empty,
                 max_sequence_length=self.max_sequence_length,
             )
         own = {"prompt_embeds": embeds, "pooled": pooled}
-        return own | {EMPTY + "prompt_embeds": negative, EMPTY + "pooled": negative_pooled}
+        return self.with_empty(own, {"prompt_embeds": negative, "pooled": negative_pooled})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, h, w)."""

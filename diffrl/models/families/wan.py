@@ -10,7 +10,7 @@ from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
-from diffrl.models.pipeline import EMPTY, PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter, require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -102,11 +102,11 @@ class WanAdapter(PipelineAdapter):
         with self.on_device("text_encoder") as device:
             embeds, negative = self.pipeline.encode_prompt(
                 list(prompts),
-                do_classifier_free_guidance=True,
+                do_classifier_free_guidance=not self.knows_empty,
                 device=device,
                 max_sequence_length=self.max_sequence_length,
             )
-        return {"prompt_embeds": embeds, EMPTY + "prompt_embeds": negative}
+        return self.with_empty({"prompt_embeds": embeds}, {"prompt_embeds": negative})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, f, h, w)."""
