@@ -243,7 +243,12 @@ def _require_whole(name: str, value: Any, least: int) -> None:
 
 @contextmanager
 def _guest() -> Iterator[None]:
-    """Around a run in a program that goes on after it: Ctrl-C is Python's own, and so are the random generators."""
+    """Around a run in a program that goes on after it.
+
+    Raises:
+        KeyboardInterrupt: for the exit that Ctrl-C is under the command line.
+        DiffrlError: for what a reward raised, too.
+    """
     generators = rng_state()
     try:
         yield
@@ -251,5 +256,7 @@ def _guest() -> Iterator[None]:
         if end.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt from None
         raise
+    except RewardError as error:
+        raise DiffrlError(str(error)) from error
     finally:
         restore_rng(*generators)

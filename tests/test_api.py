@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 import diffrl
 from diffrl.cli import main
 from diffrl.config.load import make_config
+from diffrl.run import signals
 from reward_models import load_reward
 from tests.training.harness import last_checkpoint, rows_of, settings, start, undrawn
 
@@ -157,6 +159,9 @@ def test_what_a_callback_raises_comes_after_a_checkpoint(data, run, tmp_path):
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_after_a_checkpoint(data, tmp_path, capsys):
+    reader, writer = os.pipe()  # as an event loop has one, a notebook's among them
+    os.set_blocking(writer, False)
+    own = signal.set_wakeup_fd(writer)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     recorder = Recorder({("iteration", 1): lambda: os.kill(os.getpid(), signal.SIGINT)})
     with pytest.raises(KeyboardInterrupt):
@@ -164,6 +169,28 @@ def test_ctrl_c_is_a_keyboard_interrupt_after_a_checkpoint(data, tmp_path, capsy
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert last_checkpoint(tmp_path / "straight")[0] == 1 and recorder.calls[-1][0] == "end"
     assert "finishes what it is at" in capsys.readouterr().err
+    assert signal.set_wakeup_fd(own) == writer
+    os.close(reader), os.close(writer)
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_leaves_the_process_alone(data, tmp_path, monkeypatch):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(signals, "TWICE", 0.0)
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        train(data, tmp_path, Recorder({("iteration", 1): twice}))
+    assert not (tmp_path / "straight/checkpoints").exists() and threading.active_count() <= threads
+    assert "the run ends at once" in (tmp_path / "straight/log.txt").read_text()
+
+
+def test_a_reward_that_fails_is_an_error_of_diffrl(data, tmp_path):
+    with pytest.raises(diffrl.DiffrlError, match="out of paint"):
+        train(data | {"rewards": [{"name": "tests.training.own:Raising"}]}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 import diffrl
 from diffrl.functional.dynamics import Step, dance_sde_step
 from diffrl.functional.selection import Selection
+from tests.training.scorers import Brightness
 
 
 class Weighted(diffrl.SampleObjective):
@@ -109,6 +110,11 @@ class Endless(Weighted):
 class Broken(Weighted):
     def __init__(self):
         raise RuntimeError("no weights here")
+
+
+class Raising(Brightness):
+    def __call__(self, batch):
+        raise ValueError("out of paint")
 
 
 def middle(rewards, keep):
