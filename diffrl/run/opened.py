@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,8 @@ class Sample:
     advantage: float | None
     metadata: Mapping[str, Any]
     error: str | None
-    _run_dir: Path
-    _stored: StoredSample
+    _run_dir: Path = field(repr=False)
+    _stored: StoredSample = field(repr=False)
 
     @property
     def has_image(self) -> bool:
@@ -74,7 +74,7 @@ class Run:
     """
 
     path: Path
-    config: Config
+    config: Config = field(repr=False)
 
     @property
     def iteration(self) -> int:
