@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffrl.draw import DrawOptions, draw_pictures, folder_to_draw_into
 from diffrl.export.request import EvaluateRequest
-from diffrl.score import DrawOptions, draw_pictures, folder_to_draw_into
 from reward_models.cli import ScoreCommand, add_commands, quiet_libraries, score_files
 from reward_models.options import Paths, ResultOptions, Reward, RewardOptions, SampleOptions, grouped
 

@@ -7,7 +7,8 @@ their own (`reward_models.registry`), because they are used without diffrl.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffrl.errors import ConfigError
@@ -20,6 +21,13 @@ OBJECTIVES: Mapping[str, str] = {
     "dgpo": "diffrl.objectives.dgpo:DGPO",
     "crd": "diffrl.objectives.crd:CRD",
     "tilt": "diffrl.objectives.tilt:Tilt",
+}
+SELECTIONS: Mapping[str, str] = {
+    "best_worst": "diffrl.functional.selection:best_worst",
+    "max_variance": "diffrl.functional.selection:max_variance",
+    "sibling_contrast": "diffrl.functional.selection:sibling_contrast",
+    "random": "diffrl.functional.selection:random_choice",
+    "all": "diffrl.functional.selection:select_all",
 }
 DYNAMICS: Mapping[str, str] = {
     "ode": "diffrl.functional.dynamics:ode_step",
@@ -56,4 +64,33 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
         raise ConfigError(
             f"{kind} {quote(name)} cannot be imported: {describe(error)}. Check the name, and the module."
+        ) from error
+
+
+def require_call(kind: str, name: str, made_by: Any, arguments: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse a component of the user's own that cannot be called as diffrl is going to.
+
+    Args:
+        kind: the key that names it, for the message ("objective.kind").
+        name: what the user wrote there.
+        made_by: the class or function.
+        arguments: names of what diffrl gives it, in their places.
+        options: keyword arguments that the configuration gives it.
+
+    Raises:
+        ConfigError: it is no callable, or takes other arguments.
+    """
+    if not callable(made_by):
+        raise ConfigError(f"{kind} must name a class or a function. Got {quote(name)}, a {type(made_by).__name__}.")
+    try:
+        signature = inspect.signature(made_by)
+    except (TypeError, ValueError):  # a callable that does not tell its arguments
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        call = ", ".join([*arguments, *(f"{option}=..." for option in options)])
+        raise ConfigError(
+            f"{kind} must name what can be called with ({call}). Got {quote(name)}, which takes {signature}: {error}. "
+            f"Change its arguments, or the options."
         ) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from reward_models.messages import show
@@ -31,7 +32,12 @@ LONGEST_PATH = 4096
 LONGEST_TEXT = 200
 """The most characters of a name."""
 
-__all__ = ["ListOf", "Section", "only", "problems", "rule", "show"]
+OWN = "module:Object"
+"""The form of a name that is none of ours: an object of a module of the user's own."""
+
+OWN_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+__all__ = ["ListOf", "OwnKind", "Section", "kind_of", "only", "problems", "rule", "show"]
 
 
 class Section(BaseModel):
@@ -67,3 +73,25 @@ def only(value: Any, why: str, fix: str) -> BeforeValidator:
         return given
 
     return BeforeValidator(check)
+
+
+def _own_path(path: str) -> str:
+    if not re.fullmatch(OWN_PATH, path):
+        raise rule(f"must be {OWN}, such as my_module:Mine. Got {show(path)}. Mend the path.")
+    return path
+
+
+OwnKind = Annotated[
+    str,
+    Field(max_length=LONGEST_TEXT, json_schema_extra={"pattern": OWN_PATH}),
+    AfterValidator(_own_path),
+]
+"""The kind of a section whose component is the user's own."""
+
+
+def kind_of(section: Any) -> str | None:
+    """By which kind a section of several is read: its own `kind`, or `OWN` for a path; None where it has none."""
+    kind = section.get("kind") if isinstance(section, Mapping) else getattr(section, "kind", None)
+    if kind is None:
+        return None
+    return OWN if isinstance(kind, str) and ":" in kind else str(kind)

@@ -9,7 +9,7 @@ from typing import Any
 from diffrl.config.base import show
 from diffrl.config.credit import CreditSettings
 from diffrl.config.method import TrainSettings
-from diffrl.config.objective import GrpoSettings, NftSettings, Objective
+from diffrl.config.objective import NftSettings, Objective
 from diffrl.config.phases import phases
 from diffrl.config.rewards import Rewards, RewardSettings
 from diffrl.config.rollout import NoSteps, RolloutSettings
@@ -50,10 +50,10 @@ def _groups_train_whole(train: TrainSettings, objective: Objective) -> str | Non
 def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
     if not isinstance(rollout.stochastic, NoSteps):
         return None
-    if isinstance(objective, GrpoSettings):
+    if objective.trains_steps and not isinstance(objective, NftSettings):
         return (
-            "rollout.stochastic.kind must not be none with objective.kind: grpo, which trains stochastic steps. Got "
-            "none. Choose all, window or splits, or objective.kind: nft."
+            f"rollout.stochastic.kind must not be none with objective.kind: {objective.kind}, which trains stochastic "
+            "steps. Got none. Choose all, window or splits, or objective.kind: nft."
         )
     if objective.trains_steps:
         return (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from diffrl.config.base import show
+from diffrl.config.base import OWN, show
 from reward_models.messages import LONGEST_NAME, closest, cut
 
 Location = tuple[int | str, ...]
@@ -70,6 +70,8 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
         return [_not_a_choice(path, given, _choices(_field_type(error["loc"], root)))]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [_kind_of(model) for model in _models_in(_field_type(error["loc"], root))]
+        if kind == "union_tag_not_found" and not isinstance(given, (Mapping, BaseModel)):
+            return [f"{path} {WRONG_TYPE['model_type']}. Got {show(given)}."]
         if kind == "union_tag_not_found":
             return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(given)}."]
         return [
@@ -196,7 +198,7 @@ def _choices(annotation: Any) -> list[Any]:
 
 def _kind_of(model: type[BaseModel]) -> str:
     kind = model.model_fields.get("kind")
-    return str(_choices(kind.annotation)[0]) if kind else ""
+    return str(next(iter(_choices(kind.annotation)), OWN)) if kind else ""
 
 
 def _places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

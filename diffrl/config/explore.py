@@ -4,10 +4,45 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from diffrl.config.base import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, MOST_STEPS, ListOf, Section
+from diffrl.config.base import (
+    LONGEST_TEXT,
+    MOST_ITERATIONS,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    OWN_PATH,
+    ListOf,
+    Section,
+    rule,
+    show,
+)
 from diffrl.config.tree import TreeSettings
+from diffrl.errors import ConfigError
+from diffrl.registry import SELECTIONS, require_call, resolve
+from reward_models.messages import closest
+
+
+def _known_selection(name: str) -> str:
+    if ":" not in name and name not in SELECTIONS:
+        close = closest(name, SELECTIONS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise rule(f"must be one of {', '.join(SELECTIONS)}, or 'module:function'. Got {show(name)}.{hint}")
+    try:
+        chosen = resolve("rollout.explore.select", SELECTIONS, name)
+        if ":" in name:
+            require_call("rollout.explore.select", name, chosen, ("rewards", "keep"), {})
+    except ConfigError as error:
+        raise rule(str(error).removeprefix("rollout.explore.select ")) from error
+    return name
+
+
+SelectionName = Annotated[
+    str,
+    AfterValidator(_known_selection),
+    WithJsonSchema({"anyOf": [{"enum": list(SELECTIONS)}, {"type": "string", "pattern": OWN_PATH}]}),
+]
+"""How candidates are chosen: a name of the registry, or a function of the user's own."""
 
 
 class FidelitySettings(Section):
@@ -58,11 +93,12 @@ class ExploreSettings(Section):
     keep: int = Field(
         ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
     )
-    select: Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"] = Field(
+    select: SelectionName = Field(
         "best_worst",
         description="How they are chosen by their proxy rewards. best_worst = half from either end, of an odd number "
         "one more from the best; max_variance = as many from either end as differ most; sibling_contrast = from both "
-        "sides of the splits with the largest gaps; random and all = whatever the rewards.",
+        "sides of the splits with the largest gaps; random and all = whatever the rewards; or 'module:function' of "
+        "your own.",
     )
     audit: int = Field(
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
-from reward_models.messages import cut, quote
+from reward_models.messages import cut, quote, show
 from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
 from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
@@ -37,12 +38,13 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Config:
     """Read and check a configuration file.
 
     Args:
         path: a YAML file.
-        overrides: "a.b=c" each; c is read as YAML, parts of the path that are numbers index lists. Later ones win.
+        overrides: "a.b=c" each, as on the command line, where c is read as YAML; or a mapping of "a.b" to values. Parts
+            of a path that are numbers index lists. Later ones win.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, or there are problems; all of them are listed.
@@ -61,7 +63,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         got = "an empty file" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"the file must hold sections such as run: and model:. Got {got}.", str(path))
     found: list[str] = []
-    for override in overrides:
+    for override in _listed(overrides):
         try:
             _apply(data, override)
         except ConfigError as error:
@@ -115,17 +117,43 @@ def _parse(text: str, source: str) -> Any:
         raise ConfigError(f"It cannot be read as YAML: {error}.", source) from error
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
-    """Put one override into the data. A key that nobody knows is found later, with all the others."""
-    path, equals, text = override.partition("=")
-    parts, quoted = path.strip().split(".", MOST_DEPTH), quote(override)
-    if not equals or not all(parts) or "." in parts[-1]:
-        raise ConfigError(f"An override must be section.key=value. Got {quoted}. Write for example run.seed=1.")
-    if not text.strip():
+def _listed(overrides: Mapping[str, Any] | Sequence[str]) -> Sequence[str | tuple[str, Any]]:
+    """Overrides one by one: as texts, or as pairs of a path and a value."""
+    if isinstance(overrides, Mapping):
+        return list(overrides.items())
+    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise ConfigError(
-            f"The override {quoted} must have a value. Write {cut(path, 100)}=null for none, or '' for empty."
+            'overrides must be a list such as ["run.seed=1"], or a mapping such as {"run.seed": 1}. Got '
+            f"{show(overrides)}. Make it one of these."
         )
-    value = _parse(text, f"override {quoted}")
+    return overrides
+
+
+def _path_and_value(override: str | tuple[str, Any]) -> tuple[str, Any]:
+    """What an override replaces, and by what."""
+    if isinstance(override, tuple):
+        path, value = override
+        return str(path), os.fspath(value) if isinstance(value, os.PathLike) else value
+    path, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(_no_override(quote(override)))
+    if not text.strip() and all(path.split(".")):
+        raise ConfigError(
+            f"The override {quote(override)} must have a value. Write {cut(path, 100)}=null for none, or '' for empty."
+        )
+    return path, _parse(text, f"override {quote(override)}")
+
+
+def _no_override(quoted: str) -> str:
+    return f"An override must be section.key=value. Got {quoted}. Write for example run.seed=1."
+
+
+def _apply(data: dict[str, Any], override: str | tuple[str, Any]) -> None:
+    """Put one override into the data. A key that nobody knows is found later, with all the others."""
+    path, value = _path_and_value(override)
+    parts, quoted = path.strip().split(".", MOST_DEPTH), quote(override if isinstance(override, str) else path)
+    if not all(parts) or "." in parts[-1]:
+        raise ConfigError(_no_override(quoted))
     here: Any = data
     for index, part in enumerate(parts):
         reached, last = cut(".".join(parts[:index]), 100), index == len(parts) - 1

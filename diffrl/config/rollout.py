@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from diffrl.config.base import (
     MOST_GUIDANCE,
     MOST_ITERATIONS,
     MOST_SAMPLES,
     MOST_STEPS,
+    OWN,
+    OwnKind,
     Section,
+    kind_of,
     problems,
     show,
 )
 from diffrl.config.explore import ExploreSettings, explore_problems
 from diffrl.config.tree import TreeSettings
+from diffrl.errors import ConfigError
 from diffrl.functional.steps import stochastic_steps
+from diffrl.registry import DYNAMICS, require_call, resolve
 
 LEAST_NOISE, MOST_NOISE = 1.0e-4, 100
 """Bounds of a stochastic step's noise: below, float32 keeps less than three digits of it, and densities overflow."""
 
 
-class FlowSde(Section):
+STEP_ARGUMENTS = ("x", "v", "sigma", "sigma_next")
+"""What the function of a stochastic step takes beside its options; see `functional.dynamics`."""
+
+
+class DynamicsSettings(Section):
+    """What every kind of stochastic step has."""
+
+    kind: str
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What its function takes beside latents, velocity and noise levels."""
+        return self.model_dump(exclude={"kind"})
+
+
+class FlowSde(DynamicsSettings):
     """Flow-GRPO's stochastic step, std = noise_level * sqrt(sigma / (1 - sigma)) * sqrt(step length)."""
 
     kind: Literal["flow_sde"] = Field(description="Flow-GRPO, arXiv 2505.05470.")
@@ -32,7 +53,7 @@ class FlowSde(Section):
     )
 
 
-class DanceSde(Section):
+class DanceSde(DynamicsSettings):
     """DanceGRPO's stochastic step, std = eta * sqrt(step length)."""
 
     kind: Literal["dance_sde"] = Field(description="DanceGRPO, arXiv 2505.07818.")
@@ -44,13 +65,43 @@ class DanceSde(Section):
     )
 
 
-class Cps(Section):
+class Cps(DynamicsSettings):
     """Coefficient-preserving sampling, std = next sigma * sin(noise_level * pi / 2)."""
 
     kind: Literal["cps"] = Field(description="Coefficient-preserving sampling, arXiv 2509.05952.")
     noise_level: float = Field(
         ge=LEAST_NOISE, le=1, description="Share of fresh noise in each step's noise, in (0, 1]."
     )
+
+
+class OwnDynamics(DynamicsSettings):
+    """A stochastic step of your own; see docs/python.md."""
+
+    kind: OwnKind = Field(description="'module:function' of your own.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
+
+    @model_validator(mode="after")
+    def _can_be_called(self) -> Self:
+        try:
+            step = resolve("rollout.dynamics.kind", DYNAMICS, self.kind)
+            require_call("rollout.dynamics.kind", self.kind, step, STEP_ARGUMENTS, self.options)
+        except ConfigError as error:
+            raise problems(error.problems) from error
+        return self
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """See the base class; `options`."""
+        return self.options
+
+
+Dynamics = Annotated[
+    Annotated[FlowSde, Tag("flow_sde")]
+    | Annotated[DanceSde, Tag("dance_sde")]
+    | Annotated[Cps, Tag("cps")]
+    | Annotated[OwnDynamics, Tag(OWN)],
+    Discriminator(kind_of),
+]
 
 
 class SplitsOnly(Section):
@@ -111,7 +162,7 @@ class RolloutSettings(Section):
         "ode",
         description="Of deterministic steps: ode = Euler; ab2 = Adams-Bashforth, second order at the same cost.",
     )
-    dynamics: Annotated[FlowSde | DanceSde | Cps, Field(discriminator="kind")] | None = Field(
+    dynamics: Dynamics | None = Field(
         None, description="How a stochastic step draws its noise. Must be given unless no step is stochastic."
     )
     stochastic: Annotated[AllSteps | Window | SplitsOnly | NoSteps, Field(discriminator="kind")] = Field(

@@ -23,7 +23,7 @@ from diffrl.config.checks import cross_section_problems
 from diffrl.config.credit import CreditSettings
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
-from diffrl.config.objective import GrpoSettings, Objective
+from diffrl.config.objective import GrpoSettings, OneObjective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 from diffrl.data.worlds import SOURCES, SPLITS, WORLDS, split_hint
@@ -221,9 +221,7 @@ class Config(Section):
     rollout: RolloutSettings
     rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
     credit: CreditSettings = CreditSettings()
-    objective: Annotated[Objective, Field(discriminator="kind")] = Field(
-        GrpoSettings(kind="grpo"), description="The loss."
-    )
+    objective: OneObjective = Field(GrpoSettings(kind="grpo"), description="The loss.")
     train: TrainSettings
     eval: EvalSettings
     guards: GuardSettings = GuardSettings()

@@ -185,7 +185,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": 0 if config.old_is_policy else noised * iterations,
+        "old": noised * iterations if o.asks_old(config.old_is_policy) else 0,
         "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
         "update": trained,
         "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,

@@ -102,7 +102,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         "",
         f"# {config.run.name}",
         "",
-        f"`{base}`, aligned with diffrl: {config.objective.kind.upper()} on {rewards}, "
+        f"`{base}`, aligned with diffrl: {_method(config.objective.kind)} on {rewards}, "
         f"{model.checkpoint.step} iterations, seed {config.run.seed}, "
         + (f"LoRA rank {config.model.lora.rank}." if config.model.lora else "full fine-tuning of the transformer.")
         + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
@@ -135,6 +135,11 @@ def _second_lora(model: AlignedModel, out: Path) -> str:
     if "transformer_2" not in model.adapter.trainable_modules():
         return ""
     return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
+
+
+def _method(kind: str) -> str:
+    """What an objective is called: by its name, or where it is one's own by its path."""
+    return f"`{kind}`" if ":" in kind else kind.upper()
 
 
 def _gains(model: AlignedModel) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from diffrl.data.prompts import load_prompts, make_prompt
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
@@ -30,7 +32,7 @@ GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
 class GenerateRequest:
     """What to draw; see `diffrl generate --help`."""
 
-    out: Path
+    out: Path | None = None
     model: str | None = None
     run: Path | None = None
     family: str | None = None
@@ -59,7 +61,35 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
     prompts = _prompts(request)
+    if request.out is None:
+        raise ConfigError("diffrl generate writes into a folder. Got none. Give --out FOLDER.")
     require_empty(request.out, "--out")
+    return _write(request.out, request, prompts, open_drawing(request))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A model that is ready to draw.
+
+    Args:
+        adapter: the model.
+        family: its name.
+        sampler: how latents are carried.
+        lines: what the user should know of it.
+    """
+
+    adapter: ModelAdapter
+    family: str
+    sampler: Sampler
+    lines: Sequence[str]
+
+
+def open_drawing(request: GenerateRequest) -> Drawing:
+    """Load what a request draws with.
+
+    Raises:
+        ConfigError: the request does not add up, or what it names cannot be loaded.
+    """
     sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
     require_run_or_model("generate", request.run, request.model, {**sizes, "--dtype": request.dtype != "float32"})
     device = choose_device(request.device)
@@ -75,40 +105,61 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     else:
         model = str(request.model)
         adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes.values())
-    encode = PromptEncodings(adapter)
-    fps = find_family(family).fps
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
     sampler = Sampler(
         adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=request.batch
     )
+    return Drawing(adapter, family, sampler, lines)
+
+
+def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> Iterator[tuple[int, int, Tensor]]:
+    """The pictures that a request asks for, a batch of them drawn at a time.
+
+    Args:
+        request: what to draw.
+        prompts: its prompts.
+        drawing: what draws.
+
+    Yields:
+        The prompt's place in the list, the picture's number, and the picture (3, H, W) or video (F, 3, H, W) uint8.
+    """
+    adapter, encode = drawing.adapter, PromptEncodings(drawing.adapter)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
-    request.out.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(jobs), request.batch):
+        piece = jobs[start : start + request.batch]
+        used = sorted({i for i, _ in piece})
+        latents = denoise(
+            adapter,
+            encode([prompts[i].text for i in used]),
+            chains(torch.tensor([used.index(i) for i, _ in piece])),
+            [Address("generate", request.seed, 0, i, j) for i, j in piece],
+            drawing.sampler,
+        )
+        pictures = decode(adapter, latents, request.batch, [prompts[i].text for i, _ in piece])
+        yield from ((i, j, picture) for (i, j), picture in zip(piece, pictures, strict=True))
+
+
+def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> list[str]:
+    """Draw into a folder; lines for the user."""
+    fps, sampler = find_family(drawing.family).fps, drawing.sampler
+    out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
     first: dict[int, list[Tensor]] = {}
-    with (request.out / SAMPLES).open("w", encoding="utf-8") as index:
-        for start in range(0, len(jobs), request.batch):
-            piece = jobs[start : start + request.batch]
-            used = sorted({i for i, _ in piece})
-            latents = denoise(
-                adapter,
-                encode([prompts[i].text for i in used]),
-                chains(torch.tensor([used.index(i) for i, _ in piece])),
-                [Address("generate", request.seed, 0, i, j) for i, j in piece],
-                sampler,
-            )
-            pictures = decode(adapter, latents, request.batch, [prompts[i].text for i, _ in piece])
-            for (i, j), picture in zip(piece, pictures, strict=True):
-                write_sample(request.out, index, picture, prompts[i], i, j, request.seed, fps)
-                if j < shown and i < GRID_PROMPTS:
-                    first.setdefault(i, []).append(still(picture))
+    count = 0
+    with (out / SAMPLES).open("w", encoding="utf-8") as index:
+        for i, j, picture in draw(request, prompts, drawing):
+            write_sample(out, index, picture, prompts[i], i, j, request.seed, fps)
+            count += 1
+            if j < shown and i < GRID_PROMPTS:
+                first.setdefault(i, []).append(still(picture))
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
     size = GRID_SIZE if fps is None else STILL_SIZE
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
-    grid.save(request.out / "grid.png")
+    grid.save(out / "grid.png")
     what = "pictures" if fps is None else "videos"
-    lines.append(f"{len(sampler.sigmas) - 1} steps, guidance {guidance:g}.")
-    return [*lines, f"{len(jobs)} {what} in {request.out}, side by side in {request.out / 'grid.png'}"]
+    drawn = f"{len(sampler.sigmas) - 1} steps, guidance {sampler.guidance_scale:g}."
+    return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
 
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:

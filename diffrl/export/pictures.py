@@ -20,6 +20,11 @@ from reward_models.media import save_media, to_pil
 SAMPLES = "samples.jsonl"
 
 
+def run_or_model(source: str) -> tuple[Path | None, str | None]:
+    """What a source of pictures is: (the directory of a run, None), or (None, a pipeline's directory or hub id)."""
+    return (Path(source), None) if (Path(source) / "config.yaml").is_file() else (None, source)
+
+
 def require_run_or_model(command: str, run: Path | None, model: str | None, only_of_model: Mapping[str, Any]) -> None:
     """Refuse both, neither, and a pipeline's options beside a run.
 

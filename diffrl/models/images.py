@@ -32,6 +32,11 @@ class BrokenPictureError(ValueError):
         self.rows = rows
 
 
+def pil_or_frames(media: Tensor) -> Image.Image | Tensor:
+    """A picture (3, H, W) as a PIL image; a video (F, 3, H, W) as it is."""
+    return to_pil(media) if media.ndim == 3 else media
+
+
 def uint8_from_unit(images: Tensor) -> Tensor:
     """round(255 * images), for images of any float dtype in [0, 1]; values outside are clamped.
 

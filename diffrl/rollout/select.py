@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffrl.errors import DiffrlError
 from diffrl.functional.selection import (
     Selection,
     best_worst,
@@ -16,24 +18,28 @@ from diffrl.functional.selection import (
     sibling_contrast,
 )
 from diffrl.records import Chosen, Exploration
+from diffrl.registry import SELECTIONS, resolve
 from diffrl.rollout.address import Purpose
 from diffrl.rollout.explore import prompt_samples
 from diffrl.rollout.noise import generator_at
+from reward_models.messages import show
 
-Method = Literal["best_worst", "max_variance", "sibling_contrast", "random", "all"]
 
-
-def choose(exploration: Exploration, method: Method, keep: int, audit: int, seed: int) -> Chosen:
+def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: int) -> Chosen:
     """Choose among each prompt's candidates by their proxy rewards.
 
     Random choices are keyed by (seed, iteration, group), so they do not depend on ranks.
 
     Args:
         exploration: candidates and proxy rewards.
-        method: how.
+        method: how: a name of `registry.SELECTIONS`, or "module:function" of the user's own, which is asked for each
+            prompt as `function(rewards, keep)`: see `own_selection`.
         keep: of each prompt, to train on.
         audit: of each prompt, drawn at random from the others to check the ranking; fewer if fewer are left.
         seed: of the run.
+
+    Raises:
+        DiffrlError: a function of the user's own chooses what cannot be drawn.
     """
     batch, forest = exploration.batch, exploration.forest
     samples: list[int] = []
@@ -52,7 +58,7 @@ def choose(exploration: Exploration, method: Method, keep: int, audit: int, seed
     return Chosen(torch.tensor(samples, dtype=torch.int64), reasons, torch.tensor(audited, dtype=torch.bool))
 
 
-def _select(method: Method, proxy: Tensor, keep: int, order: Tensor, parent: Tensor, leaf: Tensor) -> Selection:
+def _select(method: str, proxy: Tensor, keep: int, order: Tensor, parent: Tensor, leaf: Tensor) -> Selection:
     if method == "best_worst":
         return best_worst(proxy, keep)
     if method == "max_variance":
@@ -61,4 +67,50 @@ def _select(method: Method, proxy: Tensor, keep: int, order: Tensor, parent: Ten
         return sibling_contrast(proxy, keep, parent, leaf)
     if method == "random":
         return random_choice(proxy, keep, order)
-    return select_all(proxy)
+    if method == "all":
+        return select_all(proxy)
+    return own_selection(method, proxy, keep)
+
+
+def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
+    """What a function of the user's own chooses, held against the rules of a choice.
+
+    Args:
+        name: "module:function"; it is called with a copy of the rewards, and `keep`.
+        rewards: (N,) float32 proxy rewards of one prompt's candidates, NaN where scoring failed.
+        keep: K, how many are to be chosen.
+
+    Returns:
+        What it chose; where it gave indices alone, its own name is the reason.
+
+    Raises:
+        DiffrlError: it did not give K different indices in [0, N).
+    """
+    given: Any = resolve("rollout.explore.select", SELECTIONS, name)(rewards.clone(), keep)
+    indices = given.indices if isinstance(given, Selection) else given
+    chosen = _whole_numbers(indices)
+    if chosen is None:
+        raise DiffrlError(
+            f"The selection {name} must return the indices of candidates, (keep,) whole numbers. Got "
+            f"{type(given).__name__}{_shape(indices)}. Return a list, or a tensor of int64."
+        )
+    if len(chosen) != keep or len(set(chosen)) != keep or not all(0 <= i < len(rewards) for i in chosen):
+        raise DiffrlError(
+            f"The selection {name} must return {keep} different indices from 0 to {len(rewards) - 1}. Got "
+            f"{len(chosen)}, {len(set(chosen))} of them different: {show(chosen)}. Mend it; it is called with "
+            "(rewards, keep), and keep may grow with rollout.explore.fidelity."
+        )
+    reason = tuple(given.reason) if isinstance(given, Selection) else (name.partition(":")[2],) * keep
+    return Selection(torch.tensor(chosen, dtype=torch.int64), reason)
+
+
+def _whole_numbers(indices: Any) -> list[int] | None:
+    """Indices in whatever sequence they come; None if they are none."""
+    values: Any = indices.tolist() if hasattr(indices, "tolist") else indices
+    if not isinstance(values, Sequence) or not all(type(value) is int for value in values):
+        return None
+    return list(values)
+
+
+def _shape(indices: Any) -> str:
+    return f" of {indices.dtype} {tuple(indices.shape)}" if isinstance(indices, Tensor) else ""

@@ -10,6 +10,7 @@ from diffrl.cost.meter import IterationCost, network_evaluations
 from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError
 from diffrl.records import Iteration
+from diffrl.run.callbacks import Callbacks
 from diffrl.run.journal import Journal
 from diffrl.run.kept_config import kept_config
 from diffrl.run.progress import Progress
@@ -26,12 +27,21 @@ class TrainingRun:
         journal: what is written down.
         progress: what is shown.
         stop: receives the signals; None if nobody does.
+        callbacks: are told what happens; None if nobody is.
     """
 
-    def __init__(self, trainer: Trainer, journal: Journal, progress: Progress, stop: StopSignal | None = None):
+    def __init__(
+        self,
+        trainer: Trainer,
+        journal: Journal,
+        progress: Progress,
+        stop: StopSignal | None = None,
+        callbacks: Callbacks | None = None,
+    ):
         self.trainer, self.config = trainer, trainer.config
         self.journal, self.progress = journal, progress
         self.stop = stop or StopSignal()
+        self.callbacks = callbacks or Callbacks()
         self.cost = IterationCost(trainer.clock, self.config.train.gradient_checkpointing)
         self.counts: dict[str, float] = {}
 
@@ -40,15 +50,19 @@ class TrainingRun:
 
         Raises:
             GuardStop: a guard ended the run.
-            Interruption: a signal ended it, after a checkpoint if anything was trained.
+            Interruption: a signal or a callback ended it, after a checkpoint if anything was trained.
+            Exception: whatever a callback raised, after a checkpoint likewise.
         """
         trainer, run = self.trainer, self.config.run
         with self.stop.finishing():
             if trainer.iteration == 0:
                 row = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
                 self.journal.metrics(row)
-            if self._asked_to_stop():
-                raise Interruption(self.stop.number or signal.SIGTERM)
+                self.callbacks.evaluation(0, self._scores(row))
+            stop = self._asked_to_stop()
+            self.callbacks.raise_failure()
+            if stop:
+                raise stop
             self.cost.begin(trainer.counts())
             begun = time.monotonic()
             for done in trainer.iterations():
@@ -57,18 +71,20 @@ class TrainingRun:
                 stop, last = self._asked_to_stop(), trainer.iteration == run.iterations
                 if stop or last or trainer.iteration % run.checkpoint_every == 0:
                     self.save()
+                self.callbacks.raise_failure()
                 if stop and not last:
-                    raise Interruption(self.stop.number or signal.SIGTERM)
+                    raise stop
                 self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
                 begun = time.monotonic()
             self.counts = trainer.counts()
 
-    def _asked_to_stop(self) -> bool:
-        """Whether any rank was."""
-        asked = any_rank(self.trainer.accelerator, self.stop.received)
-        if asked:
+    def _asked_to_stop(self) -> Interruption | None:
+        """Why the run is to end here, whichever rank was asked; None if none was."""
+        accelerator = self.trainer.accelerator
+        if any_rank(accelerator, self.stop.received):
             self.stop.answer()
-        return asked
+            return Interruption(self.stop.number or signal.SIGTERM)
+        return Interruption(None) if self.callbacks and any_rank(accelerator, self.callbacks.stop) else None
 
     def write(self, done: Iteration) -> None:
         """Write an iteration down, evaluate if it is time to, and end the run where a guard says so."""
@@ -81,16 +97,18 @@ class TrainingRun:
         if self.config.run.evaluates_after(done.number):
             metrics |= self.evaluate()
         self.cost.begin(counts := trainer.counts())
-        self.journal.metrics(
-            {
-                "iteration": done.number,
-                **metrics,
-                "network_evaluations": network_evaluations(counts),
-                "peak_memory_bytes": trainer.peak_memory(),
-                **seconds,
-            }
-        )
+        row = {
+            "iteration": done.number,
+            **metrics,
+            "network_evaluations": network_evaluations(counts),
+            "peak_memory_bytes": trainer.peak_memory(),
+            **seconds,
+        }
+        self.journal.metrics(row)
         self.progress.iteration(done.number, metrics["reward/mean"], wall)
+        self.callbacks.iteration(done.number, row)
+        if self.config.run.evaluates_after(done.number):
+            self.callbacks.evaluation(done.number, self._scores(row))
         trainer.sentinel.check()
         trainer.guard.check_learning()
 
@@ -116,6 +134,10 @@ class TrainingRun:
         compared = self.trainer.compare(found)
         unknown = {f"held_out/{reward.key}": math.nan for reward in self.config.eval.rewards}
         return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **compared}
+
+    def _scores(self, row: Metrics) -> Metrics:
+        """The means of an evaluation's rewards, by their names."""
+        return {reward.key: row[f"held_out/{reward.key}"] for reward in self.config.eval.rewards}
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next iteration depends on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +21,7 @@ from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
+from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import (
     create_run_dir,
     environment,
@@ -36,6 +37,7 @@ from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exi
 from diffrl.run.execution import TrainingRun
 from diffrl.run.fit import require_fit
 from diffrl.run.journal import Journal, random_group
+from diffrl.run.opened import Run
 from diffrl.run.progress import Progress
 from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
 from diffrl.run.signals import AtOnce, Ended, Interruption, StopSignal
@@ -52,8 +54,14 @@ from diffrl.training.messages import Messages
 from diffrl.training.session import Session, open_session
 
 
-def train(config: Config, console: Console) -> Path:
+def train(config: Config, console: Console, callbacks: Sequence[Callback] = (), *, owns_process: bool = True) -> Path:
     """Start a run and see it through.
+
+    Args:
+        config: of the run.
+        console: where to show.
+        callbacks: are told what happens.
+        owns_process: see `StopSignal`.
 
     Returns:
         The run's directory.
@@ -64,7 +72,7 @@ def train(config: Config, console: Console) -> Path:
         SystemExit: a signal ended it, after a checkpoint.
     """
     run_dir = new_run_dir(config)
-    stop = StopSignal()
+    stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
         with _one_trainer(session, run_dir):
@@ -72,31 +80,47 @@ def train(config: Config, console: Console) -> Path:
                 new_run_dir(config)  # again, now that nobody else can take it
                 create_run_dir(run_dir, config, _environment(session), _rewards(session))
             session.accelerator.wait_for_everyone()
-            _see_through(session, run_dir, None, console, stop)
+            _see_through(session, run_dir, None, console, stop, callbacks)
     return run_dir
 
 
-def resume(path: str | Path, console: Console, from_start: bool = False) -> Path:
+def resume(
+    path: str | Path,
+    console: Console,
+    from_start: bool = False,
+    callbacks: Sequence[Callback] = (),
+    *,
+    owns_process: bool = True,
+) -> Path:
     """Go on with a run from its newest whole checkpoint, as if it had never stopped.
 
     Args:
         path: the run.
         console: where to show.
         from_start: begin anew; what the run holds is set aside.
+        callbacks: are told what happens.
+        owns_process: see `StopSignal`.
 
     Raises:
         DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
     """
     run_dir, config = open_run_dir(path)
-    stop = StopSignal()
+    stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
         with _one_trainer(session, run_dir):
-            _go_on(session, run_dir, console, stop, from_start)
+            _go_on(session, run_dir, console, stop, from_start, callbacks)
     return run_dir
 
 
-def _go_on(session: Session, run_dir: Path, console: Console, stop: StopSignal, from_start: bool) -> None:
+def _go_on(
+    session: Session,
+    run_dir: Path,
+    console: Console,
+    stop: StopSignal,
+    from_start: bool,
+    callbacks: Sequence[Callback],
+) -> None:
     config, notes, checkpoint = session.config, list[str](), None
     if not from_start:
         checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), notes.append)
@@ -112,7 +136,7 @@ def _go_on(session: Session, run_dir: Path, console: Console, stop: StopSignal, 
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
     session.accelerator.wait_for_everyone()
-    _see_through(session, run_dir, checkpoint, console, stop)
+    _see_through(session, run_dir, checkpoint, console, stop, callbacks)
 
 
 def _printer(console: Console) -> Callable[[str], None]:
@@ -135,9 +159,15 @@ def _rewards(session: Session) -> dict[str, Any]:
 
 
 def _see_through(
-    session: Session, run_dir: Path, checkpoint: Checkpoint | None, console: Console, stop: StopSignal
+    session: Session,
+    run_dir: Path,
+    checkpoint: Checkpoint | None,
+    console: Console,
+    stop: StopSignal,
+    callbacks: Sequence[Callback],
 ) -> None:
     main, iterations = session.accelerator.is_main_process, session.config.run.iterations
+    told, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
@@ -148,7 +178,7 @@ def _see_through(
         stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
         trainer = Trainer(session, messages)
-        run = TrainingRun(trainer, journal, progress, stop)
+        run = TrainingRun(trainer, journal, progress, stop, told)
         goes_on = (run_dir / "log.txt").exists()
         for note in session.notes:
             messages.report(note)
@@ -163,10 +193,14 @@ def _see_through(
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
             with no_stranger_exits():
+                told.start(opened)
                 run.run()
         except Interruption as end:
             _report_interruption(run, end)
             leave_report(run)
+            told.end(opened)
+            if end.number is None:
+                return
             raise Ended(128 + end.number) from end
         except Exception as error:
             failure = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
@@ -187,12 +221,14 @@ def _see_through(
         session.accelerator.wait_for_everyone()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
+    told.end(opened)
     if trainer.guard.verdict:
         raise GuardStop(trainer.guard.verdict)
 
 
 def _report_interruption(run: TrainingRun, end: Interruption) -> None:
-    name, trainer, journal = signal.Signals(end.number).name, run.trainer, run.journal
+    name = "A callback asked the run to stop" if end.number is None else signal.Signals(end.number).name
+    trainer, journal = run.trainer, run.journal
     if journal.saved == trainer.iteration:
         trainer.messages.report(
             f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: {again(journal.run_dir)}"

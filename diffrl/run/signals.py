@@ -11,10 +11,11 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 WATCHED = (signal.SIGTERM, signal.SIGINT)
@@ -32,10 +33,10 @@ class Interruption(Exception):  # noqa: N818 - no error: the run ends as it was 
     """The run was asked to stop; its checkpoint is written.
 
     Args:
-        number: of the signal.
+        number: of the signal; None where a callback asked.
     """
 
-    def __init__(self, number: int):
+    def __init__(self, number: int | None):
         super().__init__(number)
         self.number = number
 
@@ -95,9 +96,16 @@ class StopSignal:
 
     A second signal, a second or more after the first, ends the run at once wherever it is; so does one that nothing
     answers in time. What ends at once raises `AtOnce`; if that does not get through, the process ends without it.
+
+    A notebook or a program that calls diffrl has more to lose than the run: its process is never ended from here
+    (`owns_process` False), so a reward that hangs keeps it waiting, as any other function that hangs would.
+
+    Args:
+        owns_process: whether the process is there for the run alone, as under the command line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owns_process: bool = True) -> None:
+        self.owns_process = owns_process
         self.number: int | None = None
         self.longest = 0.0
         self.processes = 1
@@ -125,19 +133,35 @@ class StopSignal:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, signals come here; afterwards they do what they did before."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
+        """Inside, signals come here; afterwards they do what they did before.
+
+        Python gives signals to the main thread alone: a run in another thread never sees them.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        wakeup = signal.set_wakeup_fd(-1)
         for number in WATCHED:
             _before[number] = signal.signal(number, self._note)
-        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        try:
+            with self._ended_by_force() if self.owns_process else nullcontext():
+                yield
+        finally:
+            _as_before()
+            signal.set_wakeup_fd(wakeup)
+
+    @contextmanager
+    def _ended_by_force(self) -> Iterator[None]:
+        """Inside, a second thread ends the process where the main thread does not answer."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         thread = threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True)
         thread.start()
         try:
             yield
         finally:
             _as_before()
-            signal.set_wakeup_fd(wakeup)
             os.close(writer)  # which ends the thread
             thread.join()
             os.close(reader)
@@ -161,6 +185,8 @@ class StopSignal:
         if self.number is None:
             self.number, self._when = number, now
             self._raised = not self._finishing
+            if not self.owns_process:
+                self._say_that_it_came(number)
         else:
             self._raised |= now - self._when > TWICE
         if self._raised:
@@ -192,9 +218,10 @@ class StopSignal:
     def _say_that_it_came(self, number: int) -> None:
         if self._finishing and self.speaks:
             alone = "" if self.processes == 1 else " If another process of this run has ended, this one cannot finish."
+            late = f", or {self.patience:.0f} s without an answer," if self.owns_process else ""
             self._write(
-                f"{signal.Signals(number).name}: the run finishes what it is at and ends.{alone} A second signal, or "
-                f"{self.patience:.0f} s without an answer, ends it at once. {self.kept()}"
+                f"{signal.Signals(number).name}: the run finishes what it is at and ends.{alone} A second signal{late} "
+                f"ends it at once. {self.kept()}"
             )
 
     def _end(self, number: int, seconds: float, at_once: bool) -> None:
@@ -206,7 +233,11 @@ class StopSignal:
         os._exit(128 + number)
 
     def _write(self, line: str) -> None:
-        """To stderr, past Python's own buffers, whose locks the main thread may hold."""
+        """To stderr, past Python's own buffers, whose locks the main thread may hold; a notebook shows only those."""
+        if not self.owns_process:
+            with suppress(RuntimeError, OSError, ValueError):  # it was writing there when the signal came
+                print(line, file=sys.stderr, flush=True)
+            return
         shown = f"\x1b[?25h\n{line}\n" if os.isatty(2) else f"{line}\n"  # the live panel has hidden the cursor
         with suppress(OSError):
             os.write(2, shown.encode())

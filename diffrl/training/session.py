@@ -203,8 +203,8 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
     """The dynamics of the stochastic steps; None if no step is stochastic."""
     if config.rollout.dynamics is None:
         return None
-    dynamics = config.rollout.dynamics.model_dump()
-    return make_transition(dynamics.pop("kind"), sigmas, **dynamics)
+    dynamics = config.rollout.dynamics
+    return make_transition(dynamics.kind, sigmas, **dynamics.arguments)
 
 
 def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]:

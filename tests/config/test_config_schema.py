@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ KEYWORDS = {
     "maxLength": lambda value, rule: len(value) <= rule,
     "minItems": lambda value, rule: len(value) >= rule,
     "maxItems": lambda value, rule: len(value) <= rule,
+    "pattern": lambda value, rule: re.search(rule, value) is not None,
 }
 
 

@@ -100,7 +100,9 @@ def contrast(given: Sums) -> Paragraph | None:
             far = max(own, key=lambda node: way * _own(node))
             facts.append(fact(where, f"{len(own)} pictures, furthest ", given.ref(far.id), f" ({share(_own(far))})"))
     if facts:
-        facts.insert(0, fact("Pictures train by", SAMPLES_BY.get(str(given.record.rule.get("objective")), "contrast")))
+        name = str(given.record.rule.get("objective"))
+        own = f"an objective of your own ({name})" if ":" in name else "contrast"
+        facts.insert(0, fact("Pictures train by", SAMPLES_BY.get(name, own)))
     return Paragraph("contrast", "What the pictures teach", facts)
 
 

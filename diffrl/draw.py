@@ -52,6 +52,7 @@ def draw_pictures(drawing: DrawOptions, samples: SampleOptions, device: str) -> 
     """
     from diffrl.errors import ConfigError
     from diffrl.export.generate import GenerateRequest, generate_pictures
+    from diffrl.export.pictures import run_or_model
 
     images = folder_to_draw_into(drawing, ())
     if images.exists() and (not images.is_dir() or any(images.iterdir())):
@@ -59,12 +60,11 @@ def draw_pictures(drawing: DrawOptions, samples: SampleOptions, device: str) -> 
             f"--images must be a new or empty folder, so that nothing is overwritten. Got {images}. To score what is "
             f"there: diffrl score {images}."
         )
-    pipeline = str(drawing.pipeline)
-    run = Path(pipeline) if (Path(pipeline) / "config.yaml").is_file() else None
+    run, model = run_or_model(str(drawing.pipeline))
     return generate_pictures(
         GenerateRequest(
             out=images,
-            model=pipeline if run is None else None,
+            model=model,
             run=run,
             prompts=(samples.prompt,) if samples.prompt is not None else (),
             source=samples.prompts,

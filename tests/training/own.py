@@ -1,0 +1,178 @@
+"""Components as a user writes them: what is right, and what breaks one rule each."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import diffrl
+from diffrl.functional.dynamics import Step, dance_sde_step
+from diffrl.functional.selection import Selection
+from tests.training.scorers import Brightness
+
+
+class Weighted(diffrl.SampleObjective):
+    """Regression on the policy's own samples, weighted by exp(advantage / temperature)."""
+
+    metrics = ("weight",)
+
+    def __init__(self, temperature=1.0, levels=1):
+        self.temperature, self.levels = temperature, levels
+
+    def loss(self, examples, policy, reference):
+        error = (policy(*examples.start) - examples.target).square().flatten(1).mean(1)
+        weight = (examples.advantage / self.temperature).exp()
+        return weight * error, {"weight": weight}
+
+
+@dataclass(frozen=True)
+class Leashed(diffrl.SampleObjective):
+    """The same as a frozen dataclass, which asks the old policy and the reference."""
+
+    kl: float = 0.5
+    needs_reference = asks_old = True
+    metrics = ("moved", "reference_kl")
+
+    def loss(self, examples, policy, reference):
+        velocity = policy(*examples.start)
+        moved = (velocity - examples.old_velocity).square().flatten(1).mean(1)
+        far = (velocity - reference(*examples.start)).square().flatten(1).mean(1)
+        error = (velocity - examples.target).square().flatten(1).mean(1)
+        return examples.advantage * error + self.kl * far, {"moved": moved, "reference_kl": far}
+
+
+class Unclipped(diffrl.StepObjective):
+    """The policy gradient without a clip."""
+
+    metrics = ("ratio",)
+
+    def loss(self, examples, policy, reference):
+        density = self.log_prob(examples, policy(*examples.start))
+        ratio = (density - examples.edges.old_log_prob).exp()
+        return -ratio * examples.advantage, {"ratio": ratio}
+
+
+class Reduced(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss.mean(), metrics
+
+
+class Alone(Weighted):
+    def loss(self, examples, policy, reference):
+        return super().loss(examples, policy, reference)[0]
+
+
+class Detached(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss.detach(), metrics
+
+
+class Undeclared(Weighted):
+    metrics = ()
+
+
+class Misshapen(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss, {"weight": metrics["weight"][:1].repeat(len(loss) + 1)}
+
+
+class Fewer(Weighted):
+    def examples(self, *args):
+        found = super().examples(*args)
+        return found.take(torch.arange(len(found.prompt) - 1))
+
+
+class Elsewhere(Weighted):
+    def examples(self, *args):
+        found = super().examples(*args)
+        return replace(found, prompt=found.prompt + 1)
+
+
+class Infinite(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss / 0.0, metrics
+
+
+class Nothing:
+    trains = "everything"
+
+
+class Endless(Weighted):
+    levels = 0
+
+    def __init__(self):
+        self.temperature = 1.0
+
+
+class Broken(Weighted):
+    def __init__(self):
+        raise RuntimeError("no weights here")
+
+
+class Raising(Brightness):
+    def __call__(self, batch):
+        raise ValueError("out of paint")
+
+
+def middle(rewards, keep):
+    """The candidates whose rewards are nearest to the mean; what could not be scored comes last."""
+    return (rewards - rewards.nanmean()).abs().nan_to_num(torch.inf).argsort()[:keep]
+
+
+def best(rewards, keep):
+    """The best, as a list and with reasons."""
+    order = rewards.nan_to_num(-torch.inf).argsort(descending=True)[:keep]
+    return Selection(order, tuple(f"best {rank}" for rank in range(1, keep + 1)))
+
+
+def in_place(rewards, keep):
+    rewards.zero_()
+    return list(range(keep))
+
+
+def too_few(rewards, keep):
+    return range(keep - 1)
+
+
+def twice(rewards, keep):
+    return [0] * keep
+
+
+def beyond(rewards, keep):
+    return torch.arange(keep) + len(rewards) - keep + 1
+
+
+def fractions(rewards, keep):
+    return rewards[:keep]
+
+
+def nothing(rewards, keep):
+    return None
+
+
+def dance(x, v, sigma, sigma_next, strength=0.3):
+    """DanceGRPO's step under another name."""
+    return dance_sde_step(x, v, sigma, sigma_next, strength)
+
+
+def still(x, v, sigma, sigma_next):
+    return Step(x, torch.zeros(len(x), 1, 1, 1))
+
+
+def flat_std(x, v, sigma, sigma_next):
+    return Step(x, sigma - sigma_next)
+
+
+def blown_up(x, v, sigma, sigma_next):
+    return Step(x / 0.0, torch.ones(1, 1, 1, 1))
+
+
+def halved(x, v, sigma, sigma_next):
+    return Step(x.half(), torch.ones(1, 1, 1, 1))
+
+
+def mean_alone(x, v, sigma, sigma_next):
+    return x
