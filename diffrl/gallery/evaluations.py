@@ -1,11 +1,11 @@
-"""One held-out sample through the evaluations of its run: the same prompt and noise, by ever further trained weights."""
+"""One held-out sample through the evaluations of its run: the same prompt and noise, by other weights each time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from diffrl.gallery.columns import Column, exported_states, label, lower_rewards, reward_names, thinned
+from diffrl.gallery.columns import Column, exported_states, label, lower_rewards, reward_names
 from diffrl.gallery.compare import NOISE, match
 from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import finite
@@ -13,6 +13,7 @@ from diffrl.gallery.paths import is_video
 from diffrl.gallery.records import Sample, told
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import BLOCK, Site
+
 
 def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]:
     """What static/evaluations.js shows of a block of prompts.
@@ -40,7 +41,9 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
     briefs = [[one for one in run.briefs(state, None) if one.key[2] // BLOCK == block] for state in states]
     matched = match(briefs, [column.stream for column in columns]) if states else None
     rows = matched.rows if matched and matched.by == NOISE else []
-    found = [{one.id: one for one in run.samples(s, [b.id for b in own])} for s, own in zip(states, briefs, strict=True)]
+    found = [
+        {one.id: one for one in run.samples(s, [b.id for b in own])} for s, own in zip(states, briefs, strict=True)
+    ]
     samples = [
         {
             "ids": row.ids,

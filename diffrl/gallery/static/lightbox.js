@@ -195,7 +195,7 @@ const lightbox = {
   },
   press(event) {
     const action = lightbox.keys[event.key];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!action || !lightbox.dialog?.open || document.getElementById("keys").open || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.matches("input") && event.key.startsWith("Arrow")) return; // they move that slider
     if (event.target.matches("button, a, .prompt") && event.key === " ") return; // it presses the button, it scrolls
     event.preventDefault();
@@ -205,7 +205,6 @@ const lightbox = {
   start() {
     const dialog = (lightbox.dialog = document.getElementById("lightbox"));
     if (!dialog) return;
-    dialog.addEventListener("keydown", lightbox.press);
     dialog.addEventListener("click", (event) => {
       const button = event.target.closest("[data-do], [data-mode]");
       if (button?.dataset.mode) stage.toggle(button.dataset.mode);
@@ -223,6 +222,8 @@ document.addEventListener("main-replaced", lightbox.start);
 document.addEventListener("DOMContentLoaded", lightbox.arrive); // when the page's other scripts have begun
 addEventListener("popstate", () => (lightbox.returning ? lightbox.returned() : lightbox.arrive()));
 addEventListener("pageshow", () => { lightbox.leaving = false; }); // a page that is come back to may be left again
+document.addEventListener("keydown", lightbox.press); // also where a browser that goes to the address takes the focus away
+addEventListener("load", () => { if (lightbox.dialog?.open) lightbox.dialog.focus(); });
 // What enlarges a row, and what leads to a row that is on this page.
 document.addEventListener("click", (event) => {
   if (!lightbox.dialog || event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented) return;
