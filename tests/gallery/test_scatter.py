@@ -61,7 +61,7 @@ def scale(figure: str, attribute: str):
 
 def points(figure: str) -> list[tuple[float, float, str, str, float]]:
     """Of each point its two scores, its classes, its link and its radius."""
-    mark = r'<a(?: href="([^"]*)")? class="([^"]*)"[^>]*><circle cx="([^"]*)" cy="([^"]*)" r="([^"]*)"/>'
+    mark = r'<a(?: href="([^"]*)")? class="([^"]*)"[^>]*><title>[^<]*</title><circle cx="([^"]*)" cy="([^"]*)" r="([^"]*)"/>'
     x, y = scale(figure, "x"), scale(figure, "y")
     return [
         (x(float(cx)), y(float(cy)), css, html.unescape(href), float(r))
