@@ -180,7 +180,7 @@ class Ballots:
                 f"A vote needs two sets of pictures with prompts in common. Got {a.label} and {b.label}, which "
                 f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
             )
-        shown = pictured(rows, briefs)
+        shown = pictured(rows, briefs) or rows
         with self._lock:
             chosen = self._draw.sample(shown, min(PAIRS, len(shown)))
             lefts: list[Letter] = [LEFT[self._draw.random() < 0.5] for _ in chosen]

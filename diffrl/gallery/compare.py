@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -192,16 +192,37 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
     return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
 
 
-def pictured(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Rows whose pictures were kept in every column; all of them, if there is no such row.
+def pictured(
+    rows: Sequence[Row], columns: Sequence[Sequence[Brief]], places: Collection[int] | None = None
+) -> list[Row]:
+    """Rows whose pictures were kept in every column.
 
     Args:
         rows: of `match`.
         columns: what it was given.
+        places: of the columns that count; None for all.
     """
-    kept = [{brief.id for brief in briefs if brief.pictured} for briefs in columns]
-    whole = [row for row in rows if all(number in own for number, own in zip(row.ids, kept, strict=True))]
-    return whole or list(rows)
+    counting = range(len(columns)) if places is None else places
+    kept = {place: {brief.id for brief in columns[place] if brief.pictured} for place in counting}
+    return [row for row in rows if all(row.ids[place] in own for place, own in kept.items())]
+
+
+def alike(rows: Sequence[Row], order: int | None) -> list[Row]:
+    """Rows with the same two scores as one of them; all for None, none where there is no such row.
+
+    Args:
+        rows: with the pair of columns that are compared.
+        order: `Row.order` of that one.
+    """
+    if order is None:
+        return list(rows)
+    wanted = [scores(row) for row in rows if row.order == order]
+    return [row for row in rows if scores(row) in wanted]
+
+
+def scores(row: Row) -> tuple[float | None, float | None]:
+    """A row's value in the baseline and in the compared column."""
+    return row.values[row.pair[1]], row.value
 
 
 def containing(rows: Sequence[Row], text: str) -> list[Row]:

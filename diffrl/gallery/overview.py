@@ -59,7 +59,8 @@ def before_and_after(source: Source, count: int) -> Pairs:
             notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
-        shown = views(columns, pictured(matched.rows, briefs)[:count], names, lower_rewards(columns, names))
+        first = (pictured(matched.rows, briefs) or matched.rows)[:count]
+        shown = views(columns, first, names, lower_rewards(columns, names))
         return Pairs(columns, shown, reward, notes, likeness(matched, streams))
     except GalleryError as error:
         return Pairs(notes=[str(error)])

@@ -54,7 +54,7 @@ def match_view(site: Site, tally: Tally, page: int) -> dict[str, Any]:
         "parts": [shown for shown in opinions if "/" in shown[0].reward],
         "columns": compared(site, tally),
         "repeated": len(tally.votes) > tally.pairs,
-        "votes": [row_view(site, vote, tally) for vote in newest[start:end]],
+        "votes": [row_view(site, vote, tally, place) for place, vote in enumerate(newest[start:end], start)],
         "more": end < len(newest),
     }
 
@@ -66,8 +66,8 @@ def compared(site: Site, tally: Tally) -> list[str]:
     return keys if len(keys) == len(sources) else []
 
 
-def row_view(site: Site, vote: Vote, tally: Tally) -> dict[str, Any]:
-    """A vote as a row of the table."""
+def row_view(site: Site, vote: Vote, tally: Tally, place: int) -> dict[str, Any]:
+    """A vote as a row of the table; its `number` counts from the oldest, so that it stays when more are given."""
     said = [name for name in ("a", "b") if vote.choice == name]
     opinions = [
         (one.reward, preferred(vote, one.reward), vote.a.rewards.get(one.reward), vote.b.rewards.get(one.reward))
@@ -75,7 +75,13 @@ def row_view(site: Site, vote: Vote, tally: Tally) -> dict[str, Any]:
         if "/" not in one.reward
     ]
     pictures = [_thumbnail(site, side, name) for side, name in ((vote.a, "A"), (vote.b, "B"))]
-    return {"vote": vote, "said": said[0].upper() if said else "equal", "pictures": pictures, "opinions": opinions}
+    return {
+        "number": len(tally.votes) - place,
+        "vote": vote,
+        "said": said[0].upper() if said else "equal",
+        "pictures": pictures,
+        "opinions": opinions,
+    }
 
 
 def _thumbnail(site: Site, side: Side, name: str) -> dict[str, Any] | None:
@@ -85,7 +91,8 @@ def _thumbnail(site: Site, side: Side, name: str) -> dict[str, Any] | None:
         return None
     video = is_video(side.picture)
     address = site.links.media(source.key, side.picture, size=None if video else 128)
-    return {"src": address, "video": video, "alt": f"{name}: {side.sample[0][:120]}"}
+    full = site.links.media(source.key, side.picture)
+    return {"src": address, "full": full, "video": video, "alt": f"{name}: {side.sample[0][:120]}"}
 
 
 def words(side: Side, short: bool) -> str:

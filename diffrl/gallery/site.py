@@ -18,7 +18,7 @@ from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, State, told
+from diffrl.gallery.records import Answer, Sample, Source, State, told
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails
 from diffrl.trees.read import list_trees
@@ -28,6 +28,9 @@ DRAWINGS, REPORTS = 32 * 2**20, 8
 QUEUE = 8
 """Visitors who may wait for a drawing, or for a report. They take seconds each of a core that training may use too."""
 
+BLOCK = 32
+"""Prompts whose evaluations are told in one answer: a browser asks for the samples that are looked at, not for all."""
+
 Page = Callable[["Site", Query], Answer]
 
 PAGES: Mapping[str, str] = {
@@ -35,6 +38,8 @@ PAGES: Mapping[str, str] = {
     "run": "diffrl.gallery.pages.run:run",
     "compare": "diffrl.gallery.pages.compare:compare",
     "samples": "diffrl.gallery.pages.samples:samples",
+    "evaluations.json": "diffrl.gallery.pages.evaluations:evaluations_json",
+    "evaluations.js": "diffrl.gallery.pages.evaluations:evaluations_js",
     "trees": "diffrl.gallery.pages.trees:trees",
     "tree": "diffrl.gallery.pages.trees:tree",
     "curves": "diffrl.gallery.pages.curves:curves",
@@ -171,3 +176,16 @@ class Site:
         """
         macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
+
+    def evaluations(self, source: Source, sample: Sample) -> str | None:
+        """Where static/evaluations.js finds a sample at every evaluation of its run; see `evaluations.followed`.
+
+        None for what was not drawn in an evaluation of a run: other stages draw noise of their own at every iteration,
+        so there is nothing to follow. A page from disk cannot fetch, but it can run a script.
+        """
+        if not isinstance(source, RunSource) or sample.state.stage != "eval":
+            return None
+        block = sample.key[2] // BLOCK
+        if self.links.exported:
+            return self.links.page("evaluations.js", run=source.key, block=block)
+        return self.links.page("evaluations.json", run=source.key, block=block, state=sample.state.key)

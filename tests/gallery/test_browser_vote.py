@@ -27,10 +27,10 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     votes = tmp_path / "votes.jsonl"
     page.goto(f"{address}/vote?run=made&voter=Ada")
     assert "made" not in page.content() and page.locator("#place").inner_text() == "1 of 4"
-    first = page.locator(".prompt").inner_text()
+    first = page.locator("#prompt").inner_text()
     assert first in prompts, "markup in a prompt stays text"
     assert go_on(page, "ArrowLeft") == "2 of 4"
-    assert page.locator(".prompt").inner_text() in prompts
+    assert page.locator("#prompt").inner_text() in prompts
     assert page.locator("#sides img").count() == 2
     page.wait_for_function("() => [...document.querySelectorAll('#sides img')].every((one) => one.naturalWidth === 32)")
     fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/picture/')).length"

@@ -88,7 +88,7 @@ def test_finished_pictures_show_the_decision(client_of, made):
     tree = made_trees.forest()
     made_trees.write(made, tree)
     text = client_of(made).get("/tree?run=made&tree=000020-3").text
-    block = re.search(r'<div class="versus">(.*?)</div>\s*<p[^>]*>([^<]*)</p>', text, re.S)
+    block = re.search(r'<div class="versus item"[^>]*>(.*?)</div>\s*<p[^>]*>([^<]*)</p>', text, re.S)
     assert re.findall(r"node-(\d+)\.webp\?size=256", block[1]) == ["9", "12"]  # 2a against 2b, by their pictures
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", block[1])
     assert [re.sub("<[^>]*>", "", caption) for caption in captions] == ["2aa 1.000 ✓", "2ba 0.250 ✗"]

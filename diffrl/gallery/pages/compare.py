@@ -25,22 +25,28 @@ from diffrl.gallery.compare import (
     SORTS,
     Matched,
     Row,
+    alike,
     arrange,
     containing,
     likeness,
     match,
     only,
+    pictured,
     summarise,
     within,
 )
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, state_key
+from diffrl.gallery.records import Answer, Brief, Source, state_key
 from diffrl.gallery.rows import EXPORTED, PAGE, views
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.scatter import Scatter, scatter
 from diffrl.gallery.site import Site
 from diffrl.gallery.standings import standings
+
+Joined = tuple[Matched, Sequence[Sequence[Brief]]]
+"""Samples beside each other, and those of each column."""
 
 RANGES = {"value": "value", "change": "change"}
 
@@ -167,18 +173,19 @@ def compare(site: Site, query: Query) -> Answer:
     choice = choose(site, query)
     run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
     if not choice.columns:
-        return Answer(site.render("compare.html", columns=[], views=[], notes=choice.notes, run=run))
+        return Answer(site.render("compare.html", columns=[], scatters=[], views=[], notes=choice.notes, run=run))
     asked = wanted(query, choice.columns, list(SORTS))
-    matched = joined(choice.columns, asked.reward)
+    matched, briefs = joined(choice.columns, asked.reward)
     if not choice.chosen and 0 < len(matched.unmatched) <= len(choice.columns) - 2:
         choice = without(choice, matched.unmatched)
         asked = wanted(query, choice.columns, list(SORTS))
-        matched = joined(choice.columns, asked.reward)
+        matched, briefs = joined(choice.columns, asked.reward)
     keys = [column.key for column in choice.columns]
     pair = versus(query, keys)
-    every = [row._replace(pair=(pair.of, pair.against)) for row in matched.rows]
+    every = paired(matched, pair)
     rows = within(containing(every, asked.prompt), asked.low, asked.high, asked.on == "change")
-    rows = arrange(only(rows, pair.show, asked.falling), asked.sort, asked.falling)
+    like = query.whole("like", 0) if query.text("like") else None
+    rows = arrange(alike(only(rows, pair.show, asked.falling), like), asked.sort, asked.falling)
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
@@ -194,6 +201,11 @@ def compare(site: Site, query: Query) -> Answer:
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows, asked.falling),
         "standings": standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else [],
+        "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
+        if len(keys) > 1
+        else [],
+        "like": like,
+        "held": EXPORTED if site.links.exported else PAGE,
         "versus": pair,
         "address": lambda **more: site.links.page("compare", columns=keys, reward=asked.reward, **more),
         "views": views(choice.columns, shown, asked.names, asked.lower),
@@ -201,7 +213,7 @@ def compare(site: Site, query: Query) -> Answer:
         "pages": pages,
         "before": (number - 1) * PAGE,
         "turn": lambda n: site.links.page(
-            "compare", columns=keys, **asked.parameters, **pair.parameters, page=n if n > 1 else None
+            "compare", columns=keys, **asked.parameters, **pair.parameters, like=like, page=n if n > 1 else None
         ),
         # An exported page goes back by its script and needs no second file.
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
@@ -213,10 +225,35 @@ def compare(site: Site, query: Query) -> Answer:
     return Answer(site.render("compare.html", **values))
 
 
-def joined(columns: Sequence[Column], reward: str | None) -> Matched:
-    """The samples of the columns beside each other."""
+def joined(columns: Sequence[Column], reward: str | None) -> Joined:
+    """The samples of the columns beside each other, and those of each column, with the values of a reward."""
     briefs = [column.source.briefs(column.state, reward) for column in columns]
-    return match(briefs, [column.stream for column in columns])
+    return match(briefs, [column.stream for column in columns]), briefs
+
+
+def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Joined, whole: bool) -> list[Scatter]:
+    """The drawings of a page; none of a reward that no sample has in both columns.
+
+    Args:
+        columns: at least two.
+        asked: the chosen reward.
+        pair: which columns are compared.
+        shown: the samples with the values of that reward.
+        whole: whether all whole rewards are drawn, because nobody can be asked for another.
+    """
+    others = [name for name in asked.names if "/" not in name and name != asked.reward] if whole else []
+    found = []
+    for name in [asked.reward, *others]:
+        if name is not None:
+            matched, briefs = shown if name == asked.reward else joined(columns, name)
+            kept = {row.order for row in pictured(matched.rows, briefs, (pair.of, pair.against))}
+            found.append(scatter(name, paired(matched, pair), kept, name in asked.lower))
+    return [drawing for drawing in found if drawing is not None]
+
+
+def paired(matched: Matched, pair: Versus) -> list[Row]:
+    """The rows with the columns that are compared."""
+    return [row._replace(pair=(pair.of, pair.against)) for row in matched.rows]
 
 
 def without(choice: Choice, places: Sequence[int]) -> Choice:

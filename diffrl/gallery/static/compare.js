@@ -99,11 +99,6 @@ const rows = {
       else return;
       event.preventDefault();
     });
-    rows.list.addEventListener("click", (event) => {
-      if (event.ctrlKey || event.metaKey || event.shiftKey || !event.target.closest(".open")) return;
-      event.preventDefault();
-      lightbox.open(event.target.closest(".item"));
-    });
     gallery.keys({ j: gallery.walking(() => rows.move(1)), k: gallery.walking(() => rows.move(-1)) });
     const button = document.getElementById("swipe");
     if (!button) return;

@@ -2,27 +2,10 @@
 const local = {
   form: document.querySelector("form[data-local]"),
   size: document.querySelector(".items.cards") ? 60 : 24,
-  same: 1e-6,
   page: 1,
   rows: [],
+  like: null, // places of the rows of one point of the drawing, while only these are shown
 
-  // As diffrl/gallery/numbers.py writes them; of two equally near numbers Python takes the even one, toFixed the larger.
-  three(value) {
-    if (value === null || value === undefined) return "–";
-    const size = Math.abs(value), minus = value < 0 || Object.is(value, -0) ? "-" : "";
-    const digits = size >= 1000 ? 0 : size < 100 ? 3 : 1;
-    const half = (size * 2 ** (digits + 1)) % 2 === 1; // exactly between two numbers of so many digits
-    let text = size >= 1e21 ? String(BigInt(size)) : size.toFixed(digits);
-    if (half && Number(text.at(-1)) % 2) text = (Number(text) - 10 ** -digits).toFixed(digits);
-    return minus + (digits ? text : text.replace(/\B(?=(\d{3})+$)/g, ","));
-  },
-  signed(value) {
-    if (value === null || value === undefined) return "–";
-    return (value > 0 ? "+" : value < 0 ? "−" : "±") + local.three(Math.abs(value));
-  },
-  // As diffrl/gallery/numbers.py judges a change: of some rewards less is better.
-  improvement: (change) => (local.lower ? -change : change),
-  sign: (change) => (change === null || Math.abs(change) <= local.same ? "" : local.improvement(change) > 0 ? "gain" : "loss"),
   read(row) {
     const prompt = row.querySelector(".prompt");
     const text = prompt.dataset.none === undefined ? prompt.textContent : ""; // not the words that stand for none
@@ -56,7 +39,7 @@ const local = {
     const [value, other] = [values[of] ?? null, values[against] ?? null];
     entry.values = values;
     entry.value = value;
-    entry.change = values.length < 2 || value === null || other === null ? null : value - other;
+    entry.change = values.length < 2 ? null : numbers.change(value, other);
   },
   orders: {
     order: (a, b) => a.order - b.order,
@@ -71,15 +54,15 @@ const local = {
 
   // What is under the pictures, when another reward was chosen.
   write(entry) {
-    entry.row.querySelectorAll(".cell .value").forEach((value, place) => { value.textContent = local.three(entry.values[place]); });
+    entry.row.querySelectorAll(".cell .value").forEach((value, place) => { value.textContent = numbers.three(entry.values[place]); });
     const captions = entry.row.querySelectorAll(".cell figcaption");
     if (captions.length < 2) return;
     captions.forEach((caption) => caption.querySelector(".chip")?.remove());
     const value = captions[local.pair[0]].querySelector(".value"), chip = document.createElement("span");
     if (value) value.after(chip); else captions[local.pair[0]].append(chip);
-    chip.className = `chip ${local.sign(entry.change)}`;
+    chip.className = `chip ${numbers.sign(entry.change, local.lower)}`;
     chip.hidden = entry.change === null;
-    chip.textContent = local.signed(entry.change);
+    chip.textContent = numbers.signed(entry.change);
     chip.title = `change of ${local.name}`;
     entry.row.querySelector(".swipe")?.remove();
   },
@@ -107,13 +90,13 @@ const local = {
     if (part) part.textContent = `of the ${local.rows.length.toLocaleString("en-US")} rows on this page`;
     const changes = kept.map((entry) => entry.change).filter((change) => change !== null);
     const mean = changes.length ? local.sum(changes) / changes.length : null;
-    const judged = changes.map(local.sign);
+    const judged = changes.map((change) => numbers.sign(change, local.lower));
     const [improved, worse] = ["gain", "loss"].map((word) => judged.filter((one) => one === word).length);
     const judgements = { improved, unchanged: changes.length - improved - worse, worse };
     if (!changes.length) Object.keys(judgements).forEach((word) => { judgements[word] = "–"; });
     chips.forEach((chip) => { chip.hidden = !changes.length; });
     const [to, from] = local.pair.map((place) => local.form.elements.of?.options[place].textContent);
-    const counts = { rows: kept.length, reward: local.name, mean: local.signed(mean), to, from, ...judgements };
+    const counts = { rows: kept.length, reward: local.name, mean: numbers.signed(mean), to, from, ...judgements };
     for (const place of document.querySelectorAll("#summary [data-count]")) {
       const value = counts[place.dataset.count];
       place.textContent = typeof value === "number" ? value.toLocaleString("en-US") : value;
@@ -139,17 +122,33 @@ const local = {
     const kept = local.rows.filter((entry) => {
       const value = fields.on?.value === "change" ? entry.change : entry.value;
       const ranged = low === null && high === null;
-      const judged = { gain: "better", loss: "worse", "": "same" }[local.sign(entry.change)];
+      const judged = { gain: "better", loss: "worse", "": "same" }[numbers.sign(entry.change, local.lower)];
       if (shown && (entry.change === null || judged !== shown)) return false;
+      if (local.like && !local.like.has(entry.order)) return false;
       return entry.prompt.includes(text) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
     });
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
+    Object.assign(rows.list.dataset, { reward: reward ?? "", pair: local.pair.join(" ") }); // lightbox.js asks for them
+    document.querySelectorAll("[data-scatter]").forEach((drawing) => { drawing.hidden = drawing.dataset.scatter !== reward; });
     const [pair, first] = [local.pair.join(), local.unasked.join()];
     if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);
     [local.reward, local.written] = [reward, pair];
-    local.count(kept, text !== "" || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
+    local.count(kept, local.like !== null || text !== "" || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
     local.turn(1);
+  },
+  reset() {
+    local.form.reset();
+    local.like = null;
+  },
+  // The page with a row; if it was filtered out, all rows come back.
+  reveal(row) {
+    const place = () => local.kept.findIndex((entry) => entry.row === row);
+    if (place() < 0) {
+      local.reset();
+      local.apply();
+    }
+    local.turn(Math.floor(place() / local.size) + 1);
   },
   turn(page) {
     local.page = page;
@@ -187,21 +186,26 @@ const local = {
     const width = rows.list.querySelector(".item")?.querySelectorAll(".cell").length ?? 1;
     local.unasked = [width - 1, 0];
     local.written = local.unasked.join();
-    document.getElementById("standings")?.addEventListener("click", (event) => {
-      const link = event.target.closest("[data-show]");
+    document.querySelector(".verdict")?.addEventListener("click", (event) => {
+      const link = event.target.closest("[data-show], [data-like]");
       if (!link) return;
       event.preventDefault();
-      local.form.reset();
-      for (const name of ["of", "against", "show"]) if (local.form.elements[name]) local.form.elements[name].value = link.dataset[name];
+      local.reset();
+      for (const name of ["of", "against", "show"]) if (link.dataset[name] && local.form.elements[name]) local.form.elements[name].value = link.dataset[name];
+      if (link.dataset.like) {
+        local.like = new Set(link.dataset.like.split(" ").map(Number));
+        local.form.elements.reward.value = link.closest("[data-scatter]").dataset.scatter;
+      }
       local.apply();
       rows.list.scrollIntoView();
     });
+    document.addEventListener("row-wanted", (event) => local.reveal(event.detail));
     local.first = local.reward = document.querySelector("[name=reward] option[selected]")?.value ?? local.form.elements.reward?.value;
     local.form.addEventListener("submit", (event) => { event.preventDefault(); local.apply(); });
     local.form.addEventListener("input", local.apply);
     local.form.querySelector("[data-reset]").addEventListener("click", (event) => {
       event.preventDefault();
-      local.form.reset();
+      local.reset();
       local.apply();
     });
     local.apply();

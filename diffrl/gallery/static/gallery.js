@@ -20,7 +20,10 @@ const gallery = {
   },
 };
 document.getElementById("theme").addEventListener("click", gallery.theme);
-gallery.keys({ t: gallery.theme, "?": () => document.getElementById("keys").showModal() });
+// Over an enlarged row too; the list itself is closed by Escape.
+const listed = () => { if (!document.getElementById("keys").open) document.getElementById("keys").showModal(); };
+listed.inDialog = true;
+gallery.keys({ t: gallery.theme, "?": listed });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, textarea, select, [contenteditable]")) {

@@ -1,177 +1,236 @@
-// A row enlarged: its columns side by side under one zoom, its prompt and all its rewards.
+// A row enlarged: which one, the address that opens this very view again, keys and buttons. Its pictures are drawn by
+// lightbox_stage.js and moved by lightbox_zoom.js; evaluations.js goes through the evaluations of its run.
+//
+// A row is an .item with .cell figures (each a .picture and a figcaption), a .prompt and its numbers; .open in it
+// enlarges it. A row whose id begins with "row-" has an address: #row-12&mode=flip&at=eval-40&times=4.
 const lightbox = {
   dialog: null,
   row: null,
-  view: { scale: 1, x: 0, y: 0 },
-  pointers: new Map(),
-  rows: () => [...document.querySelectorAll(".items > .item:not([hidden])")],
+  rows: () => [...document.querySelectorAll(".item:not([hidden])")],
   part: (name) => lightbox.dialog.querySelector(name),
 
+  // --- rows
+  // What the arrow keys go through: `all`, the place in it, and how a member becomes a row. The tree page has its own.
+  walk(row) {
+    const all = lightbox.rows();
+    return { all, place: all.indexOf(row), row: (member) => member };
+  },
   open(row) {
+    if (lightbox.returning) lightbox.next = row; // the address of the last one is still being left
+    else {
+      evaluations.at = null; // as the page shows it
+      lightbox.show(row, row.id.startsWith("row-"));
+    }
+  },
+  show(row, pushes) {
+    if (row.hidden) document.dispatchEvent(new CustomEvent("row-wanted", { detail: row }));
     lightbox.row = row;
+    evaluations.forget();
+    zoomed.reset();
     lightbox.fill();
-    if (lightbox.dialog.open) return;
-    lightbox.dialog.showModal();
-    lightbox.dialog.focus();
+    if (!lightbox.dialog.open) {
+      if (pushes) history.pushState({ enlarged: true }, "", lightbox.address());
+      lightbox.dialog.showModal();
+      lightbox.dialog.focus();
+    }
+    lightbox.write();
+    evaluations.begin();
   },
   // The row before or after; from the last of a page the first of the next one, in the exported site without leaving.
   step(by) {
-    const rows = lightbox.rows();
-    const next = rows[rows.indexOf(lightbox.row) + by];
-    const way = next ? null : lightbox.way(by);
-    if (next) lightbox.open(next);
+    const walk = lightbox.walk(lightbox.row), next = walk.all[walk.place + by];
+    const way = next === undefined ? lightbox.way(by) : null;
+    if (next !== undefined) lightbox.show(walk.row(next));
     else if (way?.matches("button")) {
       way.click();
-      lightbox.open(lightbox.rows().at(by > 0 ? 0 : -1));
+      lightbox.show(lightbox.rows().at(by > 0 ? 0 : -1));
     } else if (way && !lightbox.leaving) {
       lightbox.leaving = true; // a key that is held down does not begin again and again
-      location.assign(way.href + lightbox.arrivals[by]);
+      location.assign(`${way.href}#${lightbox.arrivals[by]}${lightbox.view()}`);
     }
   },
   way: (by) => document.querySelector(`.pager [data-turn="${by}"]:not(:disabled)`),
-  // Marks on the address of a page that is come to with a row enlarged.
-  arrivals: { 1: "#enlarged-first", [-1]: "#enlarged-last" },
+
+  // --- the address
+  arrivals: { 1: "enlarged-first", [-1]: "enlarged-last" },
+  view() {
+    const { mode, times } = stage, { at } = evaluations;
+    const asked = Object.entries({ mode: mode === "side" ? null : mode, times: times === 1 ? null : times, at });
+    return asked.filter(([, value]) => value !== null).map(([name, value]) => `&${name}=${encodeURIComponent(value)}`).join("");
+  },
+  address: () => `#${lightbox.row.id}${lightbox.view()}`,
+  plain: () => location.pathname + location.search,
+  write() {
+    if (lightbox.row.id.startsWith("row-")) history.replaceState(history.state, "", lightbox.address());
+  },
+  // What the address names is opened, and what it does not name is closed.
   arrive() {
-    const by = Object.keys(lightbox.arrivals).find((one) => lightbox.arrivals[one] === location.hash);
-    if (by === undefined) return;
-    history.replaceState(history.state, "", location.pathname + location.search); // once, not when it is loaded again
-    const row = lightbox.rows().at(by > 0 ? 0 : -1);
-    if (row) lightbox.open(row);
+    if (!lightbox.dialog) return;
+    const [id, ...rest] = location.hash.slice(1).split("&"), asked = new URLSearchParams(rest.join("&"));
+    const by = Object.keys(lightbox.arrivals).find((one) => lightbox.arrivals[one] === id);
+    const row = by === undefined ? document.getElementById(id) : lightbox.rows().at(by > 0 ? 0 : -1);
+    if (by === undefined && !id.startsWith("row-")) {
+      if (lightbox.dialog.open) lightbox.dialog.close();
+    } else if (row?.matches(".item")) {
+      stage.ask(asked.get("mode"), Number(asked.get("times")));
+      evaluations.at = asked.get("at");
+      lightbox.show(row);
+    } else lightbox.miss();
   },
-  fill() {
+  miss() {
+    const told = Object.assign(document.createElement("p"), { className: "alarm note" });
+    told.textContent = "The address names a sample that is not on this page: other filters, another page, or the run went on. Look for it by its prompt.";
+    document.querySelector("h1").after(told);
+    history.replaceState(history.state, "", lightbox.plain());
+  },
+  // Whoever closes it goes back to where it was opened; whoever went back has closed it.
+  closed() {
+    evaluations.stop();
+    stage.clear();
     const { row } = lightbox;
-    const rows = lightbox.rows();
-    const place = rows.indexOf(row);
-    lightbox.part(".prompt").textContent = row.querySelector(".prompt").textContent;
-    const { before = 0, rows: all = rows.length } = row.parentElement.dataset; // of all pages
-    lightbox.part("[data-place]").textContent = `${(Number(before) + place + 1).toLocaleString("en-US")} of ${Number(all).toLocaleString("en-US")}`;
-    lightbox.part('[data-do="previous"]').disabled = place === 0 && !lightbox.way(-1);
-    lightbox.part('[data-do="next"]').disabled = place === rows.length - 1 && !lightbox.way(1);
-    lightbox.part(".lightbox-panes").replaceChildren(...[...row.querySelectorAll(".cell")].map(lightbox.pane));
-    const table = row.querySelector(".all table");
-    lightbox.part(".lightbox-table").replaceChildren(...(table ? [table.cloneNode(true)] : []));
-    lightbox.reset();
+    (row.matches("[tabindex]") ? row : row.querySelector(".open"))?.focus();
+    if (!location.hash.startsWith("#row-")) return;
+    if (history.state?.enlarged) {
+      lightbox.returning = true;
+      history.back();
+    } else history.replaceState(history.state, "", lightbox.plain());
   },
-  pane(cell) {
-    const pane = document.createElement("figure");
-    pane.className = "pane";
-    const media = cell.querySelector(".picture").cloneNode(true);
-    media.removeAttribute("loading");
-    if (media.matches("img.moving")) media.src = motion.playing ? media.dataset.moving : media.dataset.still;
-    else if (media.matches("img")) media.src = media.dataset.full;
-    pane.append(media, cell.querySelector("figcaption").cloneNode(true));
-    return pane;
+  returned() {
+    lightbox.returning = false;
+    const { next } = lightbox;
+    lightbox.next = null;
+    if (next) lightbox.open(next);
+    else requestAnimationFrame(() => lightbox.row.scrollIntoView({ block: "nearest" })); // after the browser has scrolled
   },
 
-  reset() {
-    lightbox.view = { scale: 1, x: 0, y: 0 };
+  // --- what is said of it
+  fill() {
+    const { row } = lightbox, walk = lightbox.walk(row);
+    const prompt = row.querySelector(".prompt") ?? document.querySelector("h1");
+    lightbox.part(".prompt").textContent = prompt.textContent;
+    const { before = 0, rows: all = walk.all.length } = row.closest(".items")?.dataset ?? {}; // of all pages
+    lightbox.part("[data-place]").textContent = `${(Number(before) + walk.place + 1).toLocaleString("en-US")} of ${Number(all).toLocaleString("en-US")}`;
+    lightbox.part('[data-do="previous"]').disabled = walk.place <= 0 && !lightbox.way(-1);
+    lightbox.part('[data-do="next"]').disabled = walk.place >= walk.all.length - 1 && !lightbox.way(1);
     lightbox.draw();
   },
   draw() {
-    const { scale, x, y } = lightbox.view;
-    lightbox.dialog.dataset.scale = scale.toFixed(2);
-    lightbox.dialog.querySelectorAll(".pane .picture").forEach((media) => {
-      media.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
-    });
+    const shots = lightbox.shots();
+    stage.draw(shots, lightbox.ends(shots));
+    const table = evaluations.table() ?? lightbox.row.querySelector(".all table, .tells")?.cloneNode(true);
+    if (table) table.hidden = false;
+    lightbox.part(".lightbox-table").replaceChildren(...(table ? [table] : []));
+    lightbox.part(".lightbox-notes").replaceChildren(...shots.flatMap(({ label, notes }) => notes.map((note) => lightbox.note(label, note, shots.length))));
   },
-  // By a factor, so that the point (x, y) from the middle of a pane stays where it is.
-  zoom(factor, x = 0, y = 0) {
-    const { view } = lightbox;
-    const scale = Math.min(40, Math.max(1, view.scale * factor));
-    if (scale === 1) return lightbox.reset();
-    const grown = scale / view.scale;
-    lightbox.view = { scale, x: x - (x - view.x) * grown, y: y - (y - view.y) * grown };
-    lightbox.draw();
+  note(label, words, columns) {
+    const told = document.createElement("p");
+    if (columns > 1) told.append(Object.assign(document.createElement("b"), { textContent: `${label}: ` }));
+    told.append(words);
+    told.dir = "auto";
+    return told;
   },
-  at(event) {
-    const box = event.target.closest(".pane").getBoundingClientRect();
-    return [event.clientX - box.left - box.width / 2, event.clientY - box.top - box.height / 2];
+  // The columns of the row, one of them perhaps at another evaluation than the page shows.
+  shots() {
+    return lightbox.cells().map((cell, place) => (place === lightbox.pair()[0] ? evaluations.shot() : null) ?? lightbox.shot(cell));
   },
-  // One finger or the mouse moves, two fingers zoom.
-  move(event) {
-    const last = lightbox.pointers.get(event.pointerId);
-    if (!last) return;
-    const [x, y] = lightbox.at(event);
-    const others = [...lightbox.pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
-    if (others.length) {
-      const [other] = others;
-      const before = Math.hypot(last.x - other.x, last.y - other.y);
-      const after = Math.hypot(x - other.x, y - other.y);
-      if (before > 0) lightbox.zoom(after / before, (x + other.x) / 2, (y + other.y) / 2);
-    } else {
-      lightbox.view.x += x - last.x;
-      lightbox.view.y += y - last.y;
-      lightbox.draw();
+  shot(cell) {
+    const picture = cell.querySelector(".picture");
+    const media = (picture.matches(".moving") ? picture : picture.closest("picture") ?? picture).cloneNode(true);
+    media.removeAttribute("loading");
+    if (media.matches("img.moving")) media.src = motion.playing ? media.dataset.moving : media.dataset.still;
+    else if (media.dataset.full) media.src = media.dataset.full;
+    const caption = cell.querySelector("figcaption")?.cloneNode(true) ?? Object.assign(document.createElement("figcaption"), { textContent: cell.dataset.label ?? "" });
+    caption.classList.remove("visually-hidden");
+    const reason = caption.querySelector(".reason");
+    reason?.remove();
+    const notes = [reason?.title, cell.querySelector(".failed")?.textContent].filter(Boolean);
+    const label = caption.querySelector(".column")?.textContent ?? caption.textContent;
+    return { media, caption, label, notes };
+  },
+  cells: () => [...lightbox.row.querySelectorAll(".cell")],
+  // Places of the compared column and of the one it is compared with.
+  pair() {
+    const last = lightbox.cells().length - 1;
+    return lightbox.row.closest(".items")?.dataset.pair?.split(" ").map(Number) ?? [last, 0];
+  },
+  // The two that lie on one another: of one column its first evaluation and itself; null if there are no two.
+  ends(shots) {
+    if (shots.length < 2) {
+      const first = evaluations.first();
+      return first && shots.length ? [first, shots[0]] : null;
     }
-    lightbox.pointers.set(event.pointerId, { x, y });
+    const [of, against] = lightbox.pair();
+    return [shots[against], shots[of]];
   },
+
+  // --- keys and buttons
   keys: {
     ArrowLeft: () => lightbox.step(-1),
     ArrowRight: () => lightbox.step(1),
     k: () => lightbox.step(-1),
     j: () => lightbox.step(1),
-    "+": () => lightbox.zoom(1.5),
-    "=": () => lightbox.zoom(1.5),
-    "-": () => lightbox.zoom(1 / 1.5),
-    0: () => lightbox.reset(),
+    s: () => stage.toggle("swipe"),
+    f: () => stage.toggle("flip"),
+    d: () => stage.toggle("difference"),
+    a: () => stage.amplify(),
+    " ": () => stage.flip(),
+    ",": () => evaluations.step(-1),
+    ".": () => evaluations.step(1),
+    e: () => evaluations.play(),
+    "+": () => zoomed.zoom(1.5),
+    "=": () => zoomed.zoom(1.5),
+    "-": () => zoomed.zoom(1 / 1.5),
+    0: () => zoomed.reset(),
   },
   buttons: {
     previous: () => lightbox.step(-1),
     next: () => lightbox.step(1),
-    in: () => lightbox.zoom(1.5),
-    out: () => lightbox.zoom(1 / 1.5),
-    reset: () => lightbox.reset(),
+    amplify: () => stage.amplify(),
+    play: () => evaluations.play(),
+    in: () => zoomed.zoom(1.5),
+    out: () => zoomed.zoom(1 / 1.5),
+    reset: () => zoomed.reset(),
+    keys: () => gallery.bound["?"](),
     close: () => lightbox.dialog.close(),
+  },
+  press(event) {
+    const action = lightbox.keys[event.key];
+    if (!action || !lightbox.dialog?.open || document.getElementById("keys").open || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input") && event.key.startsWith("Arrow")) return; // they move that slider
+    if (event.target.matches("button, a, .prompt") && event.key === " ") return; // it presses the button, it scrolls
+    event.preventDefault();
+    action();
   },
 
   start() {
-    const { pointers } = lightbox;
     const dialog = (lightbox.dialog = document.getElementById("lightbox"));
     if (!dialog) return;
-    const panes = lightbox.part(".lightbox-panes");
-    dialog.addEventListener("keydown", (event) => {
-      const action = lightbox.keys[event.key];
-      if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      action();
-    });
     dialog.addEventListener("click", (event) => {
-      const button = event.target.closest("[data-do]");
-      if (button) lightbox.buttons[button.dataset.do]();
-      else if (event.target === dialog) dialog.close();
+      const button = event.target.closest("[data-do], [data-mode]");
+      if (button?.dataset.mode) stage.toggle(button.dataset.mode);
+      else if (button) lightbox.buttons[button.dataset.do]();
+      if (button && event.detail && dialog.open) dialog.focus(); // by the mouse: the space bar is free again
     });
-    dialog.addEventListener("close", () => {
-      panes.replaceChildren();
-      lightbox.row?.focus({ preventScroll: false });
-    });
-    panes.addEventListener("wheel", (event) => {
-      if (!event.target.closest(".pane")) return;
-      event.preventDefault();
-      lightbox.zoom(Math.exp(-event.deltaY / 300), ...lightbox.at(event));
-    }, { passive: false });
-    panes.addEventListener("dblclick", (event) => {
-      if (!event.target.closest(".pane")) return;
-      if (lightbox.view.scale > 1) lightbox.reset();
-      else lightbox.zoom(3, ...lightbox.at(event));
-    });
-    panes.addEventListener("pointerdown", (event) => {
-      const pane = event.target.closest(".pane");
-      if (!pane || event.target.matches("video")) return;
-      pane.setPointerCapture(event.pointerId);
-      pane.classList.add("dragging");
-      const [x, y] = lightbox.at(event);
-      pointers.set(event.pointerId, { x, y });
-    });
-    panes.addEventListener("pointermove", lightbox.move);
-    for (const name of ["pointerup", "pointercancel"]) {
-      panes.addEventListener(name, (event) => {
-        pointers.delete(event.pointerId);
-        panes.querySelectorAll(".dragging").forEach((pane) => pane.classList.remove("dragging"));
-      });
-    }
+    dialog.addEventListener("close", lightbox.closed);
+    stage.start();
+    zoomed.start();
+    evaluations.start();
   },
 };
 lightbox.start();
-lightbox.arrive();
-addEventListener("pageshow", () => { lightbox.leaving = false; }); // a page that is come back to may be left again
 document.addEventListener("main-replaced", lightbox.start);
+document.addEventListener("DOMContentLoaded", lightbox.arrive); // when the page's other scripts have begun
+addEventListener("popstate", () => (lightbox.returning ? lightbox.returned() : lightbox.arrive()));
+addEventListener("pageshow", () => { lightbox.leaving = false; }); // a page that is come back to may be left again
+document.addEventListener("keydown", lightbox.press); // also where a browser that goes to the address takes the focus away
+addEventListener("load", () => { if (lightbox.dialog?.open) lightbox.dialog.focus(); });
+// What enlarges a row, and what leads to a row that is on this page.
+document.addEventListener("click", (event) => {
+  if (!lightbox.dialog || event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented) return;
+  const link = event.target.closest('.open, [href*="#row-"]'), { hash } = link ?? {};
+  const named = link?.closest("svg") ? link.getAttribute("href").split("#")[1] : hash?.slice(1);
+  const row = link?.closest(".item") ?? document.getElementById(named);
+  if (!row?.matches(".item")) return;
+  event.preventDefault();
+  lightbox.open(row);
+});

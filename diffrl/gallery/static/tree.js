@@ -74,9 +74,11 @@
     return both;
   }
   function shot(address, still, alt, caption, css) {
-    const made = element("figure", css);
+    const made = element("figure", `${css ?? ""} cell`), open = element("a", "open");
     const picture = address ? image(address, alt, "picture") : element("span", "picture none", "no picture kept");
-    made.append(still ? moving(still, picture) : picture, element("figcaption", "", caption));
+    open.href = address;
+    if (address) open.append(still ? moving(still, picture) : picture);
+    made.append(address ? open : picture, element("figcaption", "", caption));
     return made;
   }
   function facts(list) {
@@ -103,7 +105,8 @@
     const made = element("section", "split"), { split: own } = node;
     made.append(element("h3", "", own.trains ? "What this split teaches" : "This split"));
     if (own.shots.length) {
-      const shots = element("div", "pushed");
+      const shots = element("div", "pushed item");
+      shots.id = `row-split-${node.id}`;
       for (const one of own.shots) shots.append(shot(one.picture, one.still, one.label, one.label));
       made.append(shots);
     }
@@ -131,13 +134,15 @@
     unmark();
     item(id).classList.add("chosen");
     item(id).setAttribute("aria-selected", "true");
-    const head = element("header"), close = element("button", "quiet", "✕"), shots = element("div", "shots");
+    const head = element("header"), close = element("button", "quiet", "✕"), shots = element("div", "shots item");
+    shots.id = `row-node-${node.id}`;
     close.type = "button";
     close.setAttribute("aria-label", "Close");
     close.addEventListener("click", shut);
     head.append(element("h2", "", node.title), close);
     if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.still, node.title, node.what));
     if (node.proxy) shots.append(shot(node.proxy, node.proxy_still, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
+    if (node.sample.length) shots.append(Object.assign(facts(node.sample), { className: "tells", hidden: true })); // enlarged they stand beside it
     panel.replaceChildren(head);
     if (node.split) panel.append(split(node));
     if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
@@ -302,6 +307,13 @@
   document.addEventListener("run-changed", neighbours);
   fit(readable());
   if (phone() && !pool) box.scrollLeft = box.scrollWidth; // what the story names is on the right
-  const wanted = /^#(?:node|details)-(\d+)$/.exec(location.hash);
+  // Enlarged, a leaf of the panel is followed by the next leaf.
+  const page = lightbox.walk;
+  lightbox.walk = (row) => {
+    const all = nodes.filter((one) => one.sample.length && one.picture && shown(one.id)), place = all.findIndex((one) => one.id === chosen);
+    if (place < 0 || !panel.contains(row)) return page(row);
+    return { all, place, row: (leaf) => { open(leaf.id); return panel.querySelector(".shots"); } };
+  };
+  const wanted = /^#(?:node|details|row-node|row-split)-(\d+)(?:&|$)/.exec(location.hash);
   if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }
 })();

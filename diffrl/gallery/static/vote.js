@@ -120,7 +120,9 @@
     s: give("skip"),
     u: give("undo"),
     p: toggle,
+    z: () => lightbox.open(form),
   });
+  document.getElementById("enlarge").hidden = false;
   form.addEventListener("keydown", (event) => { // a button that is held down by Enter is pressed once
     if (event.repeat && event.target.closest("button")) event.preventDefault();
   });

@@ -1,0 +1,126 @@
+"""The drawing above a comparison: every sample by its score in the baseline and in the compared column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from diffrl.gallery.compare import Row, judgement, scores
+
+SIZE = 300.0
+"""Edge of the square that the scores fill, in units of the drawing."""
+SMALLEST, LARGEST = 3.5, 16.0
+"""Radius of a point of one sample, and of no point more; the area of points between grows with their samples."""
+MARGIN = 0.07
+"""Of the reach of the scores, left free at both ends of an axis: the largest point fits in."""
+MOST = 1000
+"""Points that are drawn; of more the first ones, as the samples were drawn."""
+TICKS = 4
+"""About as many numbers stand along an axis."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The samples that have these two scores.
+
+    Args:
+        x: score in the baseline.
+        y: score in the compared column.
+        rows: the samples, as they were drawn; one, unless scores are tied.
+        judged: 1 where the compared column is better, -1 where it is worse, 0 where they are the same.
+        pictured: whether any of the samples has its picture in both columns.
+    """
+
+    x: float
+    y: float
+    rows: Sequence[Row]
+    judged: int
+    pictured: bool
+
+    @property
+    def radius(self) -> float:
+        """In units of the drawing."""
+        return min(LARGEST, SMALLEST * math.sqrt(len(self.rows)))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The drawing of one reward.
+
+    Args:
+        reward: whose scores.
+        points: at most `MOST`, those of many samples first, so that they hide no other.
+        different: how many points there are.
+        samples: with both scores; samples without one have no point.
+        low: where both axes begin.
+        high: where both end.
+        ticks: the numbers along the axes, between the two.
+        lower: whether less is better.
+    """
+
+    reward: str
+    points: Sequence[Point]
+    different: int
+    samples: int
+    low: float
+    high: float
+    ticks: Sequence[float]
+    lower: bool = False
+
+    def across(self, score: float) -> float:
+        """Place of a score from the left, in units of the drawing."""
+        return (score - self.low) / (self.high - self.low) * SIZE
+
+    def down(self, score: float) -> float:
+        """Place of a score from the top."""
+        return SIZE - self.across(score)
+
+
+def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: bool = False) -> Scatter | None:
+    """Scores before and after, of every sample that has both.
+
+    Nothing is moved aside (no jitter): samples with the same two scores are one point, which grows with their number.
+
+    Args:
+        reward: its name.
+        rows: with values of this reward, and with the pair of columns that are compared.
+        pictured: `Row.order` of those with pictures in both.
+        lower: whether less is better.
+
+    Returns:
+        None where no sample has both scores.
+    """
+    tied: dict[tuple[float, float], list[Row]] = {}
+    for row in rows:
+        before, after = scores(row)
+        if before is not None and after is not None:
+            tied.setdefault((before, after), []).append(row)
+    if not tied:
+        return None
+    points = [
+        Point(x, y, own, judgement(y - x, lower), any(row.order in pictured for row in own))
+        for (x, y), own in tied.items()
+    ]
+    found = [score for place in tied for score in place]
+    low, high, ticks = axis(min(found), max(found))
+    drawn = sorted(points[:MOST], key=lambda point: -len(point.rows))
+    return Scatter(reward, drawn, len(points), sum(map(len, tied.values())), low, high, ticks, lower)
+
+
+def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:
+    """Ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
+
+    Args:
+        lowest: score.
+        highest: score; may equal the lowest.
+    """
+    reach = highest - lowest
+    if not reach > 1e-9 * max(abs(lowest), abs(highest), 1e-3):  # one score, or a difference that is rounding
+        reach = abs(highest) or 1.0
+        lowest, highest = lowest - reach / 2, highest + reach / 2
+    power = 10.0 ** math.floor(math.log10(reach / TICKS))
+    step = next(power * factor for factor in (1, 2, 5, 10) if reach / (power * factor) <= TICKS)
+    low, high = lowest - MARGIN * reach, highest + MARGIN * reach
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return low, high, [number * step for number in range(first, last + 1)]

@@ -1,0 +1,113 @@
+// The pictures of an enlarged row: all of its columns side by side; or two of them on one another, parted by an edge
+// (swipe), one at a time (flip), or what differs between them (difference), amplified.
+const stage = {
+  MODES: ["side", "swipe", "flip", "difference"],
+  TIMES: [1, 2, 4, 8, 16],
+  mode: "side",
+  times: 1,
+  flipped: false,
+  edge: 50,
+  panes: () => lightbox.part(".lightbox-panes"),
+
+  ask(mode, times) {
+    stage.mode = stage.MODES.includes(mode) ? mode : "side";
+    stage.times = stage.TIMES.includes(times) ? times : 1;
+    stage.flipped = false;
+  },
+  toggle(mode) {
+    if (lightbox.part(`[data-mode="${mode}"]`).disabled) return;
+    stage.ask(stage.mode === mode ? "side" : mode, stage.times);
+    lightbox.draw();
+    lightbox.write();
+  },
+  amplify() {
+    if (!stage.panes().querySelector("[data-shown=difference]")) return;
+    stage.times = stage.TIMES[(stage.TIMES.indexOf(stage.times) + 1) % stage.TIMES.length];
+    stage.settle();
+    lightbox.write();
+  },
+  flip() {
+    if (!stage.panes().querySelector("[data-shown=flip]")) return;
+    stage.flipped = !stage.flipped;
+    stage.settle();
+  },
+  swipe(percent) {
+    stage.edge = Math.min(100, Math.max(0, percent));
+    stage.settle();
+  },
+
+  // `ends`: the two that can lie on one another, null if there are none.
+  draw(shots, ends) {
+    const both = ends?.every(({ media }) => media.matches("img, video, picture")) ?? false;
+    const mode = both ? stage.mode : "side";
+    lightbox.dialog.querySelectorAll("[data-mode]").forEach((button) => {
+      button.disabled = !both && button.dataset.mode !== "side";
+      button.setAttribute("aria-pressed", button.dataset.mode === mode);
+    });
+    lightbox.part('[data-do="amplify"]').hidden = mode !== "difference";
+    lightbox.part(".lightbox-edge").hidden = mode !== "swipe";
+    stage.panes().replaceChildren(...(mode === "side" ? shots.map(stage.pane) : [stage.stack(ends, mode)]));
+    stage.panes().querySelectorAll("img").forEach((image) => {
+      image.decoding = "sync"; // a picture that was there before does not flicker
+      if (image.complete) gallery.crisp(image);
+    });
+    stage.together([...stage.panes().querySelectorAll("video")]);
+    stage.settle();
+    zoomed.draw();
+  },
+  pane({ media, caption }) {
+    const pane = document.createElement("figure");
+    pane.className = "pane";
+    pane.append(media, caption);
+    return pane;
+  },
+  stack(ends, mode) {
+    const pane = document.createElement("figure"), layers = document.createElement("div"), words = document.createElement("figcaption");
+    pane.className = "pane stacked";
+    pane.dataset.shown = mode;
+    layers.className = "layers";
+    words.className = "ends";
+    ends.forEach(({ media, caption }, place) => {
+      const layer = document.createElement("div"), end = document.createElement("span");
+      layer.className = place ? "layer after" : "layer";
+      media.removeAttribute("controls");
+      layer.append(media);
+      layers.append(layer);
+      end.append(...caption.childNodes);
+      words.append(end);
+    });
+    pane.append(layers, Object.assign(document.createElement("span"), { className: "edge" }), words);
+    return pane;
+  },
+  // Whatever changes while the pictures stay: the edge, which of two is shown, how far differences are amplified.
+  settle() {
+    const pane = stage.panes().querySelector(".stacked");
+    lightbox.part('[data-do="amplify"] span').textContent = `×${stage.times}`;
+    lightbox.part(".lightbox-edge input").value = stage.edge;
+    lightbox.part(".lightbox-edge input").defaultValue = lightbox.part(".lightbox-edge input").value; // set, not touched
+    if (!pane) return;
+    pane.style.setProperty("--at", `${stage.edge}%`);
+    pane.style.setProperty("--times", stage.times);
+    pane.classList.toggle("flipped", stage.flipped);
+    if (pane.dataset.shown === "flip") lightbox.part("[data-said]").textContent = pane.querySelectorAll(".ends > span")[Number(stage.flipped)].textContent;
+  },
+  // Films of one row run, stop and jump together.
+  together(videos) {
+    for (const one of videos) {
+      const others = videos.filter((other) => other !== one);
+      one.addEventListener("play", () => others.forEach((other) => other.play().catch(() => {})));
+      one.addEventListener("pause", () => others.forEach((other) => other.pause()));
+      one.addEventListener("seeked", () => others.forEach((other) => {
+        if (Math.abs(other.currentTime - one.currentTime) > 0.1) other.currentTime = one.currentTime;
+      }));
+    }
+  },
+  clear() {
+    stage.panes().replaceChildren();
+    lightbox.dialog.querySelectorAll("[data-mode]").forEach((button) => button.setAttribute("aria-pressed", "false"));
+    lightbox.part("[data-said]").textContent = "";
+  },
+  start() {
+    lightbox.part(".lightbox-edge input").addEventListener("input", (event) => stage.swipe(Number(event.target.value)));
+  },
+};
