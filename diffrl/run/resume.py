@@ -1,7 +1,8 @@
 """Where a run goes on, and what its directory lacks for that. Resuming deletes nothing that cannot be made again.
 
 checkpoints.json    the iteration of the newest checkpoint, so that one that is gone is missed
-before-1/           what lay in the run when it went back further than its newest checkpoint, or began anew
+before-1/           what lay in the run when it went back further than its newest checkpoint, went on otherwise from
+                    there, or began anew
 """
 
 from __future__ import annotations
@@ -128,18 +129,23 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def make_room(run_dir: Path, checkpoint: Checkpoint | None) -> list[str]:
+def make_room(run_dir: Path, checkpoint: Checkpoint | None, otherwise: bool = False) -> list[str]:
     """Set aside what resuming would otherwise overwrite and could not make again; what was done, one message each.
 
     What a kill leaves after the newest checkpoint is computed again bit for bit, and so stays to be rewritten. What
     belongs to checkpoints that are damaged or gone is set aside, and so is all that was trained without any.
+
+    Args:
+        run_dir: the run, locked.
+        checkpoint: that it goes on from; None = it begins again.
+        otherwise: whether it goes on in another way than before, so that what came after would not come out the same.
     """
     if checkpoint is None:
         return set_aside(run_dir) if trained_iterations(run_dir) else []
-    passed = [path for path in newest_first(run_dir / CHECKPOINTS) if step_of(path) > checkpoint.step]
-    if not passed and (newest_known(run_dir) or 0) <= checkpoint.step:
-        return []
-    return set_aside(run_dir, checkpoint.step)
+    passed = any(step_of(path) > checkpoint.step for path in newest_first(run_dir / CHECKPOINTS))
+    passed |= (newest_known(run_dir) or 0) > checkpoint.step
+    passed |= otherwise and trained_iterations(run_dir) > checkpoint.step
+    return set_aside(run_dir, checkpoint.step) if passed else []
 
 
 def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
@@ -155,7 +161,7 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
     Raises:
         DiffrlError: the disk refused; what was not moved is where it was.
     """
-    folder = next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
+    folder = next_folder(run_dir)
     copied = STAYS if step is None else ("metrics.jsonl", INDEX, f"{INDEX}-wal", "log.txt")
     making = folder.with_name(f".{folder.name}.tmp")
     try:
@@ -174,6 +180,11 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
         shutil.rmtree(making, ignore_errors=True)
         raise DiffrlError(f"What lies in {run_dir} cannot be set aside in {folder}: {error}. Free space.") from error
     return [f"What the run had beyond iteration {step} is kept in {folder}."]
+
+
+def next_folder(run_dir: Path) -> Path:
+    """The first of before-1, before-2, ... that is free."""
+    return next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
 
 
 def _move_all(run_dir: Path, folder: Path) -> None:
