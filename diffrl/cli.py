@@ -63,7 +63,7 @@ def train(
     config: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG]",
+            metavar="CONFIG",
             help="A YAML configuration, such as configs/quickstart.yaml. Left out with --resume.",
         ),
     ] = None,

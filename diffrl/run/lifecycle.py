@@ -96,7 +96,7 @@ def resume(path: str | Path, console: Console, from_start: bool = False, overrid
         DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
     """
     run_dir, before = open_run_dir(path)
-    config = changed_config(run_dir, before, overrides)
+    config = changed_config(run_dir, before, overrides, from_start)
     if not from_start and is_complete(run_dir, config):
         with locked(run_dir) if _first_rank() else nullcontext():  # or somebody is at it
             _printer(console)(complete_words(run_dir, config.run.iterations))
@@ -283,8 +283,8 @@ def finish(run: TrainingRun, console: Console) -> None:
     config, session = trainer.config, trainer.session
     rewards = [reward.key for reward in config.eval.rewards]
     rows = read_metrics(run_dir / "metrics.jsonl")
-    counts, planned = run.counts, session.plan.network_evaluations["evaluation"] // session.plan.evaluations
-    planned = session.plan.total_network_evaluations + planned * unplanned_evaluations(rows, config.run)
+    counts, plan = run.counts, session.plan
+    each = plan.network_evaluations["evaluation"] // plan.evaluations
     summary: dict[str, Any] = {
         "run": config.run.name,
         "seed": config.run.seed,
@@ -294,14 +294,14 @@ def finish(run: TrainingRun, console: Console) -> None:
         "held_out": held_out_change(rows, rewards),
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
         "network_evaluations": {
-            "planned": planned,
+            "planned": plan.total_network_evaluations + each * unplanned_evaluations(rows, config.run),
             "counted": network_evaluations(counts),
             "skipped": int(counts["evaluations_skipped"]),
-            "exact": session.plan.exact,
+            "exact": plan.exact,
         },
         "cost": {
             "evaluations": int(training_cost(counts, config.train.gradient_checkpointing)),
-            "planned": session.plan.training_cost,
+            "planned": plan.training_cost,
         },
         "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),

@@ -18,7 +18,7 @@ from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.ending import again
 from diffrl.run.journal import CHECKPOINTS
 from diffrl.run.kept_config import changes_since, compare_configs, may_change
-from diffrl.run.resume import lost_history, newest_known, next_folder
+from diffrl.run.resume import lost_history, newest_known, next_folder, require_left
 from diffrl.tracking.rewards import REWARDS
 from diffrl.training.optim import learning_rate_factor
 
@@ -27,13 +27,14 @@ ENDING = ("before_after.png", "curve.png", REPORT, SUMMARY)
 """What tells of a run's end. The summary, by which one knows that there was one, is moved last."""
 
 
-def changed_config(run_dir: Path, config: Config, overrides: Sequence[str]) -> Config:
+def changed_config(run_dir: Path, config: Config, overrides: Sequence[str], from_start: bool = False) -> Config:
     """A run's configuration with what may be changed when it goes on; nothing is written.
 
     Args:
         run_dir: the run.
         config: as its config.yaml has it.
         overrides: "a.b=c" each.
+        from_start: what is trained already will be set aside.
 
     Raises:
         ConfigError: a key that training depends on, a bad value, or fewer iterations than are trained.
@@ -46,14 +47,12 @@ def changed_config(run_dir: Path, config: Config, overrides: Sequence[str]) -> C
             f"changed. Got {' '.join(refused)}. Leave it out, or start a new run from this one's weights: diffrl train "
             f"{run_dir / 'config.yaml'} run.name=NEW {' '.join(refused)} --init-from {run_dir}"
         )
-    now = load_config(run_dir / "config.yaml", overrides) if overrides else config
-    reached = max((step_of(path) for path in newest_first(run_dir / CHECKPOINTS)), default=0)
-    least = reached if now.run.iterations == config.run.iterations else reached + 1
-    if now.run.iterations < least:
-        raise ConfigError(
-            f"run.iterations must be more than what is trained already. Got {now.run.iterations}, and {run_dir} has a "
-            f"checkpoint of iteration {reached}. Raise it."
-        )
+    if not overrides:
+        return config
+    now = load_config(run_dir / "config.yaml", overrides)
+    if now.run.iterations != config.run.iterations and not from_start:
+        reached = max((step_of(path) for path in newest_first(run_dir / CHECKPOINTS)), default=0)
+        require_left(now, run_dir, reached + 1)
     return now
 
 

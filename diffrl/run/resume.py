@@ -17,7 +17,7 @@ from typing import Any
 
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, step_of
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, DiffrlError
+from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.ending import again
@@ -48,7 +48,7 @@ def find_checkpoint(
 
     Raises:
         CheckpointError: none can be used, or all are gone.
-        ConfigError: config.yaml no longer says what the checkpoint was trained with.
+        ConfigError: config.yaml no longer says what the checkpoint was trained with, or asks for fewer iterations.
     """
 
     def fits(checkpoint: Checkpoint) -> None:
@@ -58,6 +58,7 @@ def find_checkpoint(
     changes: list[str | None] = []
     checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, report, fits)
     if checkpoint is not None:
+        require_left(config, run_dir, checkpoint.step)
         if changes[-1]:
             report(changes[-1])
         return checkpoint
@@ -69,6 +70,24 @@ def find_checkpoint(
             f"back, or begin anew with: {again(run_dir)} --from-start, which sets aside all that there is."
         )
     return None
+
+
+def require_left(config: Config, run_dir: Path, least: int) -> None:
+    """Refuse to go on to an iteration that was passed already.
+
+    Args:
+        config: with the number that is asked for.
+        run_dir: the run.
+        least: the lowest number that can be had.
+
+    Raises:
+        ConfigError: it is lower.
+    """
+    if config.run.iterations < least:
+        raise ConfigError(
+            f"run.iterations must be at least {least}, after what {run_dir} has trained already. Got "
+            f"{config.run.iterations}. Raise it."
+        )
 
 
 def newest_known(run_dir: Path) -> int | None:

@@ -19,7 +19,7 @@ LONG, END = 5, 3
 
 
 def of_length(iterations, pipeline, directory, schedule="cosine", **run):
-    """Two updates an iteration, the first of all at half the rate; checkpoints after every second iteration and last."""
+    """Two updates an iteration, the first of all at half the rate; a checkpoint after every second and the last."""
     train = {"learning_rate": 1e-2, "schedule": schedule, "warmup_updates": 2, "ema": {"decay": 0.7}}
     lora = {"family": "sd3", "path": str(pipeline), "lora": {"rank": 2, "alpha": 3, "targets": ["to_q"]}}
     data = settings(pipeline, directory, model=lora, train=train)
@@ -147,7 +147,7 @@ def test_fewer_iterations_than_are_trained_are_refused_and_nothing_is_touched(ru
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as ended:
         main(["train", "--resume", str(run), f"run.iterations={END - 1}"])
-    assert ended.value.code == 2 and f"has a checkpoint of iteration {END}" in capsys.readouterr().err
+    assert ended.value.code == 2 and f"run.iterations must be at least {END + 1}" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
