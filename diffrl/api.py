@@ -22,6 +22,7 @@ from diffrl.export.pictures import run_or_model
 from diffrl.models.images import pil_or_frames
 from diffrl.run import lifecycle
 from diffrl.run.callbacks import Callback, require_callbacks
+from diffrl.run.choose import Choice, require_choice
 from diffrl.run.opened import Run, open_run
 from diffrl.run.signals import Ended
 from reward_models import RewardError, Scorer, score_media
@@ -68,12 +69,18 @@ def train(config: Config, callbacks: Sequence[Callback] = (), *, quiet: bool = F
 
 
 def resume(
-    run: Run | str | Path, callbacks: Sequence[Callback] = (), *, from_start: bool = False, quiet: bool = False
+    run: Run | str | Path,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    *,
+    from_start: bool = False,
+    quiet: bool = False,
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint, as if it had never stopped.
+    """Go on with a run from its newest whole checkpoint, as if it had never stopped; or further than was planned.
 
     Args:
         run: a run, or its directory.
+        overrides: as for `load_config`: {"run.iterations": 320} trains on to there (docs/checkpoints.md).
         callbacks: as for `train`.
         from_start: begin anew instead; what the run holds is set aside, not lost.
         quiet: as for `train`.
@@ -92,7 +99,9 @@ def resume(
     require_callbacks(callbacks)
     with _guest():
         path = run.path if isinstance(run, Run) else run
-        return open_run(lifecycle.resume(path, Console(quiet=quiet), from_start, callbacks, owns_process=False))
+        return open_run(
+            lifecycle.resume(path, Console(quiet=quiet), from_start, overrides, callbacks, owns_process=False)
+        )
 
 
 def generate(
@@ -101,6 +110,8 @@ def generate(
     *,
     per_prompt: int = 1,
     seed: int = 0,
+    step: int | None = None,
+    best: bool = False,
     steps: int | None = None,
     guidance_scale: float | None = None,
     batch: int = 64,
@@ -121,6 +132,8 @@ def generate(
         prompts: one, or several.
         per_prompt: samples of each.
         seed: of the noise.
+        step: of a run, the checkpoint of this iteration; None = the newest.
+        best: of a run, the checkpoint with the best first held-out reward.
         steps: denoising steps; None = those of the run's evaluation, of a pipeline 28.
         guidance_scale: classifier-free guidance; 1 is none. None = that of the run's evaluation, of a pipeline 1.
         batch: samples at once; bounds memory.
@@ -148,9 +161,12 @@ def generate(
     if guidance_scale is not None and not guidance_scale >= 1:
         raise ConfigError(f"guidance_scale must be >= 1, where 1 is none. Got {show(guidance_scale)}. Raise it.")
     run, model = run_or_model(str(source.path if isinstance(source, Run) else source))
+    choice = Choice(step, best)
+    require_choice(choice, run, "a run")
     request = GenerateRequest(
         model=model,
         run=run,
+        choice=choice,
         family=family,
         per_prompt=per_prompt,
         seed=seed,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffrl import __version__
 from diffrl.draw import DrawOptions, draw_pictures, folder_to_draw_into
 from diffrl.export.request import EvaluateRequest
 from reward_models.cli import ScoreCommand, add_commands, quiet_libraries, score_files
@@ -34,40 +35,87 @@ OverridesArgument = Annotated[
 ]
 
 
+StepOption = Annotated[
+    int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest.")
+]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="The run's checkpoint with the best first held-out reward, of those evaluated.")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"diffrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def diffrl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Align flow-matching image and video generators with online reinforcement learning."""
+
+
 @app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")
+        str | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML configuration, such as configs/quickstart.yaml. Left out with --resume.",
+        ),
     ] = None,
     overrides: OverridesArgument = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run's directory instead.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with this run's directory instead; beyond its end with run.iterations=N."),
+    ] = None,
     from_start: Annotated[
         bool, typer.Option("--from-start", help="With --resume: begin anew. What the run holds is set aside, not lost.")
     ] = False,
+    init_from: Annotated[
+        Path | None, typer.Option(help="Begin a new run with another run's trained weights: of its newest checkpoint.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="With --init-from: its checkpoint of this iteration.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="With --init-from: its checkpoint with the best first held-out reward.")
+    ] = False,
 ) -> None:
-    """Align a model, or go on with a run that was interrupted."""
+    """Align a model, or go on with a run: one that was interrupted, or beyond its end.
+
+    diffrl train --resume runs/first run.iterations=320
+    """
     from diffrl.errors import ConfigError
 
-    if resume is not None and config is not None and "=" in str(config):
-        raise ConfigError(
-            f"A resumed run keeps its own configuration. Got {config} beside --resume. Leave it out, or start a new "
-            f"run from {resume / 'config.yaml'}."
-        )
+    if resume is not None and config is not None and "=" in config:
+        config, overrides = None, [config, *(overrides or [])]
     if (config is None) == (resume is None):
         raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
     if from_start and resume is None:
         raise ConfigError(
             "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."
         )
+    if resume is not None and init_from is not None:
+        raise ConfigError(
+            f"--init-from begins a new run, and --resume goes on with one. Got both. Start a new one: diffrl train "
+            f"{resume / 'config.yaml'} run.name=NEW --init-from {init_from}"
+        )
     _quiet_libraries()
     if resume is not None:
         from diffrl.run.lifecycle import resume as go_on
 
-        go_on(resume, _console(), from_start)
+        _choice(step, best, init_from, "--init-from")
+        go_on(resume, _console(), from_start, overrides or [])
     elif config is not None:
-        resolved = _load(config, overrides)
+        resolved, choice = _load(Path(config), overrides), _choice(step, best, init_from, "--init-from")
         from diffrl.run.lifecycle import train as start
 
+        if init_from is not None:
+            from diffrl.run.initial import begin_with
+
+            resolved = begin_with(resolved, init_from, choice, typer.echo)
         start(resolved, _console())
 
 
@@ -106,6 +154,8 @@ def generate(
     out: Annotated[Path, typer.Option(help="Folder for the pictures; it must be new or empty.")],
     model: Annotated[str | None, typer.Option(help="A pipeline's directory or hub id.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
+    step: StepOption = None,
+    best: BestOption = False,
     family: Annotated[
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
@@ -135,6 +185,7 @@ def generate(
         out=out,
         model=model,
         run=run,
+        choice=_choice(step, best, run),
         family=family,
         prompts=tuple(prompt or ()),
         source=prompts,
@@ -179,17 +230,19 @@ def export(
             "--format", help="diffusers, or quantised for deployment, LoRA merged: modelopt-fp8, modelopt-nvfp4."
         ),
     ] = "diffusers",
+    step: StepOption = None,
+    best: BestOption = False,
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     _quiet_libraries()
     if form == "diffusers":
         from diffrl.export.diffusers import export_run
 
-        lines = export_run(run, out)
+        lines = export_run(run, out, _choice(step, best, run))
     else:
         from diffrl.export.modelopt import export_quantised
 
-        lines = export_quantised(run, out, form)
+        lines = export_quantised(run, out, form, choice=_choice(step, best, run))
     for line in lines:
         typer.echo(line)
 
@@ -200,6 +253,8 @@ def fidelity(
     out: Annotated[Path, typer.Option(help="Folder for fidelity.json, .md and .png; it must be new or empty.")],
     overrides: OverridesArgument = None,
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
+    step: StepOption = None,
+    best: BestOption = False,
     precision: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,6 +290,7 @@ def fidelity(
     request = FidelityRequest(
         out=out,
         run=run,
+        choice=_choice(step, best, run),
         precisions=tuple(precision or ()),
         steps=tuple(steps or ()),
         prompts=prompts,
@@ -402,6 +458,15 @@ def _load(config: Path, overrides: Sequence[str] | None) -> Config:
     from diffrl.config import load_config
 
     return load_config(config, overrides or [])
+
+
+def _choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
+    """The checkpoint that --step and --best ask for."""
+    from diffrl.run.choose import Choice, require_choice
+
+    choice = Choice(step, best)
+    require_choice(choice, run, option)
+    return choice
 
 
 def _console() -> Any:

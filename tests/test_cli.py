@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import diffrl
 from diffrl.cli import main
 
 
@@ -157,9 +158,61 @@ def test_another_pipeline_class_is_refused(config_file, random_sd3, tmp_path, ca
     assert "FluxPipeline" in message and "StableDiffusion3Pipeline" in message
 
 
-def test_overrides_are_not_taken_when_resuming(runs, capsys):
-    message = expect_refusal(capsys, "train", "--resume", runs["lora"], "run.iterations=5")
-    assert "A resumed run keeps its own configuration. Got run.iterations=5 beside --resume." in message
+def test_what_training_depends_on_stays_when_resuming(runs, capsys):
+    before = (runs["lora"] / "config.yaml").read_bytes()
+    message = expect_refusal(capsys, "train", "--resume", runs["lora"], "model.path=http://a//b", "train.epsilon=1")
+    assert "only run.iterations" in message and "--init-from" in message
+    assert "Got model.path=http://a//b train.epsilon=1." in message  # as typed: the first is no path
+    assert (runs["lora"] / "config.yaml").read_bytes() == before
+
+
+def test_a_finished_run_says_so_and_how_to_go_on(runs, monkeypatch, capsys):
+    monkeypatch.setattr("diffrl.run.lifecycle.open_session", lambda *args: pytest.fail("the model was loaded"))
+    assert run("train", "--resume", runs["full"]) == 0
+    said = capsys.readouterr().out
+    assert "is finished" in said and f"diffrl train --resume {runs['full']} run.iterations=4" in said
+
+
+def test_the_version_is_told(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"diffrl {diffrl.__version__}\n"
+
+
+def test_a_checkpoint_is_chosen_by_its_iteration(runs, tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    assert run("export", runs["lora"], "--step", 1, "--out", tmp_path / "one") == 0
+    assert run("export", runs["lora"], "--out", tmp_path / "newest") == 0
+    one, newest = (load_file(tmp_path / name / "pytorch_lora_weights.safetensors") for name in ("one", "newest"))
+    assert one.keys() == newest.keys() and any(not torch.equal(one[name], newest[name]) for name in one)
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("one", "newest")]
+    assert "1 iterations" in cards[0] and "Iteration 1 has no held-out evaluation." in cards[0]
+    assert "2 iterations" in cards[1] and "| strict |" in cards[1]
+    assert run("generate", "--run", runs["lora"], "--best", "--prompt", "a red circle", "--out", tmp_path / "best") == 0
+    assert "Best held-out shapes_strict of the iterations 2:" in capsys.readouterr().out  # the only one evaluated
+    assert run("evaluate", "--run", runs["lora"], "--step", 1, "--samples", 2, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["weights"], row["iteration"]) == ("aligned", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--run", "RUN", "--step", 3], "has those of 1, 2"),
+        (["--run", "RUN", "--step", 1, "--best"], "Got both"),
+        (["--model", "x", "--best"], "Got --best without it. Add --run."),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "evaluate", "fidelity"])
+def test_a_checkpoint_that_is_not_there_is_refused(runs, tmp_path, capsys, command, options, message):
+    given = [runs["lora"] if option == "RUN" else option for option in options]
+    if command == "generate":
+        given += ["--prompt", "a red circle", "--out", tmp_path / "out"]
+    if command == "fidelity":
+        given = [runs["lora"] / "config.yaml", *given[2 if "--model" in given else 0 :], "--out", tmp_path / "out"]
+        given += ["--prompts", 1, "--candidates", 4, "--k", 1]
+    assert message in expect_refusal(capsys, command, *given)
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, ListOf, Section, problems, rule, show
+from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, MOST_ITERATIONS, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.family import MOST_OPTIONS, Family
@@ -30,6 +30,21 @@ class LoraSettings(Section):
         None,
         description="Linear layers that get an adapter: their names' last parts, as peft matches them. null = the "
         "family's attention layers.",
+    )
+
+
+class InitSettings(Section):
+    """Another run's trained weights, of the same model and LoRA (diffrl train --init-from)."""
+
+    run: str = Field(
+        min_length=1, max_length=LONGEST_PATH, description="That run's folder, relative to where diffrl is started."
+    )
+    step: int = Field(ge=1, le=MOST_ITERATIONS, description="Iteration of its checkpoint: step-000040 is 40.")
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Of that checkpoint's manifest.json, which names the sums of its files. null = the run writes it "
+        "down when it begins.",
     )
 
 
@@ -63,6 +78,11 @@ class ModelSettings(Section):
         "float32", description="Of frozen weights and of network calls; trained weights are always float32."
     )
     lora: LoraSettings | None = Field(None, description="null = full fine-tuning of the transformer.")
+    init_from: InitSettings | None = Field(
+        None,
+        description="Trained weights that the run begins with; the reference of objective.kl stays the pipeline. null "
+        "= the pipeline's own.",
+    )
     base_precision: Literal["int8", "nf4"] | None = Field(
         None,
         description="Of the frozen weights under a LoRA: int8 or nf4 by bitsandbytes, a half or a quarter of "

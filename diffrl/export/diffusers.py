@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
+from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.summary import held_out_change
+from diffrl.tracking.metrics import read_metrics
 
 LORA_USE = """```python
 {imports}from diffusers import {pipeline_class}
@@ -34,8 +36,13 @@ SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 """The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
 
 
-def export_run(run: Path, out: Path) -> list[str]:
+def export_run(run: Path, out: Path, choice: Choice = NEWEST) -> list[str]:
     """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
+
+    Args:
+        run: a run's directory.
+        out: new or empty.
+        choice: of the run's checkpoints.
 
     Returns:
         Lines for the user.
@@ -45,7 +52,7 @@ def export_run(run: Path, out: Path) -> list[str]:
         CheckpointError: the run has no checkpoint that can be used.
     """
     require_empty(out, "--out")
-    model = load_aligned(run, torch.device("cpu"))
+    model = load_aligned(run, torch.device("cpu"), choice)
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     out.mkdir(parents=True, exist_ok=True)
     if model.config.model.lora is not None:
@@ -103,7 +110,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         f"# {config.run.name}",
         "",
         f"`{base}`, aligned with diffrl: {_method(config.objective.kind)} on {rewards}, "
-        f"{model.checkpoint.step} iterations, seed {config.run.seed}, "
+        f"{model.checkpoint.step} iterations{_origin(config)}, seed {config.run.seed}, "
         + (f"LoRA rank {config.model.lora.rank}." if config.model.lora else "full fine-tuning of the transformer.")
         + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
         "",
@@ -142,12 +149,19 @@ def _method(kind: str) -> str:
     return f"`{kind}`" if ":" in kind else kind.upper()
 
 
+def _origin(config: Config) -> str:
+    """What the run began with, where that was not the base itself."""
+    begun = config.model.init_from
+    return "" if begun is None else f" from the weights of the run {begun.run} after its iteration {begun.step}"
+
+
 def _gains(model: AlignedModel) -> list[str]:
-    """The held-out table, if the run has ended."""
-    path = model.run_dir / "summary.json"
-    if not path.is_file():
-        return ["The run had not ended when this was exported.", ""]
-    held_out = json.loads(path.read_text(encoding="utf-8"))["held_out"]
+    """The held-out table of the exported iteration, if that was evaluated."""
+    path, step = model.run_dir / "metrics.jsonl", model.checkpoint.step
+    rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= step] if path.is_file() else []
+    if not any(row.get("iteration") == step and any(key.startswith("held_out/") for key in row) for row in rows):
+        return [f"Iteration {step} has no held-out evaluation.", ""]
+    held_out = held_out_change(rows, [reward.key for reward in model.config.eval.rewards])
     known = [key for key in held_out if key.endswith("_before") and held_out[key] is not None]
     names = [name for key in known if held_out[f"{(name := key.removesuffix('_before'))}_after"] is not None]
     rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]

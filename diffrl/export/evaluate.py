@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
+from diffrl.run.choose import Choice
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from reward_models import RewardError
@@ -77,7 +79,11 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
         DiffrlError: the run's evaluations.jsonl cannot be written.
     """
     with nullcontext() if request.as_json else console.status("loading") as status:
-        rows = list(measure(request, (lambda text: None) if status is None else status.update))
+
+        def tell(line: str) -> None:  # beside the rows, which alone are the JSON
+            print(line, file=sys.stderr) if status is None else console.print(line, highlight=False, markup=False)
+
+        rows = list(measure(request, (lambda text: None) if status is None else status.update, tell))
     if request.as_json:
         print(json.dumps([row.as_json() for row in rows], indent=2))
         return
@@ -91,12 +97,15 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> Iterator[Measured]:
+def measure(
+    request: EvaluateRequest, report: Callable[[str], None] = print, tell: Callable[[str], None] = print
+) -> Iterator[Measured]:
     """The rows of the table, each as soon as it is measured; those about a run are in its evaluations.jsonl by then.
 
     Args:
         request: what to measure.
         report: is told what is being drawn.
+        tell: is told which checkpoint of a run is measured and why, where it is not simply the newest.
 
     Raises:
         ConfigError: as `show_evaluation`.
@@ -112,6 +121,7 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
             "--family": request.family,
             "--dtype": request.dtype != "float32",
         },
+        Choice(request.step, request.best),
     )
     if request.base and request.run is None:
         raise ConfigError("--base goes with --run: a pipeline has no weights before alignment. Got --model. Remove it.")
@@ -120,6 +130,8 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
     if request.out is not None:
         require_empty(request.out, "--out")
     setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request)
+    for line in setting.run.messages if setting.run is not None else ():
+        tell(line)
     prompts = setting.prompts[: setting.settings.samples]
     _require_fit(setting, prompts)
     encode = PromptEncodings(setting.adapter)([prompt.text for prompt in prompts])
@@ -164,7 +176,7 @@ def measure(request: EvaluateRequest, report: Callable[[str], None] = print) -> 
 
 def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     device, rewards = choose_device(request.device), _rewards(request)
-    run = open_run_model(directory, device)
+    run = open_run_model(directory, device, Choice(request.step, request.best))
     config, source = run.config, request.prompts or run.config.prompts.held_out
     settings, fps = _replaced(config.eval, request), config.model.frame_rate
     return _Setting(

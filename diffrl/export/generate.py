@@ -23,6 +23,7 @@ from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import load_aligned, require_empty
+from diffrl.run.choose import NEWEST, Choice
 
 DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
@@ -35,6 +36,7 @@ class GenerateRequest:
     out: Path | None = None
     model: str | None = None
     run: Path | None = None
+    choice: Choice = NEWEST
     family: str | None = None
     prompts: tuple[str, ...] = ()
     source: str | None = None
@@ -91,13 +93,14 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
     sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
-    require_run_or_model("generate", request.run, request.model, {**sizes, "--dtype": request.dtype != "float32"})
+    only_of_model = {**sizes, "--dtype": request.dtype != "float32"}
+    require_run_or_model("generate", request.run, request.model, only_of_model, request.choice)
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
     lines: list[str] = []
     aligned = None
     if request.run is not None:
-        aligned = load_aligned(request.run, device)
+        aligned = load_aligned(request.run, device, request.choice)
         adapter, evaluation, family = aligned.adapter, aligned.config.eval, aligned.config.model.family
         lines += [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
         steps = steps or evaluation.steps

@@ -29,6 +29,7 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
+from diffrl.run.choose import NEWEST, Choice
 
 CALIBRATION_PROMPTS = 128
 STATE_FILE = "modelopt.pth"
@@ -63,7 +64,9 @@ CUDA only).
 """
 
 
-def export_quantised(run: Path, out: Path, form: str, prompts: int = CALIBRATION_PROMPTS) -> list[str]:
+def export_quantised(
+    run: Path, out: Path, form: str, prompts: int = CALIBRATION_PROMPTS, choice: Choice = NEWEST
+) -> list[str]:
     """Merge, quantise, calibrate and write.
 
     Args:
@@ -71,6 +74,7 @@ def export_quantised(run: Path, out: Path, form: str, prompts: int = CALIBRATION
         out: new or empty.
         form: a key of `FORMATS`.
         prompts: training prompts to calibrate on, at most.
+        choice: of the run's checkpoints.
 
     Returns:
         Lines for the user.
@@ -85,7 +89,7 @@ def export_quantised(run: Path, out: Path, form: str, prompts: int = CALIBRATION
     if version is None or version < MODELOPT["modelopt"]:
         raise ConfigError(f"--format {form} needs nvidia-modelopt 0.47 or more. Run: pip install 'diffrl[modelopt]'.")
     require_empty(out, "--out")
-    model = load_aligned(run, choose_device("auto"))
+    model = load_aligned(run, choose_device("auto"), choice)
     adapter: Any = model.adapter
     refuse_quantised(model.policy.inner)
     if len(networks := adapter.trainable_modules()) > 1:

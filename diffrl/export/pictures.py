@@ -15,6 +15,7 @@ from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.records import Prompt
+from diffrl.run.choose import NEWEST, Choice, require_choice
 from reward_models.media import save_media, to_pil
 
 SAMPLES = "samples.jsonl"
@@ -25,14 +26,17 @@ def run_or_model(source: str) -> tuple[Path | None, str | None]:
     return (Path(source), None) if (Path(source) / "config.yaml").is_file() else (None, source)
 
 
-def require_run_or_model(command: str, run: Path | None, model: str | None, only_of_model: Mapping[str, Any]) -> None:
-    """Refuse both, neither, and a pipeline's options beside a run.
+def require_run_or_model(
+    command: str, run: Path | None, model: str | None, only_of_model: Mapping[str, Any], choice: Choice = NEWEST
+) -> None:
+    """Refuse both, neither, a pipeline's options beside a run, and a run's beside a pipeline.
 
     Args:
         command: its name, for the message.
         run: a run's directory.
         model: a pipeline.
         only_of_model: options that a run has of its own, by name; None or False where not given.
+        choice: of the run's checkpoints.
 
     Raises:
         ConfigError: the request does not add up.
@@ -42,6 +46,7 @@ def require_run_or_model(command: str, run: Path | None, model: str | None, only
     if run is not None and any(only_of_model.values()):
         names = list(only_of_model)
         raise ConfigError(f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Remove them.")
+    require_choice(choice, run)
 
 
 def open_pipeline(

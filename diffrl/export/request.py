@@ -16,6 +16,15 @@ class EvaluateRequest:
     """What to measure; `--run` and `--model` exclude each other."""
 
     run: Annotated[Path | None, in_panel(MODEL, "A run, whose aligned weights are measured.")] = None
+    step: Annotated[
+        int | None, in_panel(MODEL, "With --run: the checkpoint of this iteration. Default: the newest.", min=1)
+    ] = None
+    best: Annotated[
+        bool,
+        in_panel(
+            MODEL, "With --run: the checkpoint with the best first held-out reward, of those evaluated.", "--best"
+        ),
+    ] = False
     base: Annotated[bool, in_panel(MODEL, "With --run: measure its model before alignment too.", "--base")] = False
     model: Annotated[str | None, in_panel(MODEL, "A pipeline's directory or hub id.")] = None
     family: Annotated[str | None, in_panel(MODEL, "Of --model. Default: what its pipeline class says.")] = None

@@ -163,9 +163,13 @@ def resumptions(environment: Mapping[str, Any]) -> list[str]:
     began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
     told = []
     for n, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
-        now = dict(flat({k: v for k, v in entry.items() if k != "run_id"})) if isinstance(entry, dict) else {}
+        entry = entry if isinstance(entry, dict) else {}
+        now = dict(flat({k: v for k, v in entry.items() if k not in ("run_id", "changed")}))
         other = [f"{name} {value} (began with {began.get(name, 'none')})" for name, value in now.items()
                  if began.get(name) != value]  # fmt: skip
+        changed = entry["changed"] if isinstance(entry.get("changed"), dict) else {}
+        other += [f"{key} {text(values.get('is'))} (was {text(values.get('was'))})" for key, values in changed.items()
+                  if isinstance(values, dict)]  # fmt: skip
         told.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
     return told
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from diffrl.checkpoint.files import Checkpoint, latest_checkpoint
+from diffrl.checkpoint.files import Checkpoint
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, ConfigError
+from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
+from diffrl.run.choose import NEWEST, Choice, choose_checkpoint
 from diffrl.run.directory import open_run_dir
-from diffrl.run.journal import CHECKPOINTS
 from diffrl.training.policy import Policy
 from diffrl.training.session import open_adapter
 
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A run's model and its newest whole checkpoint."""
+    """A run's model and one of its checkpoints; `messages` say why that one, where it was not simply the newest."""
 
     run_dir: Path
     config: Config
@@ -30,34 +32,47 @@ class AlignedModel:
 
     def align(self) -> None:
         """Put the checkpoint's weights into the model; the EMA's, where the run has one."""
-        tensors = self.checkpoint.tensors
-        self.policy.restore(tensors.get("ema", tensors["policy"]))
+        self.policy.restore(aligned_weights(self.checkpoint)[1])
 
 
-def load_aligned(run: Path, device: torch.device) -> AlignedModel:
-    """Load a run's model and put its newest whole checkpoint into it.
+def aligned_weights(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Tensor]]:
+    """The weights that a run is evaluated with, and their name in the checkpoint: of its EMA, else of the policy."""
+    name = "ema" if "ema" in checkpoint.tensors else "policy"
+    return name, checkpoint.tensors[name]
+
+
+def load_aligned(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+    """Load a run's model and put a checkpoint into it.
+
+    Args:
+        run: a run's directory.
+        device: where the model runs.
+        choice: of its checkpoints.
 
     Raises:
-        ConfigError: there is no such run, or its model cannot be loaded.
+        ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
         CheckpointError: it has no checkpoint that can be used.
     """
-    model = open_run_model(run, device)
+    model = open_run_model(run, device, choice)
     model.align()
     return model
 
 
-def open_run_model(run: Path, device: torch.device) -> AlignedModel:
-    """Load a run's model as it was before the first iteration, its newest whole checkpoint beside it.
+def open_run_model(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+    """Load a run's model as it was before any alignment, a checkpoint beside it.
+
+    Args:
+        run: a run's directory.
+        device: where the model runs.
+        choice: of its checkpoints.
 
     Raises:
-        ConfigError: there is no such run, or its model cannot be loaded.
+        ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
         CheckpointError: it has no checkpoint that can be used.
     """
     run_dir, config = open_run_dir(run)
     messages: list[str] = []
-    checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, messages.append)
-    if checkpoint is None:
-        raise CheckpointError(f"The run {run_dir} has no checkpoint yet. Let it reach run.checkpoint_every iterations.")
+    checkpoint = choose_checkpoint(run_dir, config, choice, messages.append)
     adapter = open_adapter(config, device)
     policy = Policy(adapter, config.model.adapters, config.run.seed)
     return AlignedModel(run_dir, config, checkpoint, adapter, policy, tuple(messages))

@@ -19,6 +19,7 @@ from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
 from diffrl.run.directory import new_run_dir
+from diffrl.run.initial import pin_initial
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers
@@ -64,6 +65,11 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
             raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
         return f"rank {config.model.lora.rank} on {', '.join(targets)}"
 
+    def begins_with() -> str:
+        begun = pin_initial(config).model.init_from
+        assert begun is not None
+        return f"the weights of {begun.run} after iteration {begun.step}"
+
     def memory() -> str:
         plan, device = make_plan(config, processes), choose_device(config.model.device)
         if plan.memory is None:
@@ -96,6 +102,8 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
     attempt("rewards", rewards)
     attempt("model", model)
     attempt("lora", lora)
+    if config.model.init_from is not None:
+        attempt("begins with", begins_with)
     attempt("device", runs_here)
     attempt("memory", memory)
     attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))

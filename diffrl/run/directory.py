@@ -19,7 +19,7 @@ import torch
 from diffrl import __version__
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
-from diffrl.files import write_json, write_text
+from diffrl.files import flush, replacing, write_json
 from diffrl.rewards.score import WeightedScorer
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 
@@ -50,7 +50,14 @@ def create_run_dir(path: Path, config: Config, environment: dict[str, Any], rewa
     """Make the directory with the resolved configuration, what the run runs on, and what its rewards are."""
     write_json(path / "environment.json", environment)
     write_json(path / REWARDS, rewards)
-    write_text(path / "config.yaml", dump_config(config))  # from here on the run can be resumed
+    write_config(path, config)  # from here on the run can be resumed
+
+
+def write_config(path: Path, config: Config) -> None:
+    """Write a run's resolved configuration: all of it or nothing, even if the power goes."""
+    with replacing(path / "config.yaml") as temporary:
+        temporary.write_text(dump_config(config), encoding="utf-8")
+        flush(temporary)
 
 
 @contextmanager
@@ -71,11 +78,21 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def note_resumption(path: Path, now: dict[str, Any]) -> list[str]:
+def note_resumption(
+    path: Path, now: dict[str, Any], step: int = 0, changed: Mapping[str, tuple[Any, Any]] | None = None
+) -> list[str]:
     """Add what a resumed run runs on to its environment.json; what differs from its start, one message each.
 
     Training needs nothing of that file: one that is damaged is set aside, and a new one begins here.
+
+    Args:
+        path: the run.
+        now: what it runs on, as `environment` gives it.
+        step: iterations of the checkpoint that it goes on from.
+        changed: keys of the configuration that are not what that checkpoint was trained with, then and now.
     """
+    change = {key: {"was": was, "is": is_now} for key, (was, is_now) in (changed or {}).items()}
+    entry = now | ({"changed": {"after_iteration": step, **change}} if change else {})
     file = path / "environment.json"
     record = _read_environment(file)
     if record is None:
@@ -83,10 +100,10 @@ def note_resumption(path: Path, now: dict[str, Any]) -> list[str]:
         if os.path.lexists(file):
             os.replace(file, path / "environment.damaged.json")
             aside = " The damaged one is environment.damaged.json now."
-        write_json(file, {**now, "resumed": [now]})
+        write_json(file, {**now, "resumed": [entry]})
         return [f"{file} was missing or damaged: what this run began on is not known, a new one was written.{aside}"]
-    write_json(file, {**record, "resumed": [*record.get("resumed", []), now]})
-    before, after = ({**entry, **entry["versions"]} for entry in (record, now))
+    write_json(file, {**record, "resumed": [*record.get("resumed", []), entry]})
+    before, after = ({**one, **one["versions"]} for one in (record, now))
     names = [name for name in after if name not in ("run_id", "versions") and before.get(name) != after[name]]
     return [
         f"This run began with {name} {before.get(name)} and goes on with {after[name]}: results may differ by rounding."

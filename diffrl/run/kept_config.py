@@ -14,13 +14,13 @@ from diffrl.errors import CheckpointError, ConfigError
 from reward_models.text.yaml12 import Loader
 
 MAY_CHANGE = (
-    *("run.checkpoint_every", "run.keep_checkpoints", "track.", "guards."),
+    *("run.iterations", "run.checkpoint_every", "run.keep_checkpoints", "track.", "guards."),
     *("rollout.micro_batch", "rollout.decode_batch", "rollout.prompts_at_once", "eval.batch"),
     *("train.micro_batch", "train.gradient_checkpointing"),
-    *("model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile"),
+    *("model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile", "model.init_from.run"),
 )
-"""Keys of config.yaml, or their beginnings, that change what is kept, watched and held in memory, and not what is
-trained but for rounding."""
+"""Keys of config.yaml, or their beginnings, that change what is kept, watched and held in memory, how long the run is
+and where what it began with lies, and not what has been trained but for rounding."""
 REWARDS_MAY_CHANGE = ("batch_size", "device", "timeout", "options.url", "options.urls", "options.timeout")
 """The same of each reward: where and how fast it is computed."""
 
@@ -43,17 +43,8 @@ def compare_configs(then: Any, now: Config, source: str) -> str | None:
         CheckpointError: the checkpoint holds something else.
         ConfigError: something was changed that training depends on.
     """
-    if then is None or then == kept_config(now):
-        return None
-    try:
-        before = make_config(yaml.load(then, Loader)).model_dump()  # a SafeLoader
-    except (yaml.YAMLError, ConfigError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError("The configuration that it holds cannot be read.") from error
-    old, new = flat(before), flat(now.model_dump())
-    for key in ("run.name", "run.dir"):
-        old.pop(key), new.pop(key)
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    named = {key: f"{key} was {show(old.get(key))} and is {show(new.get(key))}" for key in changed}
+    changed = changes_since(then, now)
+    named = {key: f"{key} was {show(was)} and is {show(is_now)}" for key, (was, is_now) in changed.items()}
     if refused := [named[key] for key in changed if not may_change(key)]:
         raise ConfigError(
             f"A run goes on with the configuration that it was trained with. Since its newest checkpoint "
@@ -61,6 +52,27 @@ def compare_configs(then: Any, now: Config, source: str) -> str | None:
             source,
         )
     return f"Changed in config.yaml, and taken from here on: {'; '.join(named.values())}." if named else None
+
+
+def changes_since(then: Any, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Every key whose value differs, with the values of then and now; where the run lies is left out.
+
+    Args:
+        then: the configuration that a checkpoint holds, as YAML; older ones hold none, and tell of no change.
+        now: the configuration.
+
+    Raises:
+        CheckpointError: the checkpoint holds something else.
+    """
+    if then is None or then == kept_config(now):
+        return {}
+    try:
+        before = make_config(yaml.load(then, Loader)).model_dump()  # a SafeLoader
+    except (yaml.YAMLError, ConfigError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError("The configuration that it holds cannot be read.") from error
+    old, new = flat(before), flat(now.model_dump())
+    keys = [key for key in {**old, **new} if key not in ("run.name", "run.dir") and old.get(key) != new.get(key)]
+    return {key: (old.get(key), new.get(key)) for key in keys}
 
 
 def may_change(key: str) -> bool:

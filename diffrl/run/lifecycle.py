@@ -32,11 +32,15 @@ from diffrl.run.directory import (
     open_run_dir,
     rewards_record,
     versions,
+    write_config,
 )
 from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
 from diffrl.run.execution import TrainingRun
 from diffrl.run.fit import require_fit
+from diffrl.run.initial import origin, pin_initial, restore_initial
 from diffrl.run.journal import Journal, random_group
+from diffrl.run.kept_config import changes_since
+from diffrl.run.longer import changed_config, complete_words, is_complete, rate_words, set_ending_aside
 from diffrl.run.opened import Run
 from diffrl.run.progress import Progress
 from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
@@ -44,6 +48,7 @@ from diffrl.run.signals import AtOnce, Ended, Interruption, StopSignal
 from diffrl.run.summary import (
     held_out_change,
     print_summary,
+    unplanned_evaluations,
     write_before_after,
     write_curve,
 )
@@ -71,14 +76,15 @@ def train(config: Config, console: Console, callbacks: Sequence[Callback] = (), 
         GuardStop: a guard ended the run.
         SystemExit: a signal ended it, after a checkpoint.
     """
-    run_dir = new_run_dir(config)
+    run_dir, config = new_run_dir(config), pin_initial(config)
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
+        _begin(session)
         with _one_trainer(session, run_dir):
             if session.accelerator.is_main_process:
                 new_run_dir(config)  # again, now that nobody else can take it
-                create_run_dir(run_dir, config, _environment(session), _rewards(session))
+                create_run_dir(run_dir, config, _environment(session) | origin(config), _rewards(session))
             session.accelerator.wait_for_everyone()
             _see_through(session, run_dir, None, console, stop, callbacks)
     return run_dir
@@ -88,28 +94,36 @@ def resume(
     path: str | Path,
     console: Console,
     from_start: bool = False,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     *,
     owns_process: bool = True,
 ) -> Path:
-    """Go on with a run from its newest whole checkpoint, as if it had never stopped.
+    """Go on with a run from its newest whole checkpoint, as if it had never stopped. Of one that is complete, say so.
 
     Args:
         path: the run.
         console: where to show.
         from_start: begin anew; what the run holds is set aside.
+        overrides: as for `load_config`, of keys that may change: more iterations (run.iterations), and see
+            `may_change`. They are the run's own from here on.
         callbacks: are told what happens.
         owns_process: see `StopSignal`.
 
     Raises:
         DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
     """
-    run_dir, config = open_run_dir(path)
+    run_dir, before = open_run_dir(path)
+    config = changed_config(run_dir, before, overrides, from_start)
+    if not from_start and is_complete(run_dir, config):
+        with locked(run_dir) if _first_rank() else nullcontext():  # or somebody is at it
+            _printer(console)(complete_words(run_dir, config.run.iterations))
+            return run_dir
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = open_session(config, run_dir)
         with _one_trainer(session, run_dir):
-            _go_on(session, run_dir, console, stop, from_start, callbacks)
+            _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before)
     return run_dir
 
 
@@ -120,29 +134,50 @@ def _go_on(
     stop: StopSignal,
     from_start: bool,
     callbacks: Sequence[Callback],
+    *,
+    overridden: bool,
 ) -> None:
     config, notes, checkpoint = session.config, list[str](), None
+    changed: dict[str, tuple[Any, Any]] = {}
     if not from_start:
         checkpoint = find_checkpoint(run_dir, config, partial(require_fit, session), notes.append)
         if checkpoint is None:
             notes.append("The run was ended before its first checkpoint: it starts again from the beginning.")
         else:
             notes.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
+            changed = changes_since(checkpoint.state.get("config"), config)
+            session.notes = [*session.notes, *filter(None, [rate_words(config, checkpoint)])]
+    if checkpoint is None:
+        _begin(session)
     session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
     if session.accelerator.is_main_process:
         notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
-        notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint)
-        for message in notes + note_resumption(run_dir, _environment(session)):
+        otherwise = overridden and "run.iterations" in changed
+        notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint, otherwise)
+        if overridden:
+            write_config(run_dir, config)
+        notes += set_ending_aside(run_dir, config.run.iterations)
+        step = checkpoint.step if checkpoint else 0
+        for message in notes + note_resumption(run_dir, _environment(session), step, changed):
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
     session.accelerator.wait_for_everyone()
     _see_through(session, run_dir, checkpoint, console, stop, callbacks)
 
 
+def _begin(session: Session) -> None:
+    """Put the weights that the run begins with into the policy, where these are not its pipeline's own."""
+    begun = restore_initial(session.policy, session.config)
+    session.notes = [*session.notes, *filter(None, [begun])]
+
+
+def _first_rank() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def _printer(console: Console) -> Callable[[str], None]:
     """Prints to the user of the first rank."""
-    rank = int(os.environ.get("RANK", "0"))
-    return partial(console.print, highlight=False, markup=False) if rank == 0 else lambda line: None
+    return partial(console.print, highlight=False, markup=False, soft_wrap=True) if _first_rank() else lambda line: None
 
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
@@ -285,7 +320,8 @@ def finish(run: TrainingRun, console: Console) -> None:
     config, session = trainer.config, trainer.session
     rewards = [reward.key for reward in config.eval.rewards]
     rows = read_metrics(run_dir / "metrics.jsonl")
-    counts = run.counts
+    counts, plan = run.counts, session.plan
+    each = plan.network_evaluations["evaluation"] // plan.evaluations
     summary: dict[str, Any] = {
         "run": config.run.name,
         "seed": config.run.seed,
@@ -295,14 +331,14 @@ def finish(run: TrainingRun, console: Console) -> None:
         "held_out": held_out_change(rows, rewards),
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
         "network_evaluations": {
-            "planned": session.plan.total_network_evaluations,
+            "planned": plan.total_network_evaluations + each * unplanned_evaluations(rows, config.run),
             "counted": network_evaluations(counts),
             "skipped": int(counts["evaluations_skipped"]),
-            "exact": session.plan.exact,
+            "exact": plan.exact,
         },
         "cost": {
             "evaluations": int(training_cost(counts, config.train.gradient_checkpointing)),
-            "planned": session.plan.training_cost,
+            "planned": plan.training_cost,
         },
         "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),

@@ -1,7 +1,8 @@
 """Where a run goes on, and what its directory lacks for that. Resuming deletes nothing that cannot be made again.
 
 checkpoints.json    the iteration of the newest checkpoint, so that one that is gone is missed
-before-1/           what lay in the run when it went back further than its newest checkpoint, or began anew
+before-1/           what lay in the run when it went back further than its newest checkpoint, went on otherwise from
+                    there, or began anew
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, step_of
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, DiffrlError
+from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.ending import again
@@ -47,7 +48,7 @@ def find_checkpoint(
 
     Raises:
         CheckpointError: none can be used, or all are gone.
-        ConfigError: config.yaml no longer says what the checkpoint was trained with.
+        ConfigError: config.yaml no longer says what the checkpoint was trained with, or asks for fewer iterations.
     """
 
     def fits(checkpoint: Checkpoint) -> None:
@@ -57,6 +58,7 @@ def find_checkpoint(
     changes: list[str | None] = []
     checkpoint = latest_checkpoint(run_dir / CHECKPOINTS, report, fits)
     if checkpoint is not None:
+        require_left(config, run_dir, checkpoint.step)
         if changes[-1]:
             report(changes[-1])
         return checkpoint
@@ -68,6 +70,24 @@ def find_checkpoint(
             f"back, or begin anew with: {again(run_dir)} --from-start, which sets aside all that there is."
         )
     return None
+
+
+def require_left(config: Config, run_dir: Path, least: int) -> None:
+    """Refuse to go on to an iteration that was passed already.
+
+    Args:
+        config: with the number that is asked for.
+        run_dir: the run.
+        least: the lowest number that can be had.
+
+    Raises:
+        ConfigError: it is lower.
+    """
+    if config.run.iterations < least:
+        raise ConfigError(
+            f"run.iterations must be at least {least}, after what {run_dir} has trained already. Got "
+            f"{config.run.iterations}. Raise it."
+        )
 
 
 def newest_known(run_dir: Path) -> int | None:
@@ -128,18 +148,23 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def make_room(run_dir: Path, checkpoint: Checkpoint | None) -> list[str]:
+def make_room(run_dir: Path, checkpoint: Checkpoint | None, otherwise: bool = False) -> list[str]:
     """Set aside what resuming would otherwise overwrite and could not make again; what was done, one message each.
 
     What a kill leaves after the newest checkpoint is computed again bit for bit, and so stays to be rewritten. What
     belongs to checkpoints that are damaged or gone is set aside, and so is all that was trained without any.
+
+    Args:
+        run_dir: the run, locked.
+        checkpoint: that it goes on from; None = it begins again.
+        otherwise: whether it goes on in another way than before, so that what came after would not come out the same.
     """
     if checkpoint is None:
         return set_aside(run_dir) if trained_iterations(run_dir) else []
-    passed = [path for path in newest_first(run_dir / CHECKPOINTS) if step_of(path) > checkpoint.step]
-    if not passed and (newest_known(run_dir) or 0) <= checkpoint.step:
-        return []
-    return set_aside(run_dir, checkpoint.step)
+    passed = any(step_of(path) > checkpoint.step for path in newest_first(run_dir / CHECKPOINTS))
+    passed |= (newest_known(run_dir) or 0) > checkpoint.step
+    passed |= otherwise and trained_iterations(run_dir) > checkpoint.step
+    return set_aside(run_dir, checkpoint.step) if passed else []
 
 
 def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
@@ -155,7 +180,7 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
     Raises:
         DiffrlError: the disk refused; what was not moved is where it was.
     """
-    folder = next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
+    folder = next_folder(run_dir)
     copied = STAYS if step is None else ("metrics.jsonl", INDEX, f"{INDEX}-wal", "log.txt")
     making = folder.with_name(f".{folder.name}.tmp")
     try:
@@ -174,6 +199,11 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
         shutil.rmtree(making, ignore_errors=True)
         raise DiffrlError(f"What lies in {run_dir} cannot be set aside in {folder}: {error}. Free space.") from error
     return [f"What the run had beyond iteration {step} is kept in {folder}."]
+
+
+def next_folder(run_dir: Path) -> Path:
+    """The first of before-1, before-2, ... that is free."""
+    return next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
 
 
 def _move_all(run_dir: Path, folder: Path) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from diffrl.config.schema import RunSettings
 from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
+from diffrl.run.ending import again
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 
@@ -52,6 +54,12 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
         change[f"{name}_before"] = before[0].get(column) if before else None
         change[f"{name}_after"] = evaluations[-1].get(column) if evaluations else None
     return change
+
+
+def unplanned_evaluations(rows: Sequence[Mapping[str, Any]], run: RunSettings) -> int:
+    """Held-out evaluations in a run's rows that its length now does not ask for: those at ends that it went beyond."""
+    evaluated = [row["iteration"] for row in rows if any(key.startswith("held_out/") for key in row)]
+    return sum(not run.evaluates_after(iteration) for iteration in evaluated)
 
 
 def write_before_after(
@@ -170,12 +178,11 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         if (run_dir / name).exists():
             console.print(f"  {name:<17} {what}", highlight=False)
     console.print("\nNext:")
-    again = f"run.name={summary['run']}-longer run.iterations={2 * summary['iterations']}"
     for command in (
         f"diffrl gallery {run_dir}",
         f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt)} --out samples",
         f"diffrl export {run_dir} --out exported",
-        f"diffrl train {run_dir / 'config.yaml'} {again}",
+        f"{again(run_dir)} run.iterations={2 * summary['iterations']}",
     ):
         told = program() + command.removeprefix("diffrl")
         console.print(f"  {told}", highlight=False, markup=False, soft_wrap=True)

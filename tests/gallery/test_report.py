@@ -282,6 +282,7 @@ def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
     )
     environment = json.loads((made / "environment.json").read_text())
     resumed = [{**environment, "run_id": "x"}, {**environment, "device": "cuda", "run_id": "y"}]
+    resumed[1]["changed"] = {"after_iteration": 2, "run.iterations": {"was": 2, "is": 4}}
     (made / "environment.json").write_text(json.dumps({**environment, "resumed": resumed}))
     precision = {"precision": "nvfp4", "engine": "emulated", "parameters_quantised": 0.625, "notes": ["a note"]}
     (made / "precision.json").write_text(json.dumps({**precision, "quantised": ["x"] * 100}))
@@ -293,7 +294,7 @@ def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
     assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in alarms
     where = parsed.words("r-environment")
     assert "Resumption 1: on the same machine and versions." in where
-    assert "Resumption 2: device cuda (began with cpu)." in where
+    assert "Resumption 2: device cuda (began with cpu), run.iterations 4 (was 2)." in where
     assert "nvfp4" in parsed.words("r-fidelity") and "62.5%" in parsed.words("r-fidelity")
 
 

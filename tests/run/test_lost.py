@@ -299,7 +299,6 @@ def edit(run, *path, to):
     ("path", "to", "named"),
     [
         (("train", "learning_rate"), 0.5, "train.learning_rate was 0.0001 and is 0.5"),
-        (("run", "iterations"), 7, "run.iterations was 3 and is 7"),
         (("rewards", 0, "weight"), 2.0, "rewards.0.weight was 1.0 and is 2.0"),
         (("rollout", "tree", "roots"), 4, "rollout.tree.roots was 3 and is 4"),
     ],
@@ -307,6 +306,12 @@ def edit(run, *path, to):
 def test_a_run_does_not_go_on_with_another_configuration(run, path, to, named):
     edit(run, *path, to=to)
     with pytest.raises(ConfigError, match=named):
+        find(run)
+
+
+def test_fewer_iterations_than_are_trained_are_refused(run):
+    edit(run, "run", "iterations", to=2)
+    with pytest.raises(ConfigError, match="run.iterations must be at least 3"):
         find(run)
 
 
@@ -320,6 +325,7 @@ def test_an_edited_configuration_is_one_message_and_nothing_is_touched(run, caps
 @pytest.mark.parametrize(
     ("path", "to"),
     [
+        (("run", "iterations"), 7),
         (("run", "keep_checkpoints"), None),
         (("guards", "kl", "limit"), 3.0),
         (("track", "trees"), None),

@@ -80,11 +80,11 @@ def start(data, drawn=False):
         return train(make_config(data), Console(file=shown, width=400)), shown.getvalue()
 
 
-def go_on(run_dir, from_start=False, drawn=False):
+def go_on(run_dir, *overrides, from_start=False, drawn=False):
     """Resume; what the console showed."""
     shown = io.StringIO()
     with nullcontext() if drawn else undrawn():
-        resume(run_dir, Console(file=shown, width=400), from_start)
+        resume(run_dir, Console(file=shown, width=400), from_start, overrides)
     return shown.getvalue()
 
 

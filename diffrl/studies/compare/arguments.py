@@ -10,6 +10,7 @@ from pathlib import Path
 
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError
+from diffrl.run.initial import pin_initial
 from diffrl.studies.compare.pairing import misused_splits, unpaired
 from diffrl.studies.compare.results import COSTS
 
@@ -146,7 +147,7 @@ def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list
     configs, problems = [], []
     for candidate in candidates:
         try:
-            configs.append(load_config(candidate.path, candidate.overrides))
+            configs.append(pin_initial(load_config(candidate.path, candidate.overrides)))
         except ConfigError as error:
             problems += [f"{candidate.label}: {problem}" for problem in error.problems]
     if problems:

@@ -14,6 +14,7 @@ from diffrl.functional.steps import least_steps
 from diffrl.precision.backends import AUTO, find_backend
 from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.records import Prompt
+from diffrl.run.choose import NEWEST, Choice
 from diffrl.run.directory import open_run_dir
 
 TRAINING = "training"
@@ -26,6 +27,7 @@ class FidelityRequest:
 
     out: Path
     run: Path | None = None
+    choice: Choice = NEWEST
     precisions: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     prompts: int = 8
@@ -88,7 +90,9 @@ def request_problems(
     if not 1 <= request.prompts <= len(prompts):
         found.append(f"--prompts must be from 1 to the prompts there are. Got {request.prompts} of {len(prompts)}.")
     if request.run is not None:
-        own, other = (c.model.model_dump(exclude={"device"}) for c in (open_run_dir(request.run)[1], config))
+        own, other = (
+            c.model.model_dump(exclude={"device", "init_from"}) for c in (open_run_dir(request.run)[1], config)
+        )
         if odd := [f"model.{key}" for key, value in own.items() if value != other[key]]:
             found.append(
                 f"The model section must be that of --run. Got another {', '.join(odd)}. "

@@ -32,6 +32,7 @@ from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
 from diffrl.run.aligned import load_aligned, require_empty
 from diffrl.run.directory import environment
+from diffrl.run.initial import restore_initial
 from diffrl.studies.fidelity.request import (
     CANDIDATES,
     TRAINING,
@@ -141,6 +142,7 @@ class _Setting:
     sampler: Sampler
     seed: int
     meter: CostMeter
+    weights: Sequence[str]
 
 
 def measure_fidelity(
@@ -195,6 +197,7 @@ def measure_fidelity(
         "source": source,
         "prompts": [prompt.text for prompt in setting.batch.prompts],
         "run": None if request.run is None else str(request.run),
+        "weights": list(setting.weights),
         "config": config.model_dump(mode="json"),
     }
     runs_on = {name: value for name, value in environment(device, config.model.dtype, 1).items() if name != "run_id"}
@@ -215,9 +218,13 @@ def _prepare(
     r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
-        policy = load_aligned(request.run, device).policy
+        aligned = load_aligned(request.run, device, request.choice)
+        policy = aligned.policy
+        weights = [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
     else:
         policy = Policy(open_adapter(config, device), config.model.adapters, config.run.seed)
+        begun = restore_initial(policy, config)
+        weights = [] if begun is None else [begun]
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
     batch = prompt_batch(prompts, request.prompts, seed, 0)
@@ -232,6 +239,7 @@ def _prepare(
         full_sampler(r, sigmas, open_transition(config, sigmas)),
         seed,
         meter,
+        weights,
     )
 
 

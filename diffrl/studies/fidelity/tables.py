@@ -52,6 +52,7 @@ def notes(fidelity: Fidelity) -> list[str]:
         f"The truth itself has mean rank {_shown(fidelity.perfect_mean_rank)}.",
         "Δ: mean absolute difference from the truth, of the reward and of pictures in [0, 1].",
     ]
+    lines += s.get("weights", [])
     if left_out:
         lines.append(f"{left_out} of {prompts} prompts have equal true rewards and so no ranking; they are left out.")
     for pool in fidelity.variants:

@@ -1,0 +1,144 @@
+"""A run that begins with another run's trained weights (`model.init_from`), and not with those of its pipeline.
+
+Only the weights are taken, the averaged ones where that run has an EMA: those that it is evaluated and exported with.
+Optimiser, prompts and counters begin anew. The model before alignment (the reference of `objective.kl`, `--base`) stays
+the pipeline itself, as with LoRA, whose reference is the network without its adapters.
+
+The other run is read until this one has a checkpoint of its own; the sha256 sees to it that its weights are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffrl.checkpoint.files import MANIFEST, load_checkpoint
+from diffrl.config import Config
+from diffrl.config.base import show
+from diffrl.config.model import InitSettings, ModelSettings
+from diffrl.errors import ConfigError
+from diffrl.run.aligned import aligned_weights
+from diffrl.run.choose import Choice, choose_checkpoint, place_of
+from diffrl.run.directory import open_run_dir
+from diffrl.training.policy import Policy
+
+
+def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str], None]) -> Config:
+    """A configuration that begins with the weights of a run, in place of what its model.init_from says.
+
+    Args:
+        config: of the new run.
+        run: the other run's directory.
+        choice: of its checkpoints.
+        report: receives what the user should know.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or it is of another model.
+        CheckpointError: none of its checkpoints can be used.
+    """
+    run_dir, other = open_run_dir(run)
+    require_same_model(config.model, other.model, run_dir)
+    step = choose_checkpoint(run_dir, other, choice, report).step
+    return _with(config, InitSettings(run=str(run), step=step))
+
+
+def pin_initial(config: Config) -> Config:
+    """The configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, it is of another model, or is not what the sha256 says.
+    """
+    begun = config.model.init_from
+    if begun is None:
+        return config
+    _, found = _find(config.model, begun)
+    return _with(config, begun.model_copy(update={"sha256": found}))
+
+
+def restore_initial(policy: Policy, config: Config) -> str | None:
+    """Put the weights of `model.init_from` into a policy that nobody has trained yet.
+
+    Args:
+        policy: as the pipeline has it; of a sharded one each rank fills its part.
+        config: of the run.
+
+    Returns:
+        What was done, for the user; None where the run begins with its pipeline's own weights.
+
+    Raises:
+        ConfigError: as `pin_initial`.
+        CheckpointError: that checkpoint is damaged, or its weights are not those that this configuration trains.
+    """
+    begun = config.model.init_from
+    if begun is None:
+        return None
+    path, _ = _find(config.model, begun)
+    name, weights = aligned_weights(load_checkpoint(path))
+    policy.restore(weights)
+    which = "the moving average" if name == "ema" else "as trained, it has no moving average"
+    return f"Begins with the weights of {begun.run} after its iteration {begun.step} ({which})."
+
+
+def origin(config: Config) -> dict[str, Any]:
+    """What environment.json says of where a run's first weights are from; empty where they are the pipeline's own."""
+    begun = config.model.init_from
+    return {} if begun is None else {"init_from": {**begun.model_dump(), "run": str(Path(begun.run).resolve())}}
+
+
+def require_same_model(own: ModelSettings, other: ModelSettings, run_dir: Path) -> None:
+    """Refuse weights that were trained on another model, or that another LoRA reads otherwise.
+
+    Args:
+        own: of the new run.
+        other: of the run whose weights it begins with.
+        run_dir: the latter, for the message.
+
+    Raises:
+        ConfigError: names every key that differs.
+    """
+    pairs: dict[str, tuple[Any, Any]] = {
+        key: (getattr(own, key), getattr(other, key)) for key in ("family", "revision")
+    }
+    if Path(own.path).resolve() != Path(other.path).resolve():
+        pairs["path"] = (own.path, other.path)
+    adapters = own.adapters or {}, other.adapters or {}
+    if bool(adapters[0]) != bool(adapters[1]):
+        pairs["lora"] = (own.lora and adapters[0], other.lora and adapters[1])
+    else:
+        pairs |= {f"lora.{key}": tuple(one[key] for one in adapters) for key in adapters[0]}  # type: ignore[misc]
+    named = [f"model.{key}={_shown(a)} where it has {_shown(b)}" for key, (a, b) in pairs.items() if a != b]
+    if named:
+        raise ConfigError(
+            f"model.init_from takes the weights of a run of the same model and LoRA. Got {'; '.join(named)} "
+            f"({run_dir / 'config.yaml'}). Make them agree, or begin with another run."
+        )
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else show(list(value) if isinstance(value, tuple) else value)
+
+
+def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
+    """Where the checkpoint lies, and the sha256 of its manifest, which holds those of all its files."""
+    try:
+        run_dir, other = open_run_dir(begun.run)
+    except ConfigError as error:
+        raise ConfigError(f"model.init_from.run: {error} If it was moved, say where it is now.") from error
+    require_same_model(model, other.model, run_dir)
+    path = place_of(run_dir, begun.step, "model.init_from.step")
+    try:
+        found = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"model.init_from: {path / MANIFEST} cannot be read: {error.strerror or error}.") from error
+    if begun.sha256 not in (None, found):
+        raise ConfigError(
+            f"model.init_from.sha256 must be that of {path / MANIFEST}. Got {begun.sha256}, and the file has {found}: "
+            "it is another checkpoint now. Put the former one back, or start a new run from this one."
+        )
+    return path, found
+
+
+def _with(config: Config, begun: InitSettings) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"init_from": begun})})
