@@ -47,21 +47,18 @@ def drawing(text: str, reward: str = "shapes") -> str:
     return re.search(rf'<figure class="scatter" data-scatter="{reward}".*?</figure>', text, re.S)[0]
 
 
-def scale(figure: str, attribute: str):
-    """From a place on the drawing to a score, by two of the axis's own numbers."""
-    other = "y" if attribute == "x" else "x"
-    anchor = "middle" if attribute == "x" else "end"
-    found = re.findall(rf'<text {attribute}="([\d.]+)" {other}="[\d.]+" text-anchor="middle">([^<]+)<', figure)
-    if anchor == "end":
-        found = re.findall(r'<text x="-6" y="([\d.]+)" dy="[^"]*" text-anchor="end">([^<]+)<', figure)
-    places = [(float(place), float(words)) for place, words in found if re.fullmatch(r"[-\d.e+]+", words)]
+def scale(figure: str, axis: str):
+    """From a place on the drawing to a score, by the first and the last number of that axis."""
+    mark = {"x": r'<text x="([\d.]+)" y="315"[^>]*>', "y": r'<text x="-6" y="([\d.]+)"[^>]*>'}[axis]
+    places = [(float(place), float(words)) for place, words in re.findall(mark + "([^<]+)<", figure)]
     (p0, v0), (p1, v1) = places[0], places[-1]
     return lambda place: v0 + (place - p0) * (v1 - v0) / (p1 - p0)
 
 
 def points(figure: str) -> list[tuple[float, float, str, str, float]]:
     """Of each point its two scores, its classes, its link and its radius."""
-    mark = r'<a(?: href="([^"]*)")? class="([^"]*)"[^>]*><title>[^<]*</title><circle cx="([^"]*)" cy="([^"]*)" r="([^"]*)"/>'
+    link, circle = r'<a(?: href="([^"]*)")? class="([^"]*)"[^>]*>', r'<circle cx="([^"]*)" cy="([^"]*)" r="([^"]*)"/>'
+    mark = f"{link}<title>[^<]*</title>{circle}"
     x, y = scale(figure, "x"), scale(figure, "y")
     return [
         (x(float(cx)), y(float(cy)), css, html.unescape(href), float(r))

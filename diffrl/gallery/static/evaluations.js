@@ -40,7 +40,7 @@ const evaluations = {
     if (lightbox.row !== row || !lightbox.dialog.open) return;
     const id = Number(cell.dataset.sample), sample = data?.samples.find((one) => one.ids.includes(id));
     if (sample) Object.assign(evaluations, { data, sample, own: sample.ids.indexOf(id) });
-    evaluations.show(sample ? "" : "The evaluations of this sample cannot be read. Load the page again.");
+    evaluations.show(data ? "" : "The evaluations of this sample cannot be read. Load the page again."); // without one it was drawn once only
     lightbox.draw();
     evaluations.ahead();
   },
