@@ -98,10 +98,8 @@ def resume(
     """
     require_callbacks(callbacks)
     with _guest():
-        path = run.path if isinstance(run, Run) else run
-        return open_run(
-            lifecycle.resume(path, Console(quiet=quiet), from_start, overrides, callbacks, owns_process=False)
-        )
+        path, console = run.path if isinstance(run, Run) else run, Console(quiet=quiet)
+        return open_run(lifecycle.resume(path, console, from_start, overrides, callbacks, owns_process=False))
 
 
 def generate(
