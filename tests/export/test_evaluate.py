@@ -181,5 +181,7 @@ def test_the_first_sample_of_a_prompt_is_the_evaluations(random_sd3):
     several = draw_several(adapter, encode, prompts, settings, 4, "eval", 2)
     scorers = make_scorers(settings.rewards, "eval.rewards", torch.device("cpu"), None)
     found = evaluate(OneProcess(), adapter, encode, prompts, scorers, settings, 4, "eval")
-    assert several.shape[:2] == (3, 2) and torch.equal(several[:, 0], found.images)
+    assert several.shape[:2] == (3, 2)
+    off = (several[:, 0].int() - found.images.int()).abs()  # batches of other sizes round otherwise on some CPUs
+    assert off.max() <= 1 and off.float().mean() < 0.01
     assert not torch.equal(several[:, 0], several[:, 1])
