@@ -10,8 +10,9 @@ from diffrl.gallery.compare import Row, judgement, scores
 
 SIZE = 300.0
 """Edge of the square that the scores fill, in units of the drawing."""
-SMALLEST, LARGEST = 3.5, 16.0
-"""Radius of a point of one sample, and of no point more; the area of points between grows with their samples."""
+SINGLE, LARGEST, LEAST = 3.5, 24.0, 2.0
+"""Radius of one sample, and of no point more or less. Areas are in proportion to the samples: where the largest point
+would be too large all are smaller, down to what a finger finds."""
 MARGIN = 0.07
 """Of the reach of the scores, left free at both ends of an axis: the largest point fits in."""
 MOST = 1000
@@ -38,11 +39,6 @@ class Point:
     judged: int
     pictured: bool
 
-    @property
-    def radius(self) -> float:
-        """In units of the drawing."""
-        return min(LARGEST, SMALLEST * math.sqrt(len(self.rows)))
-
 
 @dataclass(frozen=True)
 class Scatter:
@@ -67,6 +63,12 @@ class Scatter:
     high: float
     ticks: Sequence[float]
     lower: bool = False
+
+    def radius(self, point: Point) -> float:
+        """Of a point, in units of the drawing."""
+        most = max(len(one.rows) for one in self.points)
+        unit = min(SINGLE, LARGEST / math.sqrt(most))
+        return max(LEAST, unit * math.sqrt(len(point.rows)))
 
     def across(self, score: float) -> float:
         """Place of a score from the left, in units of the drawing."""

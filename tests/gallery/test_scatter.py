@@ -15,7 +15,7 @@ import pytest
 
 from diffrl.gallery.compare import Row
 from diffrl.gallery.query import Query
-from diffrl.gallery.scatter import LARGEST, MOST, SIZE, axis, scatter
+from diffrl.gallery.scatter import LARGEST, LEAST, MOST, SIZE, axis, scatter
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
@@ -174,7 +174,9 @@ def test_of_too_many_points_the_first_are_drawn():
     assert len(found.points) == MOST and found.different == found.samples == MOST + 7
     assert {row.order for point in found.points for row in point.rows} == set(range(MOST))
     assert scatter("r", rows([(None, 1.0), (1.0, None)]), set()) is None
-    assert scatter("r", rows([(0.0, 1.0)] * 10_000), set()).points[0].radius == LARGEST
+    drawn = scatter("r", rows([(0.0, 1.0)] * 10_000 + [(1.0, 0.0)] * 400 + [(0.5, 0.5)]), set())
+    large, small, single = map(drawn.radius, drawn.points)
+    assert large == LARGEST and (large / small) ** 2 == pytest.approx(25) and single == LEAST
 
 
 def test_axes_hold_all_scores_between_round_numbers():
