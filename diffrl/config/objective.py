@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffrl.config.base import OWN, OwnKind, Section, kind_of, problems, show
-from diffrl.errors import ConfigError
-from diffrl.registry import OBJECTIVES, require_call, resolve
-from reward_models.messages import describe
+from diffrl.config.base import OWN, Section, kind_of, problems, show
+from diffrl.config.objective_base import LossSettings, ObjectiveSettings
+from diffrl.config.own_objective import OwnObjectiveSettings
 
 
 class EdgeLoss(Section):
@@ -26,93 +24,6 @@ class EdgeLoss(Section):
     def clips(self) -> tuple[float, float]:
         """How far below and above 1 the ratio of a step counts."""
         return self.clip, self.clip if self.clip_high is None else self.clip_high
-
-
-class LossSettings(NamedTuple):
-    """One of the losses that an update adds up: a registered objective, the factor of its mean, its options."""
-
-    kind: str
-    weight: float
-    options: dict[str, Any]
-
-
-class ObjectiveSettings(Section):
-    """What the rest of the program asks of an objective's section."""
-
-    @property
-    def losses(self) -> list[LossSettings]:
-        """What an update adds up."""
-        raise NotImplementedError
-
-    @property
-    def trains_steps(self) -> bool:
-        """Whether stochastic steps train, by their densities."""
-        return False
-
-    @property
-    def trains_samples(self) -> bool:
-        """Whether finished samples train."""
-        return False
-
-    @property
-    def trains_nodes(self) -> bool:
-        """Whether the nodes that split train, on what lies below them."""
-        return False
-
-    @property
-    def steps_are_pulled(self) -> bool:
-        """Whether a reference pulls at every stochastic step that trains, credited or not."""
-        return False
-
-    @property
-    def levels_per_sample(self) -> int:
-        """Noise levels at which each finished sample trains, one network evaluation each."""
-        return 0
-
-    @property
-    def whole_groups(self) -> bool:
-        """Whether an update trains all samples of a prompt at a noise level, or none of them."""
-        return False
-
-    def asks_group(self, old_is_policy: bool) -> bool:
-        """Whether each update asks the policy once more, without gradient, to compare what a group trains on.
-
-        Args:
-            old_is_policy: see `Config.old_is_policy`.
-        """
-        return False
-
-    def asks_old(self, old_is_policy: bool) -> bool:
-        """Whether examples of finished samples ask the policy that drew them once more.
-
-        Args:
-            old_is_policy: see `Config.old_is_policy`.
-        """
-        return not old_is_policy
-
-    @property
-    def asks_reference(self) -> bool:
-        """Whether the model before alignment is asked for velocities."""
-        return float(getattr(self, "kl", 0.0)) > 0
-
-    @property
-    def samples_are_pulled(self) -> bool:
-        """Whether finished samples without advantage train too."""
-        return float(getattr(self, "kl", 0.0)) > 0
-
-    @property
-    def lags(self) -> bool:
-        """Whether the policy that draws the samples is kept apart from the trained one."""
-        return False
-
-    def old_decay(self, updates: int) -> float:
-        """How much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
-        return 0.0
-
-    @property
-    def clips(self) -> tuple[float, float] | None:
-        """How far below and above 1 the ratio of a step counts; None without steps."""
-        return None
 
 
 class GrpoSettings(ObjectiveSettings):
@@ -380,92 +291,6 @@ class TiltSettings(ObjectiveSettings):
     @property
     def trains_nodes(self) -> bool:
         """See the base class; always so here."""
-        return True
-
-
-class OwnObjectiveSettings(ObjectiveSettings):
-    """An objective of your own, a subclass of diffrl.SampleObjective or diffrl.StepObjective; see docs/python.md."""
-
-    kind: OwnKind = Field(description="'module:Object' of your own.")
-    options: dict[str, Any] = Field({}, description="Keyword arguments of its class.")
-
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        try:
-            made = self.made
-        except ConfigError as error:
-            raise problems(error.problems) from error
-        if isinstance(made, type) or getattr(made, "trains", None) not in ("samples", "steps"):
-            raise problems(
-                [
-                    "objective.kind must name a subclass of diffrl.SampleObjective, which trains finished samples, or "
-                    f"of diffrl.StepObjective, which trains stochastic steps. Got {show(self.kind)}, which makes a "
-                    f"{type(made).__name__}. Subclass one of them."
-                ]
-            )
-        if type(made.levels) is not int or not 1 <= made.levels <= 1000:
-            raise problems(
-                [
-                    f"`levels` of the objective {self.kind} must be a whole number from 1 to 1000, the noise levels at "
-                    f"which each sample trains. Got {show(made.levels)}. Change it."
-                ]
-            )
-        return self
-
-    @cached_property
-    def made(self) -> Any:
-        """The objective, as it is asked for what it needs; the one that trains is made in the run.
-
-        Raises:
-            ConfigError: it cannot be imported or made.
-        """
-        own = resolve("objective.kind", OBJECTIVES, self.kind)
-        require_call("objective.kind", self.kind, own, (), self.options)
-        try:
-            return own(**self.options)
-        except Exception as error:  # whatever a stranger's constructor raises
-            raise ConfigError(
-                f"The objective {self.kind} cannot be made: {describe(error)}. Check objective.options."
-            ) from error
-
-    @property
-    def kl(self) -> float:
-        """Weight of a pull to the reference as far as it is known: that of an option or attribute of this name."""
-        weight = getattr(self.made, "kl", 0.0)
-        return float(weight) if isinstance(weight, (int, float)) else 0.0
-
-    @property
-    def losses(self) -> list[LossSettings]:
-        """See the base class; one."""
-        return [LossSettings(self.kind, 1.0, dict(self.options))]
-
-    @property
-    def trains_steps(self) -> bool:
-        """See the base class; as its class says."""
-        return bool(self.made.trains == "steps")
-
-    @property
-    def trains_samples(self) -> bool:
-        """See the base class; as its class says."""
-        return bool(self.made.trains == "samples")
-
-    @property
-    def levels_per_sample(self) -> int:
-        """See the base class; `levels` of the class."""
-        return int(self.made.levels) if self.trains_samples else 0
-
-    def asks_old(self, old_is_policy: bool) -> bool:
-        """See the base class; as its class says."""
-        return bool(self.made.asks_old)
-
-    @property
-    def asks_reference(self) -> bool:
-        """See the base class; as its class says."""
-        return bool(self.made.needs_reference)
-
-    @property
-    def samples_are_pulled(self) -> bool:
-        """See the base class; what a loss makes of an advantage of 0 is its own affair."""
         return True
 
 

@@ -1,0 +1,94 @@
+"""What the rest of the program asks of an objective's section."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from diffrl.config.base import Section
+
+
+class LossSettings(NamedTuple):
+    """One of the losses that an update adds up: a registered objective, the factor of its mean, its options."""
+
+    kind: str
+    weight: float
+    options: dict[str, Any]
+
+
+class ObjectiveSettings(Section):
+    """What the rest of the program asks of an objective's section."""
+
+    @property
+    def losses(self) -> list[LossSettings]:
+        """What an update adds up."""
+        raise NotImplementedError
+
+    @property
+    def trains_steps(self) -> bool:
+        """Whether stochastic steps train, by their densities."""
+        return False
+
+    @property
+    def trains_samples(self) -> bool:
+        """Whether finished samples train."""
+        return False
+
+    @property
+    def trains_nodes(self) -> bool:
+        """Whether the nodes that split train, on what lies below them."""
+        return False
+
+    @property
+    def steps_are_pulled(self) -> bool:
+        """Whether a reference pulls at every stochastic step that trains, credited or not."""
+        return False
+
+    @property
+    def levels_per_sample(self) -> int:
+        """Noise levels at which each finished sample trains, one network evaluation each."""
+        return 0
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether an update trains all samples of a prompt at a noise level, or none of them."""
+        return False
+
+    def asks_group(self, old_is_policy: bool) -> bool:
+        """Whether each update asks the policy once more, without gradient, to compare what a group trains on.
+
+        Args:
+            old_is_policy: see `Config.old_is_policy`.
+        """
+        return False
+
+    def asks_old(self, old_is_policy: bool) -> bool:
+        """Whether examples of finished samples ask the policy that drew them once more.
+
+        Args:
+            old_is_policy: see `Config.old_is_policy`.
+        """
+        return not old_is_policy
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether the model before alignment is asked for velocities."""
+        return float(getattr(self, "kl", 0.0)) > 0
+
+    @property
+    def samples_are_pulled(self) -> bool:
+        """Whether finished samples without advantage train too."""
+        return float(getattr(self, "kl", 0.0)) > 0
+
+    @property
+    def lags(self) -> bool:
+        """Whether the policy that draws the samples is kept apart from the trained one."""
+        return False
+
+    def old_decay(self, updates: int) -> float:
+        """How much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
+        return 0.0
+
+    @property
+    def clips(self) -> tuple[float, float] | None:
+        """How far below and above 1 the ratio of a step counts; None without steps."""
+        return None
