@@ -21,16 +21,19 @@ from tests.studies.test_compare_tables import fake_comparison
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny-sd3" / "flow_grpo.yaml"
+sys.path.insert(0, str(ROOT / "scripts"))  # as for a script that is run
 SPEC = importlib.util.spec_from_file_location("reproduce_results", ROOT / "scripts" / "reproduce_results.py")
 script = importlib.util.module_from_spec(SPEC)
 sys.modules["reproduce_results"] = script  # dataclasses look their module up
 SPEC.loader.exec_module(script)
+sys.path.remove(str(ROOT / "scripts"))
 
 SCORES = {
     "plain": [0.50, 0.52, 0.55, 0.49, 0.51],
     "better": [0.60, 0.63, 0.66, 0.60, 0.60],
     "same": [0.53, 0.50, 0.56, 0.50, 0.50],
 }
+BANDS = sys.modules["measuring.bands"]
 GROUP = script.Group(dict.fromkeys(SCORES, ""), 40_000, 5, {"Pays?": (("plain", "better"), ("plain", "same"))})
 
 
@@ -98,14 +101,15 @@ def test_scores_are_ranked_with_the_other_rewards(measured):
 
 def test_a_page_gets_its_tables_and_figures(measured, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- shapes -->\nwas here before\n<!-- /shapes -->\nafter\n")
+    shared = "<!-- budgets-shapes -->\n<!-- /budgets-shapes -->\n![power](figures/shapes-power.png)\n"
+    page.write_text(f"before\n<!-- shapes -->\nwas here before\n<!-- /shapes -->\n{shared}")
     monkeypatch.setitem(script.GROUPS, "shapes", GROUP)
     options = ["--out", str(tmp_path), "--only", "shapes", "--report-only", "--write", str(page)]
     monkeypatch.setattr(sys, "argv", ["reproduce_results.py", *options])
     script.main()
     text = page.read_text()
-    assert "better less plain" in text and "was here before" not in text and text.endswith("after\n")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"shapes-figure.png", "shapes-power.png"}
+    assert "better less plain" in text and "was here before" not in text and text.startswith("before\n")
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"shapes-power.png"}  # what the page shows
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="must hold <!-- shapes -->"):
         script.main()
@@ -125,22 +129,27 @@ def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
         assert cell.removesuffix(" |") == f"{mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds"
 
 
-def test_the_tilt_of_the_smaller_budget_is_held_to_the_arms_of_the_larger(tmp_path, monkeypatch):
+def test_the_tilt_of_a_smaller_budget_is_held_to_the_arms_of_a_larger(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     plain, better, same = SCORES.values()
-    short = collect(measure(tmp_path / "short", {"tilt": better, "chains": plain}))
-    longer = collect(measure(tmp_path / "longer", {"tilt": better, "chains": same, "new": plain}))
-    lines = script.budgets_table(short, longer).splitlines()[2:]
-    assert [line.split(" | ")[0] for line in lines] == ["| tilt", "| chains"]  # "new" has no shorter run
+    rival = script.GROUPS["shapes-60k"].questions["Does tree tilt pay?"][-1][0]
+    short = collect(measure(tmp_path / "short", {"tilt": better, rival: plain, "other": same}))
+    longer = collect(measure(tmp_path / "longer", {"tilt": better, rival: same, "new": plain}))
+    found = {60_000: longer, 20_000: short}
+    lines = [line.split(" | ") for line in script.budgets_table(found).splitlines()[2:]]
+    assert [line[0] for line in lines] == ["| tilt", f"| {rival}"]  # what was measured at one budget is left out
+    assert lines[1][1].startswith("0.514 ±") and lines[1][2].startswith("0.518 ±")
+    (line,) = script.fewer_table(found).splitlines()[2:]
     low, high = stats.ttest_rel(better, same).confidence_interval(0.95)
     mean = sum(better) / 5 - sum(same) / 5
-    assert lines[1].endswith(f"| 20 | {mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds |")
+    assert line == f"| 20,000 | {rival} | 60,000 | 3 | {mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds |"
 
 
 def test_seconds_are_the_median_of_the_runs(measured):
+    tables = sys.modules["measuring.tables"]
     arm = collect(measured).arms[0]
     slow = replace(arm.runs[0], curve=(replace(arm.runs[0].curve[-1], seconds=900.0),))
-    assert script._seconds(replace(arm, runs=(slow, *arm.runs[1:]))) == 20
+    assert tables._seconds(replace(arm, runs=(slow, *arm.runs[1:]))) == 20
 
 
 def test_the_page_has_room_for_every_group():
@@ -164,9 +173,9 @@ def test_bands_are_prediction_intervals(measured, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pack(measured, tmp_path / "shapes.jsonl")
     assert script.strayed(collect(measured), tmp_path / "shapes.jsonl") == []
-    low, high = script.band(SCORES["plain"], 5)
+    low, high = BANDS.band(SCORES["plain"], 5)
     draws = stats.norm.rvs(0.514, 0.0230, size=(4000, 10), random_state=0)  # of five seeds, then of five more
-    inside = [script.band(list(ten[:5]), 5) for ten in draws]
+    inside = [BANDS.band(list(ten[:5]), 5) for ten in draws]
     share = sum(a <= ten[5:].mean() <= b for (a, b), ten in zip(inside, draws, strict=True)) / len(draws)
     assert share == pytest.approx(0.95, abs=0.015)
     moved = measured / "plain"

@@ -1,0 +1,1 @@
+"""What `scripts/reproduce_results.py` measures, and how it tells it."""

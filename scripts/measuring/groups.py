@@ -1,0 +1,144 @@
+"""The comparisons that docs/results.md is made of: their arms, and the questions that were written down before."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
+GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
+NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2"
+ONE = "train.updates_per_iteration=1 train.warmup_updates=2"
+UNSEEN = "run.seed=10 eval.seed=4321"
+"""Seeds and held-out noise that no setting was chosen on."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One comparison, and what is asked of it.
+
+    Args:
+        arms: label -> configuration and overrides.
+        budget: evaluations of a run, priced.
+        seeds: of each arm.
+        questions: question -> pairs (first, second): second less first answers it.
+        prices: of evaluations.
+        evals: held-out evaluations of a run, besides the one before it.
+        variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
+        guidance: scales that base and aligned model are measured with, besides none; nor that.
+    """
+
+    arms: dict[str, str]
+    budget: int
+    seeds: int
+    questions: dict[str, tuple[tuple[str, str], ...]]
+    prices: str = "equal"
+    evals: int = 2
+    variety: int | None = None
+    guidance: tuple[float, ...] = ()
+
+
+RATES = {
+    "shapes": {"tilt": 3e-4, "chains, nft": 2e-4, "chains, awm": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 6e-4},
+    "words": {"chains, nft": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 3e-4},
+}
+"""Learning rates that are not 1.5e-4, as chosen on `tune` (docs/results.md)."""
+
+
+def factorial(world: str) -> dict[str, str]:
+    """The arms of the factorial in a world: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
+    folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
+    common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null"
+
+    def arm(preset: str, *overrides: str) -> str:
+        return " ".join([f"{folder}/{preset}.yaml", common, *overrides])
+
+    def tree(*overrides: str) -> str:
+        return arm("diffrl_nft", TREE, *overrides)
+
+    def credit(reward: str, value: str = "leaves") -> str:
+        return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
+
+    arms = {
+        "tilt": arm("diffrl"),
+        "chains, nft": arm("diffusion_nft", ONE),
+        "chains, grpo": arm("flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2"),
+        "tree, grpo, incremental": tree(GRPO, credit("incremental")),
+        "tree, grpo, outcome": tree(GRPO, "credit={}"),
+        "tree, grpo, turning points": tree(GRPO, credit("turning_point")),
+        "chains, awm": arm("awm", "objective.levels=1 train.warmup_updates=2"),
+        "tree, nft": tree(NFT),
+        "forest, nft": arm("diffrl_nft", NFT),
+        "chains, crd": arm("crd", "objective.levels=1", ONE),
+        "chains, dgpo": arm("dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1"),
+        "tree, grpo, turning points, ode": tree(GRPO, credit("turning_point", "ode")),
+        "tree, grpo, incremental, ode": tree(GRPO, credit("incremental", "ode")),
+    }
+    rates = RATES[world]
+    return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
+
+
+RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo")
+QUESTIONS = {
+    "Does a tree pay?": (
+        ("chains, grpo", "tree, grpo, outcome"),
+        ("chains, nft", "tree, nft"),
+        ("chains, nft", "forest, nft"),
+    ),
+    "Does step credit pay?": (("tree, grpo, outcome", "tree, grpo, incremental"),),
+    "Do turning points pay?": (
+        ("tree, grpo, incremental", "tree, grpo, turning points"),
+        ("tree, grpo, incremental, ode", "tree, grpo, turning points, ode"),
+    ),
+    "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
+    "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
+}
+
+
+def questions_of(arms: Iterable[str]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The factorial's questions that some arms answer."""
+    asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in QUESTIONS.items()}
+    return {question: pairs for question, pairs in asked.items() if pairs}
+
+
+LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
+"""What other budgets are spent on: the project's two, and a rival of either kind."""
+
+
+def longer_or_shorter(world: str, budget: int, evals: int, **options: Any) -> Group:
+    """Some arms of the factorial at another budget, with a cosine that ends with it."""
+    questions = {
+        "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
+        "Does a tree with step credit pay?": (("chains, grpo", "tree, grpo, incremental"),),
+    }
+    return Group({label: factorial(world)[label] for label in LONGER}, budget, 5, questions, evals=evals, **options)
+
+
+def pool(price: float) -> Group:
+    """DiffusionNFT with and without a pool of 48, explored at a price: Sol-RL's idea, on otherwise equal runs."""
+    plain = factorial("shapes")["chains, nft"]
+    explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
+    arms = {
+        "no pool": plain,
+        "pool, best and worst": f"{plain} {explore % 'best_worst'}",
+        "pool, random": f"{plain} {explore % 'random'}",
+    }
+    questions = {
+        "Does a pool pay?": (("no pool", "pool, best and worst"),),
+        "Is it the choice?": (("pool, random", "pool, best and worst"),),
+    }
+    return Group(arms, 20_000, 5, questions, f"equal,nvfp4={price:g}")
+
+
+WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
+PRICES = (1.0, 0.5, 0.25, 0.1)
+POOLS = {f"pool-{price:g}": price for price in PRICES}
+GROUPS = {
+    "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
+    "words": Group(WORDS, 20_000, 10, questions_of(WORDS), evals=1),
+    "shapes-6k": longer_or_shorter("shapes", 6_000, 1),
+    "words-6k": longer_or_shorter("words", 6_000, 1),
+    "shapes-60k": longer_or_shorter("shapes", 60_000, 3, variety=4, guidance=(3.0,)),
+    **{name: pool(price) for name, price in POOLS.items()},
+}
+BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
+"""The groups of a world, which are set beside each other."""
