@@ -35,8 +35,8 @@ def bench_models(bench_gpu):
     return sys.modules["bench_models"]
 
 
-@pytest.mark.parametrize("model", ["flux", pytest.param("sana", marks=pytest.mark.slow)])
-@pytest.mark.long
+@pytest.mark.parametrize("model", ["flux", "sana"])
+@pytest.mark.slow
 def test_tiny_prints_a_table_and_writes_json(bench_gpu, monkeypatch, tmp_path, capsys, model):
     out = tmp_path / "bench.json"
     arguments = ["--tiny", "--models", model, "--precisions", "int8", "nvfp4", "--out", str(out)]

@@ -25,7 +25,7 @@ def run(monkeypatch, tmp_path, *overrides):
 
 
 def test_twenty_iterations_raise_the_held_out_strict_pass(monkeypatch, tmp_path):
-    short = ("run.iterations=20", "train.warmup_updates=4", "run.eval_every=null", "eval.samples=332")
+    short = ("run.iterations=20", "train.warmup_updates=4", "run.eval_every=null", "eval.samples=200")
     config, summary = run(monkeypatch, tmp_path, *short)
     held_out, evaluations = summary["held_out"], summary["network_evaluations"]
     assert 0.15 <= held_out["strict_before"] <= 0.35

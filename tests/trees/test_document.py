@@ -136,7 +136,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", daily(RUNS, ["a forest's steps"]))
+RARE = ("a lagging policy, explored", "predicted values, one prompt at a time", "path probabilities")
+
+
+@pytest.mark.parametrize("name", daily(RUNS, ["a forest's steps"], RARE))
 @pytest.mark.long
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     """Weights, optimiser, random states, counts, metrics, samples: bit for bit."""
