@@ -175,8 +175,8 @@ MUTATIONS = [
     ),
     Mutation(
         "rollout/denoise.py",
-        "branch.next_latents, branch.children, paths_next, None",
-        "branch.next_latents, branch.children, paths_next, previous",
+        "branch.next_latents, next(stages), paths_next, None",
+        "branch.next_latents, next(stages), paths_next, previous",
         "rollout/test_denoise.py",
     ),
     Mutation("rollout/density.py", "torch.expm1(density - ", "torch.exp(density - ", "training/test_on_policy.py"),
@@ -222,7 +222,7 @@ MUTATIONS = [
         "objectives/test_tilt.py",
     ),
     # --- training
-    Mutation("training/update.py", "/ float(terms[number])", "/ len(piece)", "training/test_nft_training.py"),
+    Mutation("training/update.py", "/ planned[number]))", "/ len(piece)))", "training/test_nft_training.py"),
     Mutation("training/update.py", "term.weight * accelerator.num_processes", "term.weight", "training/test_ranks.py"),
     Mutation("training/update.py", "limit / (norm + 1e-6)", "limit", "training/test_gradient.py"),
     Mutation("training/ema.py", "1.0 - self.decay)", "self.decay)", "training/test_loop.py"),

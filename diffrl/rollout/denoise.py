@@ -94,8 +94,8 @@ class Branch:
     """A stochastic step of all nodes of a level: M children, each with noise of its own.
 
     Args:
-        origin: (M,) int64 row of the level that each child comes from, ascending.
-        children: (M,) int64 nodes of the forest in which the steps end.
+        origin: (M,) int64 row of the level that each child comes from, ascending; on the CPU.
+        children: (M,) int64 nodes of the forest in which the steps end; on the CPU.
         mean: (M, ...) of the transition.
         std: (M, ...) or broadcastable to it.
         next_latents: (M, ...) what was drawn, as stored.
@@ -116,8 +116,8 @@ class Level:
         step: index of the level in the grid.
         sigma: its noise level, a scalar tensor; 0 at the end.
         sigma_next: that of the level after it.
-        nodes: (B,) int64 nodes of the forest that the rows continue.
-        prompt: (B,) int64 row of each one's prompt.
+        nodes: (B,) int64 nodes of the forest that the rows continue; on the CPU.
+        prompt: (B,) int64 row of each one's prompt; on the CPU.
         latents: (B, ...).
         velocity: (B, ...) that the network predicts; None at the end, where it is not asked.
         first: whether these nodes are seen for the first time: noise was added just before.
@@ -138,6 +138,27 @@ class Level:
     def predicted(self) -> Tensor:
         """(B, ...) clean latents that the velocities point to."""
         return self.latents if self.velocity is None else self.latents - self.sigma * self.velocity
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The nodes that go on from one stochastic step to the next, and the step that ends them.
+
+    Args:
+        nodes: (B,) int64 nodes of the forest, on the CPU.
+        prompt: (B,) int64 row of each one's prompt, on the CPU.
+        children: (M,) int64 nodes in which the next stochastic step ends, on the CPU; none in the last stage.
+        origin: (M,) int64 row among `nodes` that each child comes from, on the CPU.
+        rows: `prompt` on the device.
+        parents: `origin` on the device.
+    """
+
+    nodes: Tensor
+    prompt: Tensor
+    children: Tensor
+    origin: Tensor
+    rows: Tensor
+    parents: Tensor
 
 
 Observer = Callable[[Level], None]
@@ -168,38 +189,48 @@ def denoise(
         (S, ...) latents at sigma = 0.
     """
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
-    grid, sigmas, prompt = sampler.grid, sampler.sigmas.to(x.device), forest.prompt.to(x.device)
-    alive = torch.arange(len(roots))  # the node that each row of x continues
-    paths = list(roots)
+    grid, sigmas = sampler.grid, sampler.sigmas.to(x.device)
+    stages = iter(_stages(forest, len(roots), x.device))
+    stage, paths = next(stages), list(roots)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
     for i, i_next in itertools.pairwise(grid):
         sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
-        v = batched_velocity(
-            adapter, x, sigma, conditioning, prompt[alive], sampler.guidance_scale, sampler.micro_batch
-        )
+        v = batched_velocity(adapter, x, sigma, conditioning, stage.rows, sampler.guidance_scale, sampler.micro_batch)
         branch: Branch | None = None
         if i in forest.branching:
-            branch, paths_next = _branch(forest, alive, paths, i, x, v, sigma, sigma_next, sampler)
-        level = Level(i, sigmas[i], sigmas[i_next], alive, prompt[alive], x, v, previous is None, branch)
+            branch, paths_next = _branch(forest, stage, paths, i, x, v, sigma, sigma_next, sampler)
+        level = Level(i, sigmas[i], sigmas[i_next], stage.nodes, stage.prompt, x, v, previous is None, branch)
         for observer in observe:
             observer(level)
         if branch is not None:
-            x, alive, paths, previous = branch.next_latents, branch.children, paths_next, None
+            x, stage, paths, previous = branch.next_latents, next(stages), paths_next, None
             continue
         step = ode_step(x, v, sigma, sigma_next)
         if sampler.solver == "ab2" and previous is not None:
             step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
         x, previous = step.mean.to(x.dtype), (v, sigma)
         paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
-    end = Level(grid[-1], sigmas[-1], sigmas[-1], alive, prompt[alive], x, None, previous is None)
+    end = Level(grid[-1], sigmas[-1], sigmas[-1], stage.nodes, stage.prompt, x, None, previous is None)
     for observer in observe:
         observer(end)
-    return x[torch.searchsorted(alive, forest.leaf)]
+    return x[torch.searchsorted(stage.nodes, forest.leaf)]
+
+
+def _stages(forest: Forest, roots: int, device: torch.device) -> list[_Stage]:
+    """The stages of a forest; what the device must know of all of them goes there in one copy."""
+    known, nodes = [], torch.arange(roots)
+    for step in (*sorted(forest.branching), None):
+        children = nodes[:0] if step is None else torch.nonzero(forest.step == step).flatten()
+        known.append((nodes, forest.prompt[nodes], children, torch.searchsorted(nodes, forest.parent[children])))
+        nodes = children
+    sent = [part for _, prompt, _, origin in known for part in (prompt, origin)]
+    there = torch.cat(sent).to(device).split([len(part) for part in sent])
+    return [_Stage(*own, *pair) for own, pair in zip(known, zip(there[::2], there[1::2], strict=True), strict=True)]
 
 
 def _branch(
     forest: Forest,
-    alive: Tensor,
+    stage: _Stage,
     paths: Sequence[Address],
     step: int,
     x: Tensor,
@@ -210,13 +241,11 @@ def _branch(
 ) -> tuple[Branch, list[Address]]:
     """The children of a level's nodes, and their addresses."""
     assert sampler.transition is not None
-    children = torch.nonzero(forest.step == step).flatten()
-    origin = torch.searchsorted(alive, forest.parent[children])
-    parents = [paths[row] for row in origin.tolist()]
-    noise, addresses = _noise_of(forest, children, parents, step, x, sampler.correlation)
+    parents = [paths[row] for row in stage.origin.tolist()]
+    noise, addresses = _noise_of(forest, stage.children, parents, step, x, sampler.correlation)
     mean, std = sampler.transition(x, velocity, sigma, sigma_next)
-    mean, std = mean[origin], std.expand(len(x), *std.shape[1:])[origin]
-    return Branch(origin, children, mean, std, (mean + std * noise).to(x.dtype)), addresses
+    mean, std = mean[stage.parents], std.expand(len(x), *std.shape[1:])[stage.parents]
+    return Branch(stage.origin, stage.children, mean, std, (mean + std * noise).to(x.dtype)), addresses
 
 
 def _noise_of(

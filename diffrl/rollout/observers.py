@@ -50,9 +50,9 @@ class EdgeRecorder:
 
     def __call__(self, level: Level) -> None:
         """Take a level's step, if it is one to keep."""
-        x, device = level.latents, level.latents.device
+        x = level.latents
         if not self._columns:  # so that no steps give an empty record of the right shapes
-            none, index = x.new_zeros((0,)), torch.zeros((0,), dtype=torch.int64, device=device)
+            none, index = x.new_zeros((0,)), level.nodes[:0]
             self._columns.append((x[:0], none, none, index, index, index, index, x[:0], none))
         self._parts += level.velocity is None
         if level.branch is None or (self._steps is not None and level.step not in self._steps):
@@ -62,21 +62,21 @@ class EdgeRecorder:
         ends: Tensor | slice = slice(None)
         place = branch.origin
         if self._prompts is not None:
-            own = level.prompt.cpu() < self._prompts
+            own = level.prompt < self._prompts
             ends = own[branch.origin]
             place = (own.cumsum(0) - 1)[branch.origin[ends]]
         latents, next_latents = x[own], branch.next_latents[ends]
         density = log_prob(next_latents, branch.mean[ends], branch.std[ends])
         one = latents.new_ones(len(latents), dtype=torch.float32)
-        steps = torch.full((len(latents),), level.step, device=device)
-        origin, node = place.to(device) + self._origins, branch.children[ends].to(device)
-        columns = (level.sigma * one, level.sigma_next * one, steps, level.prompt[own], origin, node)
-        self._columns.append((latents, *columns, next_latents, density))
+        steps = torch.full((len(latents),), level.step)
+        columns = (steps, level.prompt[own], place + self._origins, branch.children[ends])
+        self._columns.append((latents, level.sigma * one, level.sigma_next * one, *columns, next_latents, density))
         self._origins += len(latents)
 
     def edges(self) -> Edges:
         """All of them, step after step, as if the parts had been drawn together."""
-        edges = Edges(*(torch.cat(column) for column in zip(*self._columns, strict=True)))
+        columns = [torch.cat(column) for column in zip(*self._columns, strict=True)]
+        edges = Edges(*(column.to(columns[0].device) for column in columns))
         return edges if self._parts < 2 else take_origins(edges, edges.step.argsort(stable=True))[0]
 
 

@@ -148,8 +148,8 @@ def accumulate_gradient(
     numbered = enumerate(zip(pieces, idle, strict=True))
     passes = [(number, piece) for number, (own, none) in numbered for piece in [*own, *[None] * none]]
     terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
+    planned = terms.tolist()
     sums = [_Sums() for _ in shares]
-    bad: set[int] = set()
     joined = 0
     with lockstep.equal_calls() if lockstep else nullcontext():
         for count, (number, piece) in enumerate(passes, 1):
@@ -162,52 +162,69 @@ def accumulate_gradient(
                 taken = examples.take(piece)
                 loss, metrics = term.objective.loss(taken, predict, asked)
                 # Ranks are averaged, so the sum over all of them needs their number back.
-                (loss.sum() * (term.weight * accelerator.num_processes / float(terms[number]))).backward()
-            sums[number].add({"loss": loss.detach(), **metrics})
-            bad |= set(taken.term_prompt[~torch.isfinite(loss)].tolist())
+                (loss.sum() * (term.weight * accelerator.num_processes / planned[number])).backward()
+            sums[number].add({"loss": loss.detach(), **metrics}, taken.term_prompt)
     if by_hand:
         average_gradients(accelerator, policy.parameters.values())
-    means, loss_total = _means(accelerator, shares, sums, terms)
+    means, loss_total = _means(accelerator, shares, sums, planned)
     norm = total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
-    largest = torch.tensor([max(one.largest_ratio_error for one in sums)])
+    largest = torch.tensor([max(one.largest_ratio_error() for one in sums)])
     return Gradient(
         loss_total,
         norm,
         means,
         float(gather_rows(accelerator, largest).max()),
         sum(len(own) for own in active),
-        sorted(bad),
+        sorted({prompt for one in sums for prompt in one.bad_prompts()}),
         joined,
     )
 
 
 class _Sums:
-    """Sums of one loss's metrics over its terms."""
+    """Sums of one loss's metrics over its terms, on the device: they are read when all micro-batches have been sent."""
 
     def __init__(self) -> None:
-        self.values: dict[str, float] = {}
+        self.values: dict[str, Tensor] = {}
         self.count = 0
-        self.largest_ratio_error = 0.0
+        self._ratio_errors: list[Tensor] = []
+        self._bad: list[Tensor] = []
 
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
+    def add(self, metrics: Mapping[str, Tensor], prompt: Tensor) -> None:
         for name, values in metrics.items():
-            self.values[name] = self.values.get(name, 0.0) + float(values.sum(dtype=torch.float64))
-        self.count += len(metrics["loss"])
+            total = values.sum(dtype=torch.float64)
+            self.values[name] = self.values[name] + total if name in self.values else total
+        loss = metrics["loss"]
+        self.count += len(loss)
+        self._bad.append(torch.where(torch.isfinite(loss), -1, prompt.to(loss.device)))
         if "ratio_error" in metrics:
-            self.largest_ratio_error = max(self.largest_ratio_error, float(metrics["ratio_error"].max()))
+            self._ratio_errors.append(metrics["ratio_error"].max())
+
+    def largest_ratio_error(self) -> float:
+        return max(torch.stack(self._ratio_errors).tolist()) if self._ratio_errors else 0.0
+
+    def bad_prompts(self) -> set[int]:
+        return set(torch.cat(self._bad).tolist()) - {-1} if self._bad else set()
+
+    def row(self, names: Sequence[str]) -> list[float]:
+        """Sums of some metrics, 0 of those that there are none of, and the number of terms."""
+        sums = torch.stack(list(self.values.values())).tolist() if self.values else []
+        read = dict(zip(self.values, sums, strict=True))
+        return [read.get(name, 0.0) for name in names] + [self.count]
 
 
 def _means(
-    accelerator: Any, shares: Sequence[tuple[LossTerm, Examples, Tensor]], sums: Sequence[_Sums], terms: Tensor
+    accelerator: Any,
+    shares: Sequence[tuple[LossTerm, Examples, Tensor]],
+    sums: Sequence[_Sums],
+    planned: Sequence[float],
 ) -> tuple[dict[str, float], float]:
     """Each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
     means: dict[str, float] = {}
     total = 0.0
-    for (term, _, _), own, planned in zip(shares, sums, terms.tolist(), strict=True):
+    for (term, _, _), own, number in zip(shares, sums, planned, strict=True):
         names = term.objective.metrics
-        row = torch.tensor([own.values.get(name, 0.0) for name in ("loss", *names)] + [own.count], dtype=torch.float64)
-        joined = sum_ranks(accelerator, row).tolist()
-        total += term.weight * joined[0] / planned
+        joined = sum_ranks(accelerator, torch.tensor(own.row(("loss", *names)), dtype=torch.float64)).tolist()
+        total += term.weight * joined[0] / number
         if joined[-1]:
             means |= {name: value / joined[-1] for name, value in zip(names, joined[1:-1], strict=True)}
     return means, total

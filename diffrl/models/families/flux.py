@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
@@ -12,6 +13,7 @@ from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -69,7 +71,7 @@ class FluxAdapter(PackedPictureAdapter):
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""
-        embeds, (_, rows, columns) = conditioning["prompt_embeds"], self.latent_shape
+        embeds = conditioning["prompt_embeds"]
         guided = self.pipeline.transformer.config.guidance_embeds
         output: Tensor = self.transformer(
             hidden_states=latents,
@@ -78,12 +80,22 @@ class FluxAdapter(PackedPictureAdapter):
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,
             txt_ids=latents.new_zeros(embeds.shape[1], 3),
-            img_ids=self.pipeline._prepare_latent_image_ids(
-                len(latents), rows // 2, columns // 2, latents.device, latents.dtype
-            ),
+            img_ids=self._image_ids(latents.device, latents.dtype),
             return_dict=False,
         )[0]
         return output
+
+    def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Places (h w / 4, 3) of the tokens; made once, since diffusers makes them on the CPU and a copy waits."""
+        if (device, dtype) not in self._ids:
+            _, rows, columns = self.latent_shape
+            ids = self.pipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, dtype)
+            self._ids[device, dtype] = ids
+        return self._ids[device, dtype]
+
+    @cached_property
+    def _ids(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
 
 
 TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
