@@ -86,6 +86,7 @@ def it_asks_for_what_can_be_had(config):
     for rewards, prompts in ((config.rewards, train), (config.eval.rewards, held_out)):
         for spec in (factory_of(reward.name).spec for reward in rewards):
             assert config.model.facts.media in spec.media
+            assert not (spec.weights or "").startswith("http")  # an address is a file that somebody has to fetch first
             assert all(key in prompt.metadata for prompt in prompts for key in spec.requires)
             assert prompts or not spec.requires
 
