@@ -13,6 +13,8 @@ from diffrl.config import load_config
 from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
+PICK_A_PIC, HPD = {"prompts.train": "dataset/pickscore"}, {"prompts.train": "HPDv2"}
+"""Prompts by the names that their authors' code or README has."""
 OWN = {"tree_tilt", "diffrl", "diffrl_nft"}
 """Presets that have no paper."""
 
@@ -24,26 +26,30 @@ BRANCHES = {
     "prompts.per_iteration": 16, "rollout.steps": 20, "rollout.dynamics": {"kind": "dance_sde", "eta": 0.3},
     "rollout.tree.roots": 1, "rollout.tree.branches": 2, "rollout.tree.splits": [0, 3, 6, 9],
     "rollout.tree.correlation": 4.0, "credit.fusion": "uniform", "credit.normalise": "depth", "objective.clip": 1e-3,
-    "objective.kl": 0.0, "run.iterations": 300,
+    "objective.kl": 0.0, "run.iterations": 300, "rewards": ["hpsv2"],
 }  # fmt: skip
 
 PUBLISHED = {
     # github.com/yifan123/flow_grpo: config/base.py, config/grpo.py (general_ocr_sd3, geneval_sd3), scripts/train_sd3.py
     "flow_grpo": FLOW_GRPO | LORA | {
+        "prompts.train": "dataset/geneval", "rewards": ["geneval"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 4.5, "rollout.tree.roots": 24,
         "rollout.dynamics": {"kind": "flow_sde", "noise_level": 0.7}, "credit.std": "batch", "credit.clamp": 5.0,
         "objective.clip": 1e-4, "objective.kl": 0.04, "train.updates_per_iteration": 2,
     },
-    # github.com/XueZeyue/DanceGRPO: scripts/finetune/finetune_flux_grpo.sh, fastvideo/train_grpo_flux.py.
+    # github.com/XueZeyue/DanceGRPO: scripts/finetune/finetune_flux_grpo.sh, fastvideo/train_grpo_flux.py, README.md.
     # 12 samples with gradients accumulated over 4 are three updates.
-    "dance_grpo": FULL_FLUX | {
+    "dance_grpo": FULL_FLUX | HPD | {
+        "rewards": ["hpsv2"],
         "prompts.per_iteration": 16, "rollout.steps": 16, "rollout.guidance_scale": 3.5, "rollout.tree.roots": 12,
         "rollout.dynamics": {"kind": "dance_sde", "eta": 0.3}, "credit.std": "group", "credit.clamp": 5.0,
         "objective.clip": 1e-4, "objective.kl": 0.0, "train.updates_per_iteration": 3, "run.iterations": 300,
     },
     # github.com/Tencent-Hunyuan/MixGRPO: scripts/finetune/finetune_flux_grpo_MixGRPO.sh, fastvideo/train_grpo_flux.py.
-    # 12 samples with gradients accumulated over 3 are four updates; 32 processes have a prompt each.
-    "mix_grpo": FULL_FLUX | {
+    # 12 samples with gradients accumulated over 3 are four updates; 32 processes have a prompt each. README.md:
+    # prompts, and the rewards of the released checkpoint.
+    "mix_grpo": FULL_FLUX | HPD | {
+        "rewards": ["hpsv2", "pickscore", "image_reward"],
         "prompts.per_iteration": 32, "rollout.steps": 25, "rollout.tree.roots": 12,
         "rollout.dynamics": {"kind": "flow_sde", "noise_level": 0.7}, "rollout.stochastic.size": 4,
         "rollout.stochastic.slide_every": 25, "credit.std": "group", "credit.clamp": 5.0, "objective.clip": 1e-4,
@@ -54,12 +60,14 @@ PUBLISHED = {
     "branch_grpo_mix": FULL_FLUX | BRANCHES | {"rollout.stochastic.size": 4},
     # github.com/YunzeTong/TurningPoint-GRPO: config/base.py, config/my_grpo.py (all *_sd3_fast_op3)
     "tp_grpo": FLOW_GRPO | {
+        "prompts.train": "dataset/pickscore_sfw", "rewards": ["pickscore"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 4.5, "rollout.tree.roots": 24,
         "rollout.dynamics": {"kind": "cps", "noise_level": 0.7}, "credit.std": "group", "credit.clamp": 5.0,
         "objective.clip": 1e-5, "objective.kl": 0.0, "train.updates_per_iteration": 2,
     },
     # github.com/NVlabs/Sana: configs/sol_rl/base.py, configs/sol_rl/sd3.py (sd3_sol_rl_*); 6 levels are .6 of 10 steps
-    "sol_rl": LORA | {
+    "sol_rl": LORA | PICK_A_PIC | {
+        "rewards": ["pickscore"],
         "model.height": 1024, "prompts.per_iteration": 48, "rollout.steps": 10, "rollout.guidance_scale": 1.0,
         "rollout.solver": "dpm2", "rollout.explore.precision": "nvfp4", "rollout.explore.steps": 6,
         "rollout.explore.candidates": 96, "rollout.explore.keep": 24, "rollout.explore.select": "best_worst",
@@ -70,25 +78,29 @@ PUBLISHED = {
     # github.com/NVlabs/DiffusionNFT: config/base.py, config/nft.py (sd3_geneval), scripts/train_nft_sd3.py;
     # 9 levels are int(.99 * 10 steps)
     "diffusion_nft": FLOW_GRPO | LORA | {
+        "prompts.train": "dataset/geneval", "rewards": ["geneval"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 1.0, "rollout.solver": "dpm2", "rollout.tree.roots": 24,
         "credit.std": "batch", "objective.levels": 9, "objective.beta": 1.0, "objective.kl": 1e-4,
         "objective.old_slope": 0.001, "objective.old_limit": 0.5, "train.updates_per_iteration": 1,
         "train.ema.decay": 0.9,
     },
     # github.com/X-GenGroup/Flow-Factory: examples/{awm,dgpo,crd}/lora/sd3_5/default.yaml
-    "awm": FLOW_GRPO | LORA | {
+    "awm": FLOW_GRPO | LORA | PICK_A_PIC | {
+        "rewards": ["pickscore"],
         "prompts.per_iteration": 48, "rollout.steps": 14, "rollout.guidance_scale": 1.0, "rollout.tree.roots": 16,
         "credit.std": "batch", "credit.clamp": 1.0, "objective.levels": 6, "objective.noisiest": 0.9,
         "objective.weighting": "ghuber", "objective.power": 0.25, "objective.clip": 1.0, "objective.kl": 1e-4,
         "train.updates_per_iteration": 1,
     },
-    "dgpo": FLOW_GRPO | {
+    "dgpo": FLOW_GRPO | PICK_A_PIC | {
+        "rewards": ["pickscore"],
         "model.lora.rank": 64, "model.lora.alpha": 128, "prompts.per_iteration": 24, "rollout.guidance_scale": 4.5,
         "rollout.tree.roots": 24, "credit.std": "batch", "credit.clamp": 5.0, "objective.levels": 4,
         "objective.noisiest": 0.6, "objective.beta": 10.0, "objective.clip": 0.05, "objective.kl": 1e-3,
         "objective.old_slope": 0.001, "objective.old_limit": 0.3, "train.updates_per_iteration": 1, "eval.steps": 14,
     },
     "crd": FLOW_GRPO | LORA | {
+        "prompts.train": "dataset/ocr", "rewards": ["ocr"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 1.0, "rollout.tree.roots": 24, "credit.std": "batch",
         "credit.clamp": 5.0, "objective.levels": 20, "objective.noisiest": 0.99, "objective.beta": 1.0,
         "objective.kl": 0.1, "objective.old_slope": 0.005, "objective.old_limit": 0.999,
@@ -111,7 +123,9 @@ def text(value):
 
 
 def value_at(config, key):
-    """What a configuration has at a dotted key, sections as mappings."""
+    """What a configuration has at a dotted key, sections as mappings and rewards as their names."""
+    if key == "rewards":
+        return [reward.name for reward in config.rewards]
     value = config
     for part in key.split("."):
         value = getattr(value, part)

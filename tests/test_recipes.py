@@ -9,7 +9,7 @@ import pytest
 from diffrl.config import load_config
 from diffrl.config.idle import idle_notes
 from diffrl.data.prompts import load_prompts
-from reward_models import load_reward
+from diffrl.data.worlds import TOYS
 from reward_models.scoring.choices import factory_of
 from tests.training.test_presets import PRESETS
 
@@ -58,32 +58,49 @@ def test_a_recipe_is_whole(recipe, make_recipes):
     config = load_config(path)
     assert config.model.family == path.parent.name
     assert config.run.name == f"{path.parent.name}-{path.stem.replace('_', '-')}"
-    for source in (config.prompts.train, config.prompts.eval):
-        assert load_prompts(source)
-    for reward in (*config.rewards, *config.eval.rewards):
-        assert config.model.facts.media in load_reward(reward.name).spec.media
+    it_asks_for_what_can_be_had(config)
+    for source in (config.prompts.train, config.prompts.eval):  # toys teach a model of real size nothing
+        assert source.partition(":")[0] not in TOYS
+    assert not any("shapes" in reward.name for reward in (*config.rewards, *config.eval.rewards))
+    assert config.guards.reward_hacking.action != "off"  # and there is something that it can see
+    assert {reward.key for reward in config.eval.rewards} - {reward.key for reward in config.rewards}
     size, processes = make_recipes.stated(path)
     assert size == make_recipes.expected(path, processes)
     header = path.read_text().split("\n\n")[0]
     launch = f"scripts/train.py {recipe}" if processes > 1 else f"diffrl train {recipe}"
     assert launch in header and f"--num_processes {processes}" * (processes > 1) in header
-    assert re.search(r"^# Hardware: .+\.$", header, re.MULTILINE) and "# Ours: " in header and "# Yours: " in header
+    assert re.search(r"^# Hardware: .+\.$", header, re.MULTILINE) and "# Ours: " in header
+    assert "# Prompts and rewards: " in header
     page = re.search(r"docs/methods/\w+\.md", header)
     assert (ROOT / page[0]).is_file()
 
 
+def it_asks_for_what_can_be_had(config):
+    """Prompts that load or lie on the hub, others to measure on; scorers of the family's medium that can read them."""
+    train, held_out = (
+        () if source.startswith(("hub:", "mine.txt", "prompts.txt")) else load_prompts(source)
+        for source in (config.prompts.train, config.prompts.held_out)
+    )
+    assert not {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
+    assert config.prompts.train != config.prompts.held_out
+    for rewards, prompts in ((config.rewards, train), (config.eval.rewards, held_out)):
+        for spec in (factory_of(reward.name).spec for reward in rewards):
+            assert config.model.facts.media in spec.media
+            assert not (spec.weights or "").startswith("http")  # an address is a file that somebody has to fetch first
+            assert all(key in prompt.metadata for prompt in prompts for key in spec.requires)
+            assert prompts or not spec.requires
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_headers_example_of_own_rewards_is_valid(recipe):
-    """What the header suggests in place of the built-in world loads, and scores the family's medium."""
+def test_what_the_header_offers_instead_is_valid(recipe):
     header = (ROOT / recipe).read_text().split("\n\n")[0]
-    example = header.partition("For example (docs/rewards.md):")[2].replace("#", "")
-    overrides = shlex.split(example)
-    assert [override.partition("=")[0] for override in overrides] == [
-        "prompts.train", "prompts.eval", "rewards", "eval.rewards",
-    ]  # fmt: skip
-    config = load_config(ROOT / recipe, overrides)
-    for reward in (*config.rewards, *config.eval.rewards):
-        assert config.model.facts.media in factory_of(reward.name).spec.media
+    entries = (
+        header.partition("# Others, as overrides (docs/recipes.md):\n")[2].replace("#     ", "").split("#   - ")[1:]
+    )
+    names, overrides = zip(*(entry.split(": ", 1) for entry in entries), strict=True)
+    assert "your own" in names and len(set(names)) == len(names)
+    for words in overrides:
+        it_asks_for_what_can_be_had(load_config(ROOT / recipe, shlex.split(words)))
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -103,5 +120,8 @@ def test_a_preset_keeps_its_method(family, preset):
     if preset == "diffusion_nft":  # the published code divides by the spread of the batch
         assert (expected["credit"].std, found["credit"].std) == ("group", "batch")
         expected["credit"] = expected["credit"].model_copy(update={"std": "batch"})
+    if preset == "mix_grpo" and len(large.rewards) > 1:  # several rewards are compared one by one, as published
+        assert (expected["credit"].combine, found["credit"].combine) == ("sum", "gdpo")
+        expected["credit"] = expected["credit"].model_copy(update={"combine": "gdpo"})
     assert found == expected
     assert not idle_notes(large) and not idle_notes(tiny)

@@ -26,7 +26,7 @@ from diffrl.config.model import ModelSettings
 from diffrl.config.objective import GrpoSettings, OneObjective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
-from diffrl.data.worlds import SOURCES, SPLITS, WORLDS, split_hint
+from diffrl.data.worlds import SOURCES, SPLITS, WORLDS, part_of, split_hint
 from reward_models.messages import closest
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -48,9 +48,10 @@ def _folder_path(path: str) -> str:
 
 
 def _prompt_source(source: str) -> str:
-    if source in SOURCES or source.endswith((".txt", ".jsonl")):
+    whole, _ = part_of(source)
+    if source in SOURCES or whole.endswith((".txt", ".jsonl")):
         return source
-    if source.startswith("hub:") and len(source) > len("hub:"):
+    if whole.startswith("hub:") and len(whole) > len("hub:"):
         return source
     world, _, split = source.partition(":")
     close = closest(source, SOURCES)
@@ -59,8 +60,8 @@ def _prompt_source(source: str) -> str:
     else:
         hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
     raise rule(
-        f"must be {', '.join(WORLDS)} with :{', :'.join(SPLITS)}, a .txt or .jsonl file, or hub:<dataset>. Got "
-        f"{show(source)}. {hint}"
+        f"must be {', '.join(WORLDS)} with :{', :'.join(SPLITS)}, or a .txt or .jsonl file or hub:<dataset>, all of it "
+        f"or @{', @'.join(SPLITS)}. Got {show(source)}. {hint}"
     )
 
 
@@ -109,8 +110,9 @@ class PromptSettings(Section):
     """Prompts to train on and to evaluate on; train is shuffled anew each epoch, from run.seed."""
 
     train: PromptSource = Field(
-        description="shapes:train, or of the worlds moving and words, a .txt (a prompt a line) or .jsonl file, or "
-        "hub:<dataset>."
+        description="geneval:train or ocr:train, of the toys shapes:train, moving:train or words:train, a .txt (a "
+        "prompt a line) or .jsonl file, or hub:<dataset>[:<split>]; of files and datasets @train, @tune or @report "
+        "behind them is a part, which has no prompt of the others."
     )
     eval: PromptSource | None = Field(
         None,

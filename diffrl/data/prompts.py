@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from diffrl.data.worlds import WORLDS, embedded_prompts, split_of
+from diffrl.data.worlds import SPLITS, WORLDS, Split, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.messages import cut, quote
@@ -25,6 +26,9 @@ LONGEST_PROMPT = 10_000
 LONGEST_RECORD = 100_000
 """Characters of a prompt and all that scorers need beside it, as JSON."""
 
+HELD_OUT_ONE_OF = 32
+"""One distinct prompt of so many is in the part tune of a list, and one in its part report."""
+
 
 def load_prompts(source: str) -> list[Prompt]:
     """Read prompts in their order.
@@ -32,26 +36,44 @@ def load_prompts(source: str) -> list[Prompt]:
     Args:
         source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`, a path ending in .txt
             (one prompt a line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or
-            `hub:<dataset>[:<split>]` (column "prompt" or "text").
+            `hub:<dataset>[:<split>]` (column "prompt", "text" or "caption"; the split may be a slice, `train[:50000]`).
+            A file or dataset that ends in `@train`, `@tune` or `@report` is that part of it: see `parts`.
 
     Raises:
         ConfigError: no such source, an unreadable line, no prompt in it, or a prompt or list that is too long.
     """
     embedded = split_of(source)
+    whole, part = part_of(source)
+    listed: Iterable[Prompt]
     if embedded is not None:
-        prompts = embedded_prompts(*embedded)
-    elif source.startswith("hub:"):
-        prompts = _from_hub(source.removeprefix("hub:"))
+        listed = embedded_prompts(*embedded)
+    elif whole.startswith("hub:"):
+        listed = _from_hub(whole.removeprefix("hub:"))
     else:
-        prompts = _from_file(Path(source))
+        listed = _from_file(Path(whole))
+    chosen = listed if embedded is not None or part is None else parts(listed, part)
+    prompts = list(islice(chosen, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     if not prompts:
         raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}.")
     if len(prompts) > MOST_PROMPTS:
         raise ConfigError(
-            f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} in {quote(source)}. "
-            "Take a part."
+            f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} or more in "
+            f"{quote(source)}. Take a part, of a dataset such as hub:<dataset>:train[:100000]."
         )
     return prompts
+
+
+def parts(listed: Iterable[Prompt], part: Split) -> Iterator[Prompt]:
+    """The prompts of one part of a list, in its order, each text once: the first that has it.
+
+    The text alone decides which part it is in, so that the parts have none in common whatever is repeated or added.
+    """
+    seen: set[str] = set()
+    for prompt in listed:
+        digest = int.from_bytes(hashlib.sha256(prompt.text.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
+        if SPLITS[digest + 1 if digest < 2 else 0] == part and prompt.text not in seen:
+            seen.add(prompt.text)
+            yield prompt
 
 
 def _from_file(path: Path) -> list[Prompt]:
@@ -118,7 +140,7 @@ def _require_short(length: int, where: str) -> None:
         )
 
 
-def _from_hub(name: str) -> list[Prompt]:
+def _from_hub(name: str) -> Iterator[Prompt]:
     dataset, _, split = name.partition(":")
     try:
         from datasets import load_dataset
@@ -131,13 +153,10 @@ def _from_hub(name: str) -> list[Prompt]:
     column = next((c for c in ("prompt", "text", "caption") if c in rows.column_names), None)
     if column is None:
         raise ConfigError(f"A prompt dataset needs a column prompt, text or caption. Got {rows.column_names}.")
-    rows = islice(rows, MOST_PROMPTS + 1)  # no more than it takes to see that they are too many
-    texts = ((number, row, row[column]) for number, row in enumerate(rows))
-    return [
-        _from_row(text, _plain(row, column), f"Row {number} of {name}")
-        for number, row, text in texts
-        if isinstance(text, str) and text.strip()
-    ]
+    for number, row in enumerate(rows):
+        text = row[column]
+        if isinstance(text, str) and text.strip():
+            yield _from_row(text, _plain(row, column), f"Row {number} of {name}")
 
 
 def _from_row(text: str, metadata: dict[str, Any], where: str) -> Prompt:

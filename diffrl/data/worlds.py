@@ -1,5 +1,7 @@
 """The embedded worlds and their splits: one table, for prompts and for the configuration.
 
+Three are toys, for the embedded pipelines; `geneval` and `ocr` are for models of real size.
+
 Splits have no combination in common. Training takes `train`; what a setting is chosen by is measured on `tune`, which
 evaluations during training use; `report` is left for final numbers and is only ever asked for by name.
 """
@@ -17,8 +19,17 @@ if TYPE_CHECKING:  # the configuration reads this table, and needs no records
 Split = Literal["train", "tune", "report"]
 SPLITS: tuple[Split, ...] = ("train", "tune", "report")
 
-WORLDS = {"shapes": "diffrl.data.shapes", "moving": "diffrl.data.moving", "words": "diffrl.data.words"}
+WORLDS = {
+    "shapes": "diffrl.data.shapes",
+    "moving": "diffrl.data.moving",
+    "words": "diffrl.data.words",
+    "geneval": "diffrl.data.geneval",
+    "ocr": "diffrl.data.ocr",
+}
 """Module of each world, imported when it is asked for; it has `prompts(split)`, in a fixed order."""
+
+TOYS = ("shapes", "moving", "words")
+"""Worlds that were made for the embedded pipelines; a model of real size has nothing to learn from them."""
 
 SOURCES = tuple(f"{world}:{split}" for world in WORLDS for split in SPLITS)
 """Every prompt source that is built in."""
@@ -35,6 +46,16 @@ def split_of(source: str) -> tuple[str, str] | None:
         return None
     require_split(world, split)
     return world, split
+
+
+def part_of(source: str) -> tuple[str, Split | None]:
+    """A list of prompts, and the part of it that is asked for: ("mine.txt", "tune") for `mine.txt@tune`, None for all.
+
+    Files and datasets have no splits of their own; `data.prompts` divides them.
+    """
+    whole, _, part = source.rpartition("@")
+    found = next((split for split in SPLITS if whole and split == part), None)
+    return (source, None) if found is None else (whole, found)
 
 
 def require_split(world: str, split: str) -> None:
@@ -79,4 +100,5 @@ def noise_stream(source: str) -> str:
         source: of the prompts.
     """
     found = split_of(source)
-    return "eval" if found is None or found[1] == "tune" else f"eval {found[1]}"
+    split = part_of(source)[1] if found is None else found[1]
+    return "eval" if split in (None, "tune") else f"eval {split}"

@@ -1,13 +1,15 @@
-"""Everything about a configuration that can be known without loading the model."""
+"""Everything about a configuration that can be known without loading the model, or fetching anything."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
+from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import GIB, available_bytes, check_memory
 from diffrl.data.prompts import load_prompts
@@ -18,7 +20,9 @@ from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_devic
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
+from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
+from diffrl.run.downloads import Download, downloads, is_away, unloaded, weights_away
 from diffrl.run.initial import pin_initial
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
@@ -78,15 +82,24 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
             check_memory(plan.memory.peak, device)
         return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
 
+    def prompts(source: str, use: str) -> str:
+        return f"{source} {NOT_HERE}" if is_away(source) else f"{len(load_prompts(source)):,} {use}"
+
+    def scorers_of(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
+        away = [reward for reward in settings if weights_away(reward)]
+        return [*unloaded(away, where), *make_scorers([s for s in settings if s not in away], where)]
+
     def rewards() -> str:
-        scorers = make_scorers(config.rewards, "rewards")
-        held_out = make_scorers(config.eval.rewards, "eval.rewards")
+        scorers = scorers_of(config.rewards, "rewards")
+        held_out = scorers_of(config.eval.rewards, "eval.rewards")
         require_media(config.model.facts, [*scorers, *held_out])
-        require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
-        shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
-        require_metadata(held_out, shown, "prompts.eval")
-        require_pairs(held_out, config.eval.samples, len(shown))
-        return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
+        if not is_away(config.prompts.train):
+            require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
+        if not is_away(config.prompts.held_out):
+            shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
+            require_metadata(held_out, shown, "prompts.eval")
+            require_pairs(held_out, config.eval.samples, len(shown))
+        return f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
 
     def runs_here() -> str:
         device, e, t = choose_device(config.model.device), config.rollout.explore, config.train
@@ -97,8 +110,8 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
             return str(device)
         return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
 
-    attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
-    attempt("", lambda: f"{len(load_prompts(config.prompts.held_out)):,} held out")
+    attempt("prompts", lambda: prompts(config.prompts.train, "to train on"))
+    attempt("", lambda: prompts(config.prompts.held_out, "held out"))
     attempt("rewards", rewards)
     attempt("model", model)
     attempt("lora", lora)
@@ -109,13 +122,24 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
     attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
     attempt("run", lambda: f"{new_run_dir(config)} is free")
     if problems:
-        raise ConfigError(problems)
-    there = whereabouts(config.model.path) != NOT_HERE
+        raise ConfigError(list(dict.fromkeys(problems)))
+    fetched = downloads(config)
     return [
         *found,
         *idle_notes(config),
-        "The configuration is fine." if there else "The configuration is fine but for what is not here yet.",
+        *(f"{'' if number else 'to fetch':<12} {_told(one)}" for number, one in enumerate(fetched)),
+        "The configuration is fine but for what is not here yet." if fetched else "The configuration is fine.",
     ]
+
+
+def _names(rewards: Sequence[RewardSettings]) -> str:
+    away = {reward.key for reward in rewards if weights_away(reward)}
+    return ", ".join(f"{reward.key} (weights not here yet)" if reward.key in away else reward.key for reward in rewards)
+
+
+def _told(one: Download) -> str:
+    place = f"huggingface.co/{'datasets/' if one.kind == 'dataset' else ''}{one.name}"
+    return f"{place} for {', '.join(one.uses)}" + (f": {one.note}" if one.note else "")
 
 
 def whereabouts(path: str) -> str:

@@ -46,10 +46,11 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All registered rewards, also those that cannot be imported here."""
-    return [_entry(name) for name in sorted(SCORERS)]
+    return [entry_of(name) for name in sorted(SCORERS)]
 
 
-def _entry(name: str) -> Entry:
+def entry_of(name: str) -> Entry:
+    """A registered reward, or one of your own by its path."""
     try:
         spec = factory_of(name).spec
     except RewardError as error:

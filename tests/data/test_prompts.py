@@ -1,10 +1,12 @@
 """Prompts from files, and one sentence for each way a file can be wrong."""
 
+import json
 import os
 
 import pytest
 
 from diffrl.data.prompts import load_prompts
+from diffrl.data.worlds import SPLITS
 from diffrl.errors import ConfigError
 
 
@@ -69,6 +71,40 @@ def test_each_mistake_is_one_sentence(tmp_path, name, content, message):
     with pytest.raises(ConfigError, match=message) as found:
         load_prompts(str(path))
     assert len(found.value.problems) == 1 and "\n" not in str(found.value)
+
+
+def test_parts_of_a_list_share_it_out_by_text_alone(tmp_path):
+    """No text is in two parts or in one twice, all are in some, and a longer list moves none to another part."""
+    texts = [f"prompt {i % 900}" for i in range(1000)]
+    (short := tmp_path / "short.txt").write_text("\n".join(texts[:500]))
+    (path := tmp_path / "all.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": t, "n": i}) for i, t in enumerate(texts))
+    )
+    found = {part: load_prompts(f"{path}@{part}") for part in SPLITS}
+    listed = [prompt.text for part in found.values() for prompt in part]
+    assert sorted(listed) == sorted(set(texts))
+    assert all(prompt.metadata["n"] < 900 for part in found.values() for prompt in part)  # of equal texts the first
+    assert 10 < len(found["tune"]) < 60 and 10 < len(found["report"]) < 60
+    for part in SPLITS:
+        own = {prompt.text for prompt in found[part]}
+        assert [p.text for p in load_prompts(f"{short}@{part}")] == [t for t in texts[:500] if t in own]
+    with pytest.raises(ConfigError, match="at least one prompt. Got none in '.*one.txt@report'"):
+        (tmp_path / "one.txt").write_text("prompt 0")
+        load_prompts(f"{tmp_path / 'one.txt'}@report")
+
+
+def test_a_dataset_gives_rows_columns_and_parts(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    rows = [f"{i},a cat {i // 3},{i / 7}" for i in range(600)]  # a preference set: the same caption in several rows
+    (tmp_path / "data" / "train.csv").write_text("\n".join(["id,caption,score", *rows]))
+    source = f"hub:{tmp_path / 'data'}"
+    assert len(load_prompts(source)) == 600
+    first = load_prompts(f"{source}:train[:10]")
+    assert [p.text for p in first][::3] == ["a cat 0", "a cat 1", "a cat 2", "a cat 3"]
+    assert first[3].metadata == {"id": 3, "score": pytest.approx(3 / 7)}
+    train, tune = ({p.text for p in load_prompts(f"{source}:train[:300]@{part}")} for part in ("train", "tune"))
+    assert train and tune and not train & tune and train | tune < {f"a cat {i}" for i in range(100)}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -22,3 +22,4 @@ def test_a_world_has_three_splits_with_no_prompt_in_common(world):
 def test_the_noise_of_evaluations_is_that_of_tune_and_report_has_its_own():
     assert noise_stream("shapes:tune") == noise_stream("words:tune") == noise_stream("my_prompts.txt") == "eval"
     assert len({noise_stream(f"moving:{split}") for split in SPLITS}) == 3
+    assert [noise_stream(f"my_prompts.txt@{split}") for split in SPLITS] == ["eval train", "eval", "eval report"]

@@ -5,10 +5,14 @@ import math
 
 import pytest
 
+from diffrl.data.geneval import CLASSES
 from diffrl.training import scorers as scorers_module
 from reward_models import SCORERS, load_reward
+from reward_models.videos import video_mean
+from tests.reward_models import tiny_basic
 from tests.reward_models.test_contract import METADATA, TINY
 from tests.training.harness import make_trainer, settings
+from tests.training.test_presets import ROOT, recipe, recipe_of
 
 SPECS = {"prompt": "a red circle", "include": [{"class": "clock", "count": 1}], "text": "red"}
 CLIP_PROMPT = {"prompt": "a red circle moving left"}
@@ -21,13 +25,15 @@ def tiny_rewards(monkeypatch, tmp_path):
 
     def load(name, **options):
         if name not in TINY or options:
-            return load_reward(name, **options)
+            return load_reward(name, **options)  # video_mean asks for its inner one below
         if name not in made:
             (folder := tmp_path / "weights" / name).mkdir(parents=True)
             made[name] = TINY[name](folder)
         return made[name]
 
     monkeypatch.setattr(scorers_module, "load_reward", load)
+    monkeypatch.setattr(video_mean, "load_reward", load)
+    monkeypatch.setattr(tiny_basic, "CLASSES", CLASSES)
     return load
 
 
@@ -56,3 +62,47 @@ def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     expected = sum(values / 10.0 for values in table.raw.values())
     assert (table.total - expected).abs()[table.ok].max() < 1e-3 * expected[table.ok].abs().max()
     assert metrics["samples/failed"] == 0 and math.isfinite(metrics["update/loss"]) and metrics["update/grad_norm"] > 0
+
+
+CHOICES = [
+    *(("sd3", preset) for preset in ("flow_grpo", "crd", "sol_rl", "dance_grpo", "mix_grpo", "diffrl")),
+    *(("flux", "diffrl"), ("sana", "flow_grpo"), ("wan", "flow_grpo"), ("wan", "diffrl")),
+]
+"""A recipe of real size with each choice of rewards, and one at least of each family."""
+
+
+def chosen_of(family, preset):
+    """What a recipe trains on, and each of its held-out judges; of video_mean the inner reward too."""
+    data = recipe_of(family, preset)
+    trained, judges = (
+        [(reward["name"], *reward.get("options", {}).values()) for reward in rewards]
+        for rewards in (data["rewards"], data["eval"]["rewards"])
+    )
+    return tuple(trained), set(judges)
+
+
+@pytest.mark.long
+def test_every_choice_of_rewards_is_among_them():
+    trained, judges = zip(*(chosen_of(family, preset) for family, preset in CHOICES), strict=True)
+    for family in ("sd3", "flux", "sana", "wan"):
+        for path in (ROOT / "configs" / family).glob("*.yaml"):
+            own, others = chosen_of(family, path.stem)
+            assert own in trained and others <= set.union(*judges), path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "preset"), CHOICES)
+def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random_pipelines, tmp_path):
+    """An iteration and an evaluation of a real-size recipe, small, with its own scorers on tiny random weights."""
+    own, data = recipe_of(family, preset), recipe(preset, family, random_pipelines(family), tmp_path)
+    data |= {"rewards": own["rewards"], "prompts": own["prompts"] | {"per_iteration": 1}}
+    data["eval"] |= {"rewards": own["eval"]["rewards"], "samples": 2}
+    if own["prompts"]["train"].startswith("hub:"):  # three prompts in place of the dataset
+        (listed := tmp_path / "prompts.txt").write_text("a red circle\na blue square\na green circle\n")
+        data["prompts"] |= {"train": str(listed), "eval": str(listed)}
+    trainer = make_trainer(data)
+    done, held_out = trainer.iterate(), trainer.evaluate()
+    table = done.samples.table
+    assert set(table.raw) == {reward.key for reward in trainer.config.rewards}
+    assert done.metrics["samples/failed"] == 0 and math.isfinite(done.metrics["update/loss"])
+    assert held_out.failed == 0 and {r.key for r in trainer.config.eval.rewards} <= set(held_out.means)

@@ -38,8 +38,7 @@ def recipe(preset, family, pipeline, directory):
 
     A family without recipes of its own takes those of the embedded pipeline.
     """
-    path = ROOT / f"configs/{family}/{preset}.yaml"
-    data = yaml.safe_load((path if path.exists() else ROOT / f"configs/tiny-sd3/{preset}.yaml").read_text())
+    data = recipe_of(family if (ROOT / f"configs/{family}/{preset}.yaml").exists() else "tiny-sd3", preset)
     rollout, tree, rewards = data["rollout"], data["rollout"]["tree"], SUMS[FAMILIES[family].media]
     data["run"] |= {"name": "run", "dir": str(directory), "seed": 3, "iterations": 1, "eval_every": None}
     data["model"] = {"family": family, "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6}}
@@ -57,6 +56,11 @@ def recipe(preset, family, pipeline, directory):
     data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}
     data["guards"] = {}  # float32: the ratio before the first update is held to 1e-5
     return data
+
+
+def recipe_of(family, preset):
+    """A recipe as its file has it."""
+    return yaml.safe_load((ROOT / f"configs/{family}/{preset}.yaml").read_text(encoding="utf-8"))
 
 
 def test_these_are_all_presets():
