@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.cost.plan import make_plan
@@ -122,6 +123,7 @@ def whereabouts(path: str) -> str:
     """Where a pipeline is, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    if Path(path).exists():
-        return "here"
+    folder = pipeline_folder(path)
+    if folder.exists():
+        return "here" if folder == Path(path) else f"which comes with diffrl: {folder}"
     return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE
