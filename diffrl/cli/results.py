@@ -42,7 +42,8 @@ def generate(
 ) -> None:
     """Draw pictures or videos from a pipeline, or from a run's aligned weights."""
     quiet()
-    from diffrl.export.generate import GenerateRequest, generate_pictures
+    from diffrl.export.generate import GenerateRequest, generate_pictures, kept_pictures
+    from diffrl.run.watch import watched
 
     request = GenerateRequest(
         out=out,
@@ -64,7 +65,9 @@ def generate(
         frames=frames,
         batch=batch,
     )
-    for line in generate_pictures(request):
+    with watched(console(), "loading", lambda: kept_pictures(out)):
+        lines = generate_pictures(request)
+    for line in lines:
         typer.echo(line)
 
 
@@ -98,14 +101,18 @@ def export(
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     quiet()
-    if form == "diffusers":
-        from diffrl.export.diffusers import export_run
+    from diffrl.run.watch import watched
 
-        lines = export_run(run, out, choice(step, best, run))
-    else:
-        from diffrl.export.modelopt import export_quantised
+    chosen = choice(step, best, run)
+    with watched(console(), f"exporting {run}", lambda: f"What is in {out} is not whole: remove it and export again."):
+        if form == "diffusers":
+            from diffrl.export.diffusers import export_run
 
-        lines = export_quantised(run, out, form, choice=choice(step, best, run))
+            lines = export_run(run, out, chosen)
+        else:
+            from diffrl.export.modelopt import export_quantised
+
+            lines = export_quantised(run, out, form, choice=chosen)
     for line in lines:
         typer.echo(line)
 
