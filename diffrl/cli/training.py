@@ -76,13 +76,20 @@ def check(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     processes: ProcessesOption = 1,
+    gpu: Annotated[str | None, typer.Option(help="Judge for a machine with this GPU, such as h100.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Judge for a GPU of so much memory, such as 80GB.")] = None,
 ) -> None:
-    """Check a configuration and everything it names, without loading the model."""
+    """Check a configuration and everything it names, without loading the model.
+
+    diffrl check configs/flux/flow_grpo.yaml --processes 8 --gpu h100
+
+    Exit code: 2 for a configuration that is wrong; 0 for one that is right, also where this machine cannot run it.
+    """
     resolved = load(config, overrides)
     quiet()
-    from diffrl.run.check import check_config
+    from diffrl.run.check import check_config, other_machine
 
-    for line in check_config(resolved, processes):
+    for line in check_config(resolved, processes, other_machine(gpu, memory)):
         typer.echo(line)
 
 
@@ -91,11 +98,28 @@ def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     processes: ProcessesOption = 1,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="Hours on this GPU, such as h100; may be given several times.")
+    ] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the GPU's peak that is reached. Default: 0.4.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a run will cost: batches, network evaluations, decodes, reward calls, memory."""
+    """Show what a run will cost: batches, network evaluations, operations, decodes, reward calls, memory, hours.
+
+    diffrl plan configs/sd3/flow_grpo.yaml --processes 8 --gpu h100 --gpu a100
+    """
     quiet()
+    from diffrl.cost.gpus import find_gpu
+    from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
 
-    made = make_plan(load(config, overrides), processes)
-    typer.echo(plan_json(made) if as_json else plan_text(made))
+    resolved = load(config, overrides)
+    made, gpus = make_plan(resolved, processes), tuple(find_gpu(name) for name in gpu or ())
+    share = utilisation or UTILISATION
+    if as_json:
+        hours = {one.title: hours_of(made, one, share) for one in gpus}
+        typer.echo(plan_json(made, {"utilisation": share, "hours": hours} if gpus else None))
+        return
+    typer.echo(plan_text(made, tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from diffrl.bundled import pipeline_folder
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
 from diffrl.models.hub import fetch, is_hub_id, loading_problem, pipeline_class_of
@@ -25,14 +25,14 @@ def choose_device(name: str) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means on this machine.
 
     Raises:
-        ConfigError: CUDA was asked for by name and there is none.
+        NotHereError: CUDA was asked for by name and there is none.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"A device is auto, cpu or cuda. Got {name!r}.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("The device cuda needs a CUDA device. None was found. Use auto or cpu.")
+        raise NotHereError("The device cuda needs a CUDA device. None was found. Use auto or cpu.")
     return torch.device(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,40 +10,87 @@ import torch
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
+from diffrl.cost.gpus import find_gpu, parse_memory
 from diffrl.cost.plan import make_plan
-from diffrl.cost.process_memory import GIB, available_bytes, check_memory
+from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
 from diffrl.data.prompts import load_prompts
-from diffrl.errors import ConfigError, DiffrlError
+from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
+from diffrl.precision.backends.machine import Machine
+from diffrl.precision.backends.table import missing_hardware
 from diffrl.run.directory import new_run_dir
 from diffrl.run.initial import pin_initial
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers
 
+NEWEST_CUDA = (99, 0)
+"""Stands for whatever another machine has installed, which is not looked at."""
+
 NOT_HERE = "not here yet: fetched from the hub at the first start"
 
 
-def check_config(config: Config, processes: int = 1) -> list[str]:
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another machine that a configuration is judged for.
+
+    Args:
+        name: of its GPU, as said to the user.
+        memory: bytes of it.
+        capability: NVIDIA compute capability; None leaves arithmetic unjudged.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int] | None = None
+
+
+def other_machine(gpu: str | None, memory: str | None) -> Elsewhere | None:
+    """The machine that --gpu and --memory describe; None for this one.
+
+    Raises:
+        ConfigError: no such GPU, or no amount of memory.
+    """
+    if gpu is None and memory is None:
+        return None
+    size = None if memory is None else parse_memory(memory)
+    if gpu is not None:
+        known = find_gpu(gpu)
+        return Elsewhere(known.title, size or known.memory, known.capability)
+    assert size is not None
+    return Elsewhere(f"a GPU of {size / GIB:.1f} GiB", size)
+
+
+def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None = None) -> list[str]:
     """Look at everything that a configuration names, for a run of so many processes.
 
+    Args:
+        config: the run.
+        processes: that will share it.
+        elsewhere: a machine that is not this one; memory and arithmetic are judged for it.
+
     Returns:
-        Lines that say what was found.
+        Lines that say what was found. The last ones say what this machine, or that one, cannot run: a configuration
+        may be right all the same.
 
     Raises:
         ConfigError: lists all problems.
     """
     problems: list[str] = []
     found: list[str] = []
+    not_here: list[str] = []
+    machine = "this machine" if elsewhere is None else elsewhere.name
 
     def attempt(label: str, action) -> None:  # type: ignore[no-untyped-def]
         try:
             found.append(f"{label:<12} {action()}")
+        except NotHereError as error:
+            not_here.extend(error.problems)
         except ConfigError as error:
             problems.extend(error.problems)
         except DiffrlError as error:
@@ -72,12 +120,17 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
         return f"the weights of {begun.run} after iteration {begun.step}"
 
     def memory() -> str:
-        plan, device = make_plan(config, processes), choose_device(config.model.device)
+        plan = make_plan(config, processes)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
+        needed = plan.memory.peak
+        if elsewhere is not None:
+            require_memory(needed, elsewhere.memory, "are there")
+            return f"about {needed / GIB:.2f} GiB needed of {elsewhere.memory / GIB:.2f} GiB"
+        device = choose_device(config.model.device)
         if config.guards.memory == "stop":
-            check_memory(plan.memory.peak, device)
-        return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+            check_memory(needed, device)
+        return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
 
     def rewards() -> str:
         scorers = make_scorers(config.rewards, "rewards")
@@ -90,13 +143,26 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
         return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
 
     def runs_here() -> str:
-        device, e, t = choose_device(config.model.device), config.rollout.explore, config.train
+        e, t = config.rollout.explore, config.train
+        if elsewhere is not None:
+            return runs_on(elsewhere)
+        device = choose_device(config.model.device)
         make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
         if config.model.attention is not None:
             try_attention(config.model.attention, device, DTYPES[config.model.dtype])
         if e is None or e.precision == "training":
             return str(device)
         return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+
+    def runs_on(other: Elsewhere) -> str:
+        e = config.rollout.explore
+        if config.model.device == "cpu":
+            raise NotHereError(f"model.device is cpu, and {other.name} is a GPU. Set model.device: auto.")
+        if e is not None and e.precision != "training" and other.capability is not None:
+            gpu = Machine("cuda", other.name, other.capability, cuda=NEWEST_CUDA)
+            if reason := missing_hardware(e.precision, e.engine, gpu):
+                raise NotHereError(f"rollout.explore.precision {e.precision}: {reason}. Take one that it runs.")
+        return f"{other.name}; what must be installed there is not looked at"
 
     attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
     attempt("", lambda: f"{len(load_prompts(config.prompts.held_out)):,} held out")
@@ -112,11 +178,10 @@ def check_config(config: Config, processes: int = 1) -> list[str]:
     if problems:
         raise ConfigError(problems)
     there = whereabouts(config.model.path) != NOT_HERE
-    return [
-        *found,
-        *idle_notes(config),
-        "The configuration is fine." if there else "The configuration is fine but for what is not here yet.",
-    ]
+    verdict = "The configuration is fine." if there else "The configuration is fine but for what is not here yet."
+    if not_here:
+        verdict = f"The configuration is valid, and cannot run on {machine}:"
+    return [*found, *idle_notes(config), verdict, *(f"  - {reason}" for reason in dict.fromkeys(not_here))]
 
 
 def whereabouts(path: str) -> str:
