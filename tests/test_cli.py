@@ -121,6 +121,42 @@ def test_what_is_wrong_is_wrong_on_every_machine(config_file, options, capsys):
     expect_refusal(capsys, "check", config_file, *options)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_check_asks_every_reward_once(config_file, tmp_path, monkeypatch, capsys, asked):
+    lines = [
+        "import torch",
+        "from dataclasses import replace",
+        "from reward_models.images.shapes import ShapesScorer",
+        "class Breaks(ShapesScorer):",
+        "    def __call__(self, batch):",
+        "        raise OSError('no such server as ' + batch.prompts[0])",
+        "class Refuses(ShapesScorer):",
+        "    def __call__(self, batch):",
+        "        n = len(batch)",
+        "        raw, ok = torch.full((n,), torch.nan), torch.zeros(n, dtype=torch.bool)",
+        "        return replace(super().__call__(batch), raw=raw, ok=ok, errors=['blank'] * n)",
+    ]
+    (tmp_path / "asked_rewards.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    options = [] if asked else ["--no-ask-rewards"]
+    assert run("check", config_file, "rewards.0.name=asked_rewards:Refuses", *options) == 0
+    assert ("blank" in capsys.readouterr().out) is asked
+    broken = ["check", config_file, "eval.rewards.1.name=asked_rewards:Breaks", *options]
+    if asked:
+        assert "no such server as a" in expect_refusal(capsys, *broken)
+    else:
+        assert run(*broken) == 0
+
+
+def test_check_tells_held_out_prompts_that_are_trained_on(config_file, tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("a red circle\na blue square\na red square\n")
+    (tmp_path / "other.txt").write_text("a blue square\na green square\n")
+    files = [f"prompts.train={tmp_path / 'one.txt'}", f"prompts.eval={tmp_path / 'other.txt'}"]
+    assert run("check", config_file, *files) == 0
+    assert "2 held out; 1 of them are trained on too" in capsys.readouterr().out
+
+
 def test_check_lists_every_problem(config_file, tmp_path, capsys):
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")

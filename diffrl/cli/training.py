@@ -78,6 +78,9 @@ def check(
     processes: ProcessesOption = 1,
     gpu: Annotated[str | None, typer.Option(help="Judge for a machine with this GPU, such as h100.")] = None,
     memory: Annotated[str | None, typer.Option(help="Judge for a GPU of so much memory, such as 80GB.")] = None,
+    ask_rewards: Annotated[
+        bool, typer.Option(help="Score a picture of noise with every reward; a judge on a server may bill that.")
+    ] = True,
 ) -> None:
     """Check a configuration and everything it names, without loading the model.
 
@@ -89,7 +92,7 @@ def check(
     quiet()
     from diffrl.run.check import check_config, other_machine
 
-    for line in check_config(resolved, processes, other_machine(gpu, memory)):
+    for line in check_config(resolved, processes, other_machine(gpu, memory), ask_rewards):
         typer.echo(line)
 
 

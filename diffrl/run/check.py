@@ -25,6 +25,7 @@ from diffrl.precision.backends.machine import Machine
 from diffrl.precision.backends.table import missing_hardware
 from diffrl.run.directory import new_run_dir
 from diffrl.run.initial import pin_initial
+from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers
@@ -66,13 +67,16 @@ def other_machine(gpu: str | None, memory: str | None) -> Elsewhere | None:
     return Elsewhere(f"a GPU of {size / GIB:.1f} GiB", size)
 
 
-def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None = None) -> list[str]:
+def check_config(
+    config: Config, processes: int = 1, elsewhere: Elsewhere | None = None, ask_rewards: bool = True
+) -> list[str]:
     """Look at everything that a configuration names, for a run of so many processes.
 
     Args:
         config: the run.
         processes: that will share it.
         elsewhere: a machine that is not this one; memory and arithmetic are judged for it.
+        ask_rewards: score a picture of noise with every reward.
 
     Returns:
         Lines that say what was found. The last ones say what this machine, or that one, cannot run: a configuration
@@ -140,7 +144,11 @@ def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None
         shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
         require_metadata(held_out, shown, "prompts.eval")
         require_pairs(held_out, config.eval.samples, len(shown))
-        return f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
+        names = f"{', '.join(s.name for s in scorers)}; held out: {', '.join(s.name for s in held_out)}"
+        if not ask_rewards:
+            return f"{names}; not asked"
+        refused = try_rewards(config, [*scorers, *held_out], load_prompts(config.prompts.train)[0])
+        return "\n".join([f"{names}; each was asked once", *(f"{'':<12} {line}" for line in refused)])
 
     def runs_here() -> str:
         e, t = config.rollout.explore, config.train
@@ -154,6 +162,13 @@ def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None
             return str(device)
         return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
 
+    def held_out_prompts() -> str:
+        texts = [prompt.text for prompt in load_prompts(config.prompts.held_out)]
+        trained = {prompt.text for prompt in load_prompts(config.prompts.train)}
+        shared = sum(text in trained for text in texts)
+        also = f"; {shared:,} of them are trained on too, and say nothing of other prompts" if shared else ""
+        return f"{len(texts):,} held out{also}"
+
     def runs_on(other: Elsewhere) -> str:
         e = config.rollout.explore
         if config.model.device == "cpu":
@@ -165,7 +180,7 @@ def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None
         return f"{other.name}; what must be installed there is not looked at"
 
     attempt("prompts", lambda: f"{len(load_prompts(config.prompts.train)):,} to train on")
-    attempt("", lambda: f"{len(load_prompts(config.prompts.held_out)):,} held out")
+    attempt("", held_out_prompts)
     attempt("rewards", rewards)
     attempt("model", model)
     attempt("lora", lora)
@@ -176,7 +191,7 @@ def check_config(config: Config, processes: int = 1, elsewhere: Elsewhere | None
     attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
     attempt("run", lambda: f"{new_run_dir(config)} is free")
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(dict.fromkeys(problems)))  # prompts are asked for twice
     there = whereabouts(config.model.path) != NOT_HERE
     verdict = "The configuration is fine." if there else "The configuration is fine but for what is not here yet."
     if not_here:
