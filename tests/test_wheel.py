@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import diffrl
-from diffrl.bundled import pipeline_folder, recipes
+from diffrl.bundled import pipeline_folder, recipe_summary, recipes
 
 ROOT = Path(__file__).parents[1]
 CARRIED = ("diffrl", "reward_models", "configs", "assets/tiny-*")
@@ -46,7 +46,8 @@ def test_the_wheel_and_the_source_distribution_carry_every_file_of_ours(tmp_path
     assert not {*expected, "scripts/bundle.py"} - source
 
 
-def test_recipes_are_those_of_the_clone():
+def test_recipes_are_those_of_the_clone_and_each_says_what_it_is_for():
+    assert all(len(recipe_summary(file)) > 20 for file in recipes().values())
     assert sorted(map(str, recipes().values())) == sorted(str(ROOT / name) for name in tracked("configs/*.yaml"))
 
 

@@ -30,7 +30,8 @@ def init(
         return
     written, name = write_recipe(recipe, out)
     typer.echo(
-        f"The recipe {name} is in {written}. What it needs: diffrl check {written}; to start: diffrl train {written}"
+        f"The recipe {name} is in {written}. Its header says what it is for and how it is started. Whether this "
+        f"machine can run it: diffrl check {written}"
     )
 
 
