@@ -21,7 +21,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARG
 .PHONY: demo test test-long test-all test-newest test-oldest pytest lint format constraints clean
 
 demo: $(VENV)/.installed
-	$(BIN)/diffrl train configs/quickstart.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/diffrl demo run.name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: lint pytest
 

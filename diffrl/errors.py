@@ -31,6 +31,10 @@ class ConfigError(DiffrlError):
         super().__init__(text)
 
 
+class NotHereError(ConfigError):
+    """Nothing is wrong with the configuration, but this machine cannot run it."""
+
+
 class CheckpointError(DiffrlError):
     """A checkpoint is missing, torn or does not belong to this run."""
 

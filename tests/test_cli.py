@@ -99,6 +99,64 @@ def test_check_says_what_it_found(config_file, capsys):
     assert "The configuration is fine." in text and "StableDiffusion3Pipeline" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["model.device=cuda"], "valid, and cannot run on this machine:\n  - The device cuda"),
+        (["--memory", "0.5GB"], "valid, and cannot run on a GPU of 0.5 GiB:\n  - Not enough memory"),
+        (["--gpu", "h100"], "The configuration is fine."),
+        (["--gpu", "rtx 4090", "rollout.explore={precision: nvfp4, candidates: 8, keep: 4}"], "10.0 or more, not RTX"),
+        (["--gpu", "b200", "rollout.explore={precision: nvfp4, candidates: 8, keep: 4}"], "The configuration is fine."),
+    ],
+)
+def test_a_valid_configuration_is_told_from_a_machine_that_cannot_run_it(config_file, options, said, capsys):
+    if "model.device=cuda" in options and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    assert run("check", config_file, *options) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--gpu", "h1000"], ["--memory", "much"], ["--gpu", "h100", "model.path=no/a/b"]])
+def test_what_is_wrong_is_wrong_on_every_machine(config_file, options, capsys):
+    expect_refusal(capsys, "check", config_file, *options)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_check_asks_every_reward_once(config_file, tmp_path, monkeypatch, capsys, asked):
+    lines = [
+        "import torch",
+        "from dataclasses import replace",
+        "from reward_models.images.shapes import ShapesScorer",
+        "class Breaks(ShapesScorer):",
+        "    def __call__(self, batch):",
+        "        raise OSError('no such server as ' + batch.prompts[0])",
+        "class Refuses(ShapesScorer):",
+        "    def __call__(self, batch):",
+        "        n = len(batch)",
+        "        raw, ok = torch.full((n,), torch.nan), torch.zeros(n, dtype=torch.bool)",
+        "        return replace(super().__call__(batch), raw=raw, ok=ok, errors=['blank'] * n)",
+    ]
+    (tmp_path / "asked_rewards.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    options = [] if asked else ["--no-ask-rewards"]
+    assert run("check", config_file, "rewards.0.name=asked_rewards:Refuses", *options) == 0
+    assert ("blank" in capsys.readouterr().out) is asked
+    broken = ["check", config_file, "eval.rewards.1.name=asked_rewards:Breaks", *options]
+    if asked:
+        assert "no such server as a" in expect_refusal(capsys, *broken)
+    else:
+        assert run(*broken) == 0
+
+
+def test_check_tells_held_out_prompts_that_are_trained_on(config_file, tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("a red circle\na blue square\na red square\n")
+    (tmp_path / "other.txt").write_text("a blue square\na green square\n")
+    files = [f"prompts.train={tmp_path / 'one.txt'}", f"prompts.eval={tmp_path / 'other.txt'}"]
+    assert run("check", config_file, *files) == 0
+    assert "2 held out; 1 of them are trained on too" in capsys.readouterr().out
+
+
 def test_check_lists_every_problem(config_file, tmp_path, capsys):
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")
@@ -122,8 +180,9 @@ def test_a_path_that_is_no_name_on_the_hub_is_a_sentence_everywhere(config_file,
 def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
     assert run("plan", config_file, "model.path=some/hub-id") == 0
     assert "Network evaluations" in capsys.readouterr().out
-    assert run("plan", config_file, "--json") == 0
+    assert run("plan", config_file, "--json", "--gpu", "h100") == 0
     plan = json.loads(capsys.readouterr().out)
+    assert plan["utilisation"] == 0.4 and plan["hours"]["H100"] > 0
     rollout, update, gate, evaluation = 3 * 8 * 5, 3 * 8 * 3, 8 * 3, 3 * 7 * 3
     assert plan["total_network_evaluations"] == rollout + update + gate + evaluation
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from diffrl.bundled import recipes
 from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
 from diffrl.config.schema import Config
@@ -54,7 +55,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         text = read_text(path, 4 * MOST_CHARACTERS)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"The configuration must be a file. Got {path}, which is not there. Check the path."
+            f"The configuration must be a file. Got {path}, which is not there. {_way_out(path)}"
         ) from error
     except Unreadable as error:
         raise ConfigError(f"The configuration {path} {error}.") from error
@@ -69,6 +70,16 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         except ConfigError as error:
             found += error.problems
     return make_config(data, str(path), found)
+
+
+def _way_out(path: Path) -> str:
+    """What to do where there is no such file: a recipe that comes with diffrl can be written here."""
+    recipe = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    try:
+        known = recipe in recipes()
+    except ConfigError:
+        known = False
+    return f"Write that recipe with: diffrl init {recipe}" if known else "Check the path; diffrl init writes one."
 
 
 def make_config(data: Mapping[str, Any], source: str | None = None, found: Sequence[str] = ()) -> Config:

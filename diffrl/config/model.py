@@ -66,7 +66,8 @@ class ModelSettings(Section):
     path: str = Field(
         min_length=1,
         max_length=LONGEST_PATH,
-        description="A pipeline's folder in diffusers format, or its name on the hub.",
+        description="A pipeline's folder in diffusers format, or its name on the hub. assets/tiny-sd3, assets/tiny-wan "
+        "and assets/tiny-words come with diffrl: they are found from any folder that has none of that name.",
     )
     revision: str | None = Field(
         None,

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from diffrl.bundled import pipeline_folder
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
@@ -113,7 +113,7 @@ def estimate_memory(
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
-    geometry = read_geometry(config.model.facts, found, _size(config))
+    geometry = read_geometry(config.model.facts, found, asked_size(config))
     if geometry is None:
         memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()))
         why = "its config files are not as expected"
@@ -191,10 +191,10 @@ def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
     return sizes
 
 
-def _size(config: Config) -> Size:
+def asked_size(config: Config) -> Size:
     """What the adapter will be asked for: the configuration's, then the pipeline's own settings, then the family's."""
     m = config.model
-    own = shipped_settings(Path(m.path))
+    own = shipped_settings(pipeline_folder(m.path))
     asked = {name: own.get(name) if value is None else value for name, value in m.options.items()}
     text = asked.pop("max_sequence_length")
     return Size(**asked, text_tokens=m.facts.max_sequence_length if text is None else text)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from diffrl import pulse
+
 UNGRADED = ("explore", "rollout", "values", "old", "group", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
 PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
@@ -39,7 +41,8 @@ class PhaseClock:
         """Time the block as part of `phase`."""
         start, before, self._within = self._now(), self._within, 0.0
         try:
-            yield
+            with pulse.phase(phase):
+                yield
         finally:
             whole = self._now() - start
             self.seconds[phase] = self.seconds.get(phase, 0.0) + whole - self._within

@@ -8,12 +8,14 @@ and its count and the skipped together make the plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from diffrl.config.idle import idle_notes
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
+from diffrl.cost.flops import evaluation_flops
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
 from diffrl.errors import ConfigError
@@ -46,6 +48,7 @@ class Plan:
         exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
         checkpointing: whether the update computes activations again.
         memory: estimate per process, None if the pipeline's files cannot be read here.
+        flops: of a network evaluation, forward; None likewise.
         notes: what the numbers leave out, and keys without effect.
     """
 
@@ -67,6 +70,7 @@ class Plan:
     exact: bool
     checkpointing: bool
     memory: Memory | None
+    flops: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -89,6 +93,12 @@ class Plan:
     def iteration_cost(self) -> float:
         """Training cost of one iteration, on average."""
         return self.training_cost / self.iterations
+
+    @property
+    def run_flops(self) -> int | None:
+        """Of the network in the whole run, held-out evaluations and the on-policy gate among them."""
+        beside = self.network_evaluations["gate"] + self.network_evaluations["evaluation"]
+        return None if self.flops is None else self.flops * (self.training_cost + beside)
 
 
 @dataclass(frozen=True)
@@ -223,6 +233,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
+        flops=evaluation_flops(config),
         notes=(*notes, *idle_notes(config), *([TREES_NOTE] if config.track.trees else [])),
     )
 
@@ -233,13 +244,20 @@ def even_parts(total: int, parts: int) -> tuple[int, ...]:
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
-def plan_json(plan: Plan) -> str:
-    """The plan as JSON, with the sum of its network evaluations."""
-    return json.dumps({**asdict(plan), "total_network_evaluations": plan.total_network_evaluations}, indent=2)
+def plan_json(plan: Plan, more: Mapping[str, Any] | None = None) -> str:
+    """The plan as JSON, with the sum of its network evaluations, and their operations."""
+    sums = {"total_network_evaluations": plan.total_network_evaluations, "run_flops": plan.run_flops}
+    return json.dumps({**asdict(plan), **sums, **(more or {})}, indent=2)
 
 
-def plan_text(plan: Plan) -> str:
-    """The plan as aligned text."""
+def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> str:
+    """The plan as aligned text.
+
+    Args:
+        plan: the plan.
+        more: further rows.
+        notes: further sentences below.
+    """
     steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
     most = "" if plan.exact else "at most "
     rows: list[tuple[str, str]] = [
@@ -264,6 +282,12 @@ def plan_text(plan: Plan) -> str:
             f"{most}{plan.training_cost:,}  (trained evaluations {plan.trained_times}; evaluation and gate left out)",
         ),
     ]
+    if plan.flops is not None and plan.run_flops is not None:
+        rows += [
+            ("FLOPs, of the network alone", f"{most}{plan.run_flops:.3g}"),
+            ("  of an iteration", f"{most}{plan.flops * plan.iteration_cost:.3g}"),
+            ("  of an evaluation, forward", f"{plan.flops:.3g}"),
+        ]
     if plan.memory is not None:
         memory = plan.memory
         rows += [
@@ -277,8 +301,9 @@ def plan_text(plan: Plan) -> str:
             rows.append((f"  activations, most in {largest}", size_text(memory.passing[largest])))
         if memory.resting:
             rows.append(("Resting on the CPU", size_text(memory.resting)))
+    rows += more
     width = max(len(name) for name, _ in rows) + 2
-    return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + list(plan.notes))
+    return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + [*plan.notes, *notes])
 
 
 def size_text(size: int) -> str:

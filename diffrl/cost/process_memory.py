@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from diffrl.errors import ConfigError
+from diffrl.errors import NotHereError
 
 GIB = 2**30
 
@@ -40,15 +40,22 @@ def check_memory(estimate: int | None, device: torch.device) -> None:
     """Refuse a run that cannot fit; an unknown estimate passes.
 
     Raises:
-        ConfigError: says how much is missing and which keys take less.
+        NotHereError: says how much is missing and which keys take less.
     """
-    if estimate is None:
-        return
-    available = available_bytes(device)
+    if estimate is not None:
+        require_memory(estimate, available_bytes(device), f"are free on {device.type}")
+
+
+def require_memory(estimate: int, available: int, there: str) -> None:
+    """Refuse a run that needs more than there is; `there` says where ("are free on cuda").
+
+    Raises:
+        NotHereError: as `check_memory`.
+    """
     if estimate > available:
-        raise ConfigError(
-            f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB are free "
-            f"on {device.type}. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
+        raise NotHereError(
+            f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB {there}. "
+            "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
             "train.gradient_checkpointing or model.offload, or train a LoRA (model.lora). The estimate is "
             "rough: guards.memory=warn tries all the same."
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
@@ -69,7 +70,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST) -> list[str]:
         for module in model.adapter.trainable_modules().values():
             nn.Module.to(module, DTYPES[model.config.model.dtype])  # one precision, or a plain load would mix two
         pipeline.save_pretrained(str(out), safe_serialization=True)
-        settings = Path(model.config.model.path) / SETTINGS_FILE
+        settings = pipeline_folder(model.config.model.path) / SETTINGS_FILE
         if settings.is_file():
             (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
         what = "pipeline"
@@ -87,7 +88,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         pipeline_class=type(pipeline).__name__,
         result="image" if config.model.facts.fps is None else "video",
         field="images" if config.model.facts.fps is None else "frames",
-        base=base,
+        base=str(pipeline_folder(base)),
         folder=str(out),
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
@@ -132,7 +133,11 @@ def model_card(model: AlignedModel, out: Path) -> str:
 def _call_options(config: Config) -> str:
     """Arguments of a stock call that draws what the run drew."""
     given = {name: value for name, value in config.model.options.items() if value is not None}
-    options = {**shipped_settings(Path(config.model.path)), **given, **dict(config.model.facts.stock_options)}
+    options = {
+        **shipped_settings(pipeline_folder(config.model.path)),
+        **given,
+        **dict(config.model.facts.stock_options),
+    }
     names = {"frames": "num_frames"}
     return "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
 

@@ -10,13 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import EvalSettings
 from diffrl.data.prompts import load_prompts
@@ -35,6 +35,7 @@ from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
 from diffrl.run.choose import Choice
+from diffrl.run.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from reward_models import RewardError
@@ -78,12 +79,16 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
         ConfigError: the request does not add up, or what it names cannot be had.
         DiffrlError: the run's evaluations.jsonl cannot be written.
     """
-    with nullcontext() if request.as_json else console.status("loading") as status:
 
-        def tell(line: str) -> None:  # beside the rows, which alone are the JSON
-            print(line, file=sys.stderr) if status is None else console.print(line, highlight=False, markup=False)
+    def tell(line: str) -> None:  # beside the rows, which alone are the JSON
+        print(line, file=sys.stderr) if request.as_json else console.print(line, highlight=False, markup=False)
 
-        rows = list(measure(request, (lambda text: None) if status is None else status.update, tell))
+    def kept() -> str:
+        where = None if request.run is None else request.run / EVALUATIONS
+        return "Nothing is kept." if where is None else f"Rows that were finished are in {where}."
+
+    with watched(Console(stderr=True) if request.as_json else console, "loading", kept):
+        rows = list(measure(request, tell))
     if request.as_json:
         print(json.dumps([row.as_json() for row in rows], indent=2))
         return
@@ -97,14 +102,11 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def measure(
-    request: EvaluateRequest, report: Callable[[str], None] = print, tell: Callable[[str], None] = print
-) -> Iterator[Measured]:
+def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> Iterator[Measured]:
     """The rows of the table, each as soon as it is measured; those about a run are in its evaluations.jsonl by then.
 
     Args:
         request: what to measure.
-        report: is told what is being drawn.
         tell: is told which checkpoint of a run is measured and why, where it is not simply the newest.
 
     Raises:
@@ -150,7 +152,15 @@ def measure(
             setting.run.align()
         state = None if setting.run is None else digest(setting.run.policy.state())
         for guidance, settings in guided.items():
-            report(f"{weights}, guidance {guidance:g}: {settings.samples} samples")
+            of_rewards = settings.samples * len(setting.scorers)
+            pulse.begin(
+                f"{weights}, guidance {guidance:g}",
+                {
+                    pulse.NETWORK: settings.samples * settings.steps,
+                    pulse.DECODED: settings.samples,
+                    pulse.SCORED: of_rewards,
+                },
+            )
             found = evaluate(
                 OneProcess(),
                 setting.adapter,

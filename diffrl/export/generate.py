@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.data.prompts import load_prompts, make_prompt
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
@@ -149,7 +150,9 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
     first: dict[int, list[Tensor]] = {}
-    count = 0
+    count, wanted = 0, len(prompts) * request.per_prompt
+    steps = len(sampler.sigmas) - 1
+    pulse.begin(f"drawing into {out}", {pulse.NETWORK: wanted * steps, pulse.DECODED: wanted})
     with (out / SAMPLES).open("w", encoding="utf-8") as index:
         for i, j, picture in draw(request, prompts, drawing):
             write_sample(out, index, picture, prompts[i], i, j, request.seed, fps)
@@ -161,8 +164,17 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
     grid.save(out / "grid.png")
     what = "pictures" if fps is None else "videos"
-    drawn = f"{len(sampler.sigmas) - 1} steps, guidance {sampler.guidance_scale:g}."
+    drawn = f"{steps} steps, guidance {sampler.guidance_scale:g}."
     return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
+
+
+def kept_pictures(out: Path) -> str:
+    """What an interrupted drawing leaves in its folder."""
+    try:
+        count = len((out / SAMPLES).read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return "Nothing was drawn yet."
+    return f"{count} samples are in {out}, listed in {SAMPLES}. Draw into another folder to have all."
 
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
 from diffrl.models.published import PUBLISHED, Component
@@ -54,7 +55,7 @@ def describe_pipeline(path: str) -> Architecture | None:
     Raises:
         ConfigError: a file of the folder is torn.
     """
-    folder = Path(path)
+    folder = pipeline_folder(path)
     if folder.is_dir():
         shapes = component_shapes(folder)
         configs = {name: read_object(folder / name / "config.json", missing={}) for name in shapes}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.families import Family
 from diffrl.models.files import read_object
@@ -40,6 +39,6 @@ def distilled_sign(family: Family, path: str) -> str | None:
     ):
         if file.startswith("transformer") and family.guidance != "embedded":
             continue
-        if read_object(Path(path) / file, missing={}).get(key) is value:
+        if read_object(pipeline_folder(path) / file, missing={}).get(key) is value:
             return f"whose {file} has {key}: {str(value).lower()}"
     return None

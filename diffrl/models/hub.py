@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
 from reward_models.messages import cut
@@ -28,8 +29,9 @@ def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
         ConfigError: the directory's index cannot be read, or names no class.
         OSError, ValueError: the hub's cannot be had.
     """
-    if Path(path).is_dir():
-        index = Path(path) / "model_index.json"
+    folder = pipeline_folder(path)
+    if folder.is_dir():
+        index = folder / "model_index.json"
         name = read_object(index).get("_class_name")
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{index} is not the index of a pipeline: it names no class. Save the pipeline again.")
@@ -41,8 +43,9 @@ def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
 
 def fetch(path: str | Path, revision: str | None = None) -> Path:
     """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
-    if Path(path).is_dir():
-        return Path(path)
+    folder = pipeline_folder(path)
+    if folder.is_dir():
+        return folder
     from diffusers import DiffusionPipeline
 
     return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))

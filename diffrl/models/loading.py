@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from diffrl.errors import ConfigError
+from diffrl.bundled import pipeline_folder
+from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
 from diffrl.models.hub import fetch, is_hub_id, loading_problem, pipeline_class_of
@@ -24,14 +25,14 @@ def choose_device(name: str) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means on this machine.
 
     Raises:
-        ConfigError: CUDA was asked for by name and there is none.
+        NotHereError: CUDA was asked for by name and there is none.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"A device is auto, cpu or cuda. Got {name!r}.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("The device cuda needs a CUDA device. None was found. Use auto or cpu.")
+        raise NotHereError("The device cuda needs a CUDA device. None was found. Use auto or cpu.")
     return torch.device(name)
 
 
@@ -41,7 +42,7 @@ def check_pipeline_directory(family: Family, path: str) -> None:
     Raises:
         ConfigError: says what was found instead.
     """
-    directory = Path(path)
+    directory = pipeline_folder(path)
     if not directory.exists():
         if is_hub_id(path) and not (directory.parent.is_dir() and directory.parent != Path()):
             return
@@ -110,11 +111,11 @@ def load_adapter(
     check_pipeline_directory(facts, path)
     placement = placement or Placement(device=device or torch.device("cpu"))
     given = {name: value for name, value in options.items() if value is not None}
-    shipped = shipped_settings(Path(path))
+    shipped = shipped_settings(pipeline_folder(path))
     known = adapter_class.options()
     if unknown := sorted(shipped.keys() - set(known)):
         raise ConfigError(
-            f"{Path(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
+            f"{pipeline_folder(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
             f"{show(unknown)}. Remove them."
         )
     try:
@@ -134,8 +135,8 @@ def load_adapter(
 
 def _vetted_folder(family: Family, path: str, revision: str | None) -> Path:
     """The folder of a pipeline, whose files were looked at; of one on the hub it is fetched if it is of this family."""
-    if Path(path).is_dir():
-        return Path(path)  # looked at by `check_pipeline_directory`
+    if pipeline_folder(path).is_dir():
+        return pipeline_folder(path)  # looked at by `check_pipeline_directory`
     require_pipeline(family, pipeline_class_of(path, revision), path)
     folder = fetch(path, revision)
     vet_pipeline(folder)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, NotHereError
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Run a backend once, forward and backward: some only infer, some take no float32 or not this device.
 
     Raises:
-        ConfigError: it fails or gives no gradient.
+        NotHereError: it fails or gives no gradient.
     """
     from diffusers.models.attention_dispatch import (
         AttentionBackendName,
@@ -79,7 +79,7 @@ def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
     except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError) as error:
         problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if problem is not None:
-        raise ConfigError(
+        raise NotHereError(
             f"model.attention {name!r} cannot be used on {device.type} in {str(dtype).removeprefix('torch.')}: "
             f"{problem.rstrip('.')}. Set model.attention: native."
         )

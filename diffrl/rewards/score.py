@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.errors import GuardStop
 from diffrl.functional.combine import scaled_reward
 from diffrl.records import Prompt, RewardTable
@@ -139,7 +140,10 @@ class Scoring:
         notes: dict[str, list[str | None]] = {}
         for stream in self._streams:
             weighted = stream.weighted
-            outputs = [_wait(weighted, pending) for pending in stream.pending]
+            outputs = []
+            for pending, piece in zip(stream.pending, stream.pieces, strict=True):
+                outputs.append(_wait(weighted, pending))
+                pulse.advance(pulse.SCORED, len(piece))
             rows = [row for piece in stream.pieces for row in piece]
             values, good, messages, components = _joined(outputs, rows)
             if any(said := _noted(outputs, rows)):

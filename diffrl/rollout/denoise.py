@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.functional.dynamics import ab2_step, ode_step
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Forest
@@ -45,18 +46,18 @@ def batched_velocity(
         guidance_scale: 1 is off.
         micro_batch: samples a call.
     """
-    pieces = [
-        adapter.velocity(x, s, take_rows(conditioning, r), guidance_scale)
-        for x, s, r in zip(latents.split(micro_batch), sigma.split(micro_batch), rows.split(micro_batch), strict=True)
-    ]
-    return torch.cat(pieces)
+    predict = velocity_of(adapter, conditioning, guidance_scale)
+    split = zip(latents.split(micro_batch), sigma.split(micro_batch), rows.split(micro_batch), strict=True)
+    return torch.cat([predict(x, s, r) for x, s, r in split])
 
 
 def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
     """The policy as a function of latents (B, ...), sigma (B,) and prompt rows (B,), conditioned as in the rollout."""
 
     def predict(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        return adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
+        velocity = adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
+        pulse.advance(pulse.NETWORK, len(latents))
+        return velocity
 
     return predict
 

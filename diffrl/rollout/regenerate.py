@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
@@ -122,4 +123,5 @@ def decode(
                 "Set model.dtype to float32."
             ) from error
         each(pictures[-1])
+        pulse.advance(pulse.DECODED, len(pictures[-1]))
     return torch.cat(pictures)

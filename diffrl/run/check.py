@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
-from diffrl.cost.process_memory import GIB, available_bytes, check_memory
+from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
 from diffrl.data.prompts import load_prompts
-from diffrl.errors import ConfigError, DiffrlError
+from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
@@ -23,7 +25,9 @@ from diffrl.precision.backends import find_backend
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
 from diffrl.run.downloads import Download, downloads, is_away, unloaded, weights_away
+from diffrl.run.elsewhere import Elsewhere, runs_on
 from diffrl.run.initial import pin_initial
+from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers
@@ -31,105 +35,161 @@ from diffrl.training.session import check_trackers
 NOT_HERE = "not here yet: fetched from the hub at the first start"
 
 
-def check_config(config: Config, processes: int = 1) -> list[str]:
+def check_config(
+    config: Config, processes: int = 1, elsewhere: Elsewhere | None = None, ask_rewards: bool = True
+) -> list[str]:
     """Look at everything that a configuration names, for a run of so many processes.
 
+    Args:
+        config: the run.
+        processes: that will share it.
+        elsewhere: a machine that is not this one; memory and arithmetic are judged for it.
+        ask_rewards: score a picture of noise with every reward that is here.
+
     Returns:
-        Lines that say what was found.
+        Lines that say what was found. The last ones say what this machine, or that one, cannot run: a configuration
+        may be right all the same.
 
     Raises:
         ConfigError: lists all problems.
     """
     problems: list[str] = []
     found: list[str] = []
-
-    def attempt(label: str, action) -> None:  # type: ignore[no-untyped-def]
+    not_here: list[str] = []
+    for label, look in _Checks(config, processes, elsewhere, ask_rewards).all():
         try:
-            found.append(f"{label:<12} {action()}")
+            found.append(f"{label:<12} {look()}")
+        except NotHereError as error:
+            not_here.extend(error.problems)
         except ConfigError as error:
             problems.extend(error.problems)
         except DiffrlError as error:
             problems.append(str(error))
-
-    def model() -> str:
-        family = config.model.facts
-        check_pipeline_directory(family, config.model.path)
-        refuse_distilled(family, config.model.path, config.model.allow_distilled)
-        return f"{config.model.path} ({' or '.join(family.pipelines)}), {whereabouts(config.model.path)}"
-
-    def lora() -> str:
-        if config.model.lora is None:
-            return "none: the whole transformer is trained"
-        found = describe_pipeline(config.model.path)
-        shapes = found.shapes["transformer"] if found is not None else {}
-        layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
-        targets = config.model.lora_targets
-        missing = [t for t in targets if not any(names_layer(t, layer) for layer in layers)]
-        if layers and missing:
-            raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
-        return f"rank {config.model.lora.rank} on {', '.join(targets)}"
-
-    def begins_with() -> str:
-        begun = pin_initial(config).model.init_from
-        assert begun is not None
-        return f"the weights of {begun.run} after iteration {begun.step}"
-
-    def memory() -> str:
-        plan, device = make_plan(config, processes), choose_device(config.model.device)
-        if plan.memory is None:
-            return "cannot be estimated before the pipeline is here"
-        if config.guards.memory == "stop":
-            check_memory(plan.memory.peak, device)
-        return f"about {plan.memory.peak / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
-
-    def prompts(source: str, use: str) -> str:
-        return f"{source} {NOT_HERE}" if is_away(source) else f"{len(load_prompts(source)):,} {use}"
-
-    def scorers_of(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
-        away = [reward for reward in settings if weights_away(reward)]
-        return [*unloaded(away, where), *make_scorers([s for s in settings if s not in away], where)]
-
-    def rewards() -> str:
-        scorers = scorers_of(config.rewards, "rewards")
-        held_out = scorers_of(config.eval.rewards, "eval.rewards")
-        require_media(config.model.facts, [*scorers, *held_out])
-        if not is_away(config.prompts.train):
-            require_metadata(scorers, load_prompts(config.prompts.train), "prompts.train")
-        if not is_away(config.prompts.held_out):
-            shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
-            require_metadata(held_out, shown, "prompts.eval")
-            require_pairs(held_out, config.eval.samples, len(shown))
-        return f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
-
-    def runs_here() -> str:
-        device, e, t = choose_device(config.model.device), config.rollout.explore, config.train
-        make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
-        if config.model.attention is not None:
-            try_attention(config.model.attention, device, DTYPES[config.model.dtype])
-        if e is None or e.precision == "training":
-            return str(device)
-        return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
-
-    attempt("prompts", lambda: prompts(config.prompts.train, "to train on"))
-    attempt("", lambda: prompts(config.prompts.held_out, "held out"))
-    attempt("rewards", rewards)
-    attempt("model", model)
-    attempt("lora", lora)
-    if config.model.init_from is not None:
-        attempt("begins with", begins_with)
-    attempt("device", runs_here)
-    attempt("memory", memory)
-    attempt("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(config)]))
-    attempt("run", lambda: f"{new_run_dir(config)} is free")
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(list(dict.fromkeys(problems)))  # prompts are asked for twice
     fetched = downloads(config)
+    verdict = "The configuration is fine but for what is not here yet." if fetched else "The configuration is fine."
+    if not_here:
+        machine = "this machine" if elsewhere is None else elsewhere.name
+        verdict = f"The configuration is valid, and cannot run on {machine}:"
     return [
         *found,
         *idle_notes(config),
         *(f"{'' if number else 'to fetch':<12} {_told(one)}" for number, one in enumerate(fetched)),
-        "The configuration is fine but for what is not here yet." if fetched else "The configuration is fine.",
+        verdict,
+        *(f"  - {reason}" for reason in dict.fromkeys(not_here)),
     ]
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """What is looked at: each look gives what was found, or raises what is wrong."""
+
+    config: Config
+    processes: int
+    elsewhere: Elsewhere | None
+    ask_rewards: bool
+
+    def all(self) -> list[tuple[str, Callable[[], str]]]:
+        return [
+            ("prompts", self.prompts),
+            ("", self.held_out),
+            ("rewards", self.rewards),
+            ("model", self.model),
+            ("lora", self.lora),
+            *([("begins with", self.begins_with)] if self.config.model.init_from is not None else []),
+            ("device", self.device),
+            ("memory", self.memory),
+            ("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(self.config)])),
+            ("run", lambda: f"{new_run_dir(self.config)} is free"),
+        ]
+
+    def prompts(self) -> str:
+        source = self.config.prompts.train
+        return f"{source} {NOT_HERE}" if is_away(source) else f"{len(load_prompts(source)):,} to train on"
+
+    def held_out(self) -> str:
+        source, train = self.config.prompts.held_out, self.config.prompts.train
+        if is_away(source):
+            return f"{source} {NOT_HERE}"
+        texts = [prompt.text for prompt in load_prompts(source)]
+        trained = set() if is_away(train) else {prompt.text for prompt in load_prompts(train)}
+        shared = sum(text in trained for text in texts)
+        also = f"; {shared:,} of them are trained on too, and say nothing of other prompts" if shared else ""
+        return f"{len(texts):,} held out{also}"
+
+    def rewards(self) -> str:
+        config, train = self.config, self.config.prompts.train
+        here, away = _scorers(config.rewards, "rewards")
+        here_too, away_too = _scorers(config.eval.rewards, "eval.rewards")
+        scorers, held_out = [*here, *away], [*here_too, *away_too]
+        require_media(config.model.facts, [*scorers, *held_out])
+        if not is_away(train):
+            require_metadata(scorers, load_prompts(train), "prompts.train")
+        if not is_away(config.prompts.held_out):
+            shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
+            require_metadata(held_out, shown, "prompts.eval")
+            require_pairs(held_out, config.eval.samples, len(shown))
+        names = f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
+        if not self.ask_rewards or is_away(train) or not (here or here_too):
+            return f"{names}; not asked"
+        refused = try_rewards(config, [*here, *here_too], load_prompts(train)[0])
+        asked = "each was asked once" if not (away or away_too) else "those that are here were asked once"
+        return "\n".join([f"{names}; {asked}", *(f"{'':<12} {line}" for line in refused)])
+
+    def model(self) -> str:
+        m = self.config.model
+        check_pipeline_directory(m.facts, m.path)
+        refuse_distilled(m.facts, m.path, m.allow_distilled)
+        return f"{m.path} ({' or '.join(m.facts.pipelines)}), {whereabouts(m.path)}"
+
+    def lora(self) -> str:
+        m = self.config.model
+        if m.lora is None:
+            return "none: the whole transformer is trained"
+        found = describe_pipeline(m.path)
+        shapes = found.shapes["transformer"] if found is not None else {}
+        layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+        missing = [t for t in m.lora_targets if not any(names_layer(t, layer) for layer in layers)]
+        if layers and missing:
+            raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
+        return f"rank {m.lora.rank} on {', '.join(m.lora_targets)}"
+
+    def begins_with(self) -> str:
+        begun = pin_initial(self.config).model.init_from
+        assert begun is not None
+        return f"the weights of {begun.run} after iteration {begun.step}"
+
+    def device(self) -> str:
+        m, e, t = self.config.model, self.config.rollout.explore, self.config.train
+        if self.elsewhere is not None:
+            return runs_on(self.config, self.elsewhere)
+        device = choose_device(m.device)
+        make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
+        if m.attention is not None:
+            try_attention(m.attention, device, DTYPES[m.dtype])
+        if e is None or e.precision == "training":
+            return str(device)
+        return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+
+    def memory(self) -> str:
+        plan = make_plan(self.config, self.processes)
+        if plan.memory is None:
+            return "cannot be estimated before the pipeline is here"
+        needed = plan.memory.peak
+        if self.elsewhere is not None:
+            require_memory(needed, self.elsewhere.memory, "are there")
+            return f"about {needed / GIB:.2f} GiB needed of {self.elsewhere.memory / GIB:.2f} GiB"
+        device = choose_device(self.config.model.device)
+        if self.config.guards.memory == "stop":
+            check_memory(needed, device)
+        return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+
+def _scorers(settings: Sequence[RewardSettings], where: str) -> tuple[list[WeightedScorer], list[WeightedScorer]]:
+    """Those whose weights are here, and stand-ins for the others."""
+    away = [reward for reward in settings if weights_away(reward)]
+    return make_scorers([reward for reward in settings if reward not in away], where), unloaded(away, where)
 
 
 def _names(rewards: Sequence[RewardSettings]) -> str:
@@ -146,6 +206,7 @@ def whereabouts(path: str) -> str:
     """Where a pipeline is, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    if Path(path).exists():
-        return "here"
+    folder = pipeline_folder(path)
+    if folder.exists():
+        return "here" if folder == Path(path) else f"which comes with diffrl: {folder}"
     return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE

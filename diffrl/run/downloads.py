@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, cast
 
+from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
 from diffrl.data.worlds import part_of
@@ -141,7 +142,7 @@ def _needed(config: Config) -> Iterator[tuple[str, Kind, str, str]]:
             for name in _weights(reward):
                 yield name, "model", f"{where} {reward.key}", _facts(factory_of(_inner(reward)).spec)
     path = config.model.path
-    if not Path(path).exists() and is_hub_id(path):
+    if not pipeline_folder(path).exists() and is_hub_id(path):
         known = describe_pipeline(path)
         count = sum(math.prod(shape) for part in known.shapes.values() for shape in part.values()) if known else 0
         yield path, "model", "model.path", f"{count / 1e9:.1f} billion parameters" if count else ""

@@ -6,10 +6,12 @@ import math
 import signal
 import time
 
+from diffrl import pulse
 from diffrl.cost.meter import IterationCost, network_evaluations
 from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError
 from diffrl.records import Iteration
+from diffrl.run.beginning import evaluation_totals, iteration_totals
 from diffrl.run.callbacks import Callbacks
 from diffrl.run.journal import Journal
 from diffrl.run.kept_config import kept_config
@@ -65,6 +67,7 @@ class TrainingRun:
                 raise stop
             self.cost.begin(trainer.counts())
             begun = time.monotonic()
+            self._begin_iteration()
             for done in trainer.iterations():
                 self.write(done)
                 del done  # or its samples would be in memory beside the next ones
@@ -76,7 +79,13 @@ class TrainingRun:
                     raise stop
                 self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
                 begun = time.monotonic()
+                self._begin_iteration()
             self.counts = trainer.counts()
+
+    def _begin_iteration(self) -> None:
+        """Show how far the next one is."""
+        title = f"iteration {self.trainer.iteration + 1}"
+        pulse.begin(title, iteration_totals(self.trainer.session.plan, self.config))
 
     def _asked_to_stop(self) -> Interruption | None:
         """Why the run is to end here, whichever rank was asked; None if none was."""
@@ -127,6 +136,7 @@ class TrainingRun:
 
     def evaluate(self) -> Metrics:
         """Evaluate, keep some samples, show the result."""
+        pulse.begin("held-out", evaluation_totals(self.trainer.session.plan, self.config))
         found, iteration = self.trainer.evaluate(), self.trainer.iteration
         self.journal.eval_samples(iteration, found)
         means = {name: found.means.get(name, math.nan) for name in (r.key for r in self.config.eval.rewards)}

@@ -21,6 +21,7 @@ from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
+from diffrl.run.beginning import start_line
 from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import (
     create_run_dir,
@@ -52,6 +53,7 @@ from diffrl.run.summary import (
     write_before_after,
     write_curve,
 )
+from diffrl.run.watch import watched
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
@@ -79,7 +81,7 @@ def train(config: Config, console: Console, callbacks: Sequence[Callback] = (), 
     run_dir, config = new_run_dir(config), pin_initial(config)
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
-        session = open_session(config, run_dir)
+        session = _open(config, run_dir, console)
         _begin(session)
         with _one_trainer(session, run_dir):
             if session.accelerator.is_main_process:
@@ -121,7 +123,7 @@ def resume(
             return run_dir
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
-        session = open_session(config, run_dir)
+        session = _open(config, run_dir, console)
         with _one_trainer(session, run_dir):
             _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before)
     return run_dir
@@ -163,6 +165,16 @@ def _go_on(
         note_rewards(run_dir, _rewards(session))
     session.accelerator.wait_for_everyone()
     _see_through(session, run_dir, checkpoint, console, stop, callbacks)
+
+
+def _open(config: Config, run_dir: Path, console: Console) -> Session:
+    """Load everything; who waits for it on the first rank is told so."""
+    if not _first_rank():
+        return open_session(config, run_dir)
+    if not console.is_terminal:
+        _printer(console)(f"Loading {config.model.path}.")
+    with watched(console, f"loading {config.model.path}"):
+        return open_session(config, run_dir)
 
 
 def _begin(session: Session) -> None:
@@ -215,6 +227,8 @@ def _see_through(
         trainer = Trainer(session, messages)
         run = TrainingRun(trainer, journal, progress, stop, told)
         goes_on = (run_dir / "log.txt").exists()
+        if main:
+            progress.message(start_line(session))
         for note in session.notes:
             messages.report(note)
         seed_rng(session.config.run.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from diffrl import pulse
+from diffrl.run.watch import Counts, Seldom, duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LINE_SECONDS = 10.0
@@ -31,18 +35,11 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BLOCKS[min(7, int((value - low) / span * 8))] for value in means)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as 45s, 3m 05s or 2h 07m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-
-
 class Progress:
     """Shows iterations, the reward curve, the rate and what is left. Messages appear above it and stay.
+
+    Within an iteration or an evaluation it shows how far that is: on a terminal always, elsewhere a line when there
+    was none for long.
 
     Args:
         console: where to show.
@@ -52,6 +49,8 @@ class Progress:
 
     def __init__(self, console: Console, total: int, quiet: bool = False):
         self._console, self._total, self._quiet = console, total, quiet
+        self._inside, self._seldom = Counts(self._advanced), Seldom()
+        self._listening: AbstractContextManager[None] | None = None
         self._rewards: list[float] = []
         self._held_out: list[tuple[int, str]] = []
         self._done = self._first = 0
@@ -62,15 +61,23 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal and not self._quiet:
-            self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=False)
+            self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4)
             self._live.__enter__()
+        self._listening = pulse.listening(self._inside)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._listening is not None:
+            self._listening.__exit__(*error)
+        self._inside.begin("", {})
         if self._live is not None:
-            self._live.update(self._panel())
-            self._live.__exit__(*error)
+            self._live.__exit__(*error)  # which shows it once more
             self._live = None
+
+    def _advanced(self) -> None:
+        if self._live is None and not self._quiet and self._seldom.due():
+            self.message(f"{self._done:>5}/{self._total}  {self._inside.line()}")
 
     def resume(self, done: int, rewards: Sequence[float]) -> None:
         """Start from an iteration that an earlier process reached."""
@@ -99,6 +106,7 @@ class Progress:
         self._training_seconds += seconds
         if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
             self._last_line = now
+            self._seldom.written()
             curve = sparkline(self._rewards, 30)
             self.message(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {curve}")
         self._refresh()
@@ -107,13 +115,14 @@ class Progress:
         count = self._done - self._first
         if count <= 0 or self._training_seconds <= 0:
             return ""
-        rate = count / self._training_seconds
+        each = self._training_seconds / count
+        rate = f"{1 / each:.2f} it/s" if each < 1 else f"{each:.1f} s/it" if each < 60 else f"{duration(each)}/it"
         wall = (time.monotonic() - self._started) / count
-        return f"{rate:.2f} it/s  ETA {duration((self._total - self._done) * wall)}"
+        return f"{rate}  ETA {duration((self._total - self._done) * wall)}"
 
     def _refresh(self) -> None:
         if self._live is not None:
-            self._live.update(self._panel())
+            self._live.refresh()
 
     def _panel(self) -> Panel:
         filled = round(WIDTH * self._done / max(1, self._total))
@@ -123,6 +132,8 @@ class Progress:
             low, high = min(self._rewards), max(self._rewards)
             table.add_row("reward", Text(sparkline(self._rewards), style="green"))
             table.add_row("", f"now {self._rewards[-1]:.3f}   lowest {low:.3f}   highest {high:.3f}   {self._rate()}")
+        if line := self._inside.line():
+            table.add_row("now", line)
         for iteration, text in self._held_out[-4:]:
             table.add_row("held-out", f"after {iteration}: {text}")
         return Panel(Group(table), title="diffrl", expand=False)

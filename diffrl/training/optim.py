@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from diffrl.errors import ConfigError
+from diffrl.errors import NotHereError
 
 
 def learning_rate_factor(
@@ -49,17 +49,17 @@ def make_optimizer(
     """AdamW from torch, or its 8-bit form from bitsandbytes.
 
     Raises:
-        ConfigError: the 8-bit form was asked for without a CUDA device or without bitsandbytes.
+        NotHereError: the 8-bit form was asked for without a CUDA device or without bitsandbytes.
     """
     options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     if kind == "adamw":
         return torch.optim.AdamW(parameters, **options)
     if not torch.cuda.is_available():
-        raise ConfigError("train.optimizer=adamw_8bit needs a CUDA device. None was found. Use adamw.")
+        raise NotHereError("train.optimizer=adamw_8bit needs a CUDA device. None was found. Use adamw.")
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise ConfigError(
+        raise NotHereError(
             "train.optimizer=adamw_8bit needs bitsandbytes. Run: pip install 'diffrl[bitsandbytes]'."
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **options)

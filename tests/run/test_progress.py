@@ -5,7 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from diffrl.run.progress import BLOCKS, Progress, duration, sparkline
+from diffrl import pulse
+from diffrl.run import watch
+from diffrl.run.progress import BLOCKS, Progress, sparkline
+from diffrl.run.watch import Counts, duration, watched
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,58 @@ def test_other_ranks_are_silent_but_for_messages():
         progress.iteration(1, 0.5, seconds=1.0)
         progress.message("rank 1 has something to say")
     assert written.getvalue() == "rank 1 has something to say\n"
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (125, "2m 05s/it")])
+def test_a_slow_rate_is_told_in_seconds_an_iteration(seconds, rate):
+    written = io.StringIO()
+    with Progress(Console(file=written, width=200), total=1) as progress:
+        progress.iteration(1, 0.1, seconds=seconds)
+    assert rate in written.getvalue()
+
+
+def test_counts_are_of_the_phase_for_the_network_and_of_the_whole_for_all_else():
+    counts = Counts()
+    with pulse.listening(counts):
+        pulse.begin("iteration 4", {"rollout": 60, pulse.DECODED: 8})
+        for _ in range(2):
+            with pulse.phase("rollout"):
+                pulse.advance(pulse.NETWORK, 15)
+                assert counts.line().startswith("iteration 4: rollout, ")
+            with pulse.phase("decode"), pulse.phase("trees"):
+                pulse.advance(pulse.DECODED, 4)
+            with pulse.phase("rollout"):
+                pulse.advance(pulse.NETWORK, 5)
+        assert counts.line().startswith("iteration 4, 40/60 network evaluations, ")
+        pulse.advance(pulse.DECODED, 1)  # more than was expected: better no total than a wrong one
+        assert counts.line().startswith("iteration 4, 9 samples decoded, ")
+    pulse.advance(pulse.DECODED, 5)
+    assert "9 samples" in counts.line()
+
+
+def test_where_lines_stay_they_are_few_and_reach_the_user_all_the_same(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    with watched(Console(file=io.StringIO()), "drawing"):
+        pulse.begin("drawing", {pulse.DECODED: 100_000})
+        for _ in range(10_000):  # ten seconds each: more than a day
+            now += 10.0
+            pulse.advance(pulse.DECODED, 10)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "drawing, 30/100,000 samples decoded, 30s" and 60 < len(lines) < 150
+
+
+def test_an_interrupted_command_says_what_it_leaves(capsys):
+    with pytest.raises(KeyboardInterrupt), watched(Console(file=io.StringIO()), "drawing", lambda: "Two are kept."):
+        raise KeyboardInterrupt
+    assert "Two are kept." in capsys.readouterr().err
+
+
+def test_a_terminal_shows_how_far_an_iteration_is():
+    written = io.StringIO()
+    with Progress(Console(file=written, width=120, force_terminal=True), total=4) as progress:
+        pulse.begin("iteration 1", {"rollout": 60})
+        with pulse.phase("rollout"):
+            pulse.advance(pulse.NETWORK, 12)
+            progress.held_out(0, "strict 0.250")  # draws at once
+    assert "iteration 1: rollout, 12/60 network evaluations" in written.getvalue()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, NotHereError
 from diffrl.precision.backends.machine import machine_of
 from diffrl.precision.backends.table import PRECISION_BACKENDS, missing
 from diffrl.registry import resolve
@@ -27,7 +27,8 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
         A `Backend`, as it runs on this device.
 
     Raises:
-        ConfigError: unknown names, or nothing that runs it here; the message names what does.
+        ConfigError: unknown names.
+        NotHereError: nothing runs it here; the message names what does.
     """
     if precision not in PRECISION_BACKENDS:
         raise ConfigError(
@@ -44,7 +45,7 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Any:
         )
     backend = _made(precision, engine)
     if reason := _refusal(precision, engine, backend, device):
-        raise ConfigError(
+        raise NotHereError(
             f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, device)}"
         )
     return backend.on(device)
@@ -61,13 +62,13 @@ def _real_backend(precision: str, device: torch.device) -> Any:
     found = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     if found < lowest:
         got = f"{torch.cuda.get_device_name(device)} of {found[0]}.{found[1]}" if device.type == "cuda" else device
-        raise ConfigError(
+        raise NotHereError(
             f"rollout.explore.precision {precision} needs an NVIDIA GPU of compute capability "
             f"{lowest[0]}.{lowest[1]} or more. Got {got}. {_ways_out(precision, device)}"
         )
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     why = why or "no engine of this version runs it for real"
-    raise ConfigError(f"rollout.explore.precision {precision} cannot run here: {why}. {_ways_out(precision, device)}")
+    raise NotHereError(f"rollout.explore.precision {precision} cannot run here: {why}. {_ways_out(precision, device)}")
 
 
 def _real(precision: str) -> dict[str, Any]:

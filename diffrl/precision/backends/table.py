@@ -104,6 +104,21 @@ def missing(precision: str, engine: str, machine: Machine) -> str | None:
     return _missing_hardware(precision, known.need, machine) or _missing_package(engine, known.need, machine)
 
 
+def missing_hardware(precision: str, engine: str, machine: Machine) -> str | None:
+    """Why a machine's hardware cannot run a precision, whatever is installed; None if it can, or the table cannot say.
+
+    Args:
+        precision: a key of `PRECISION_BACKENDS`.
+        engine: as configured; auto = any that runs it for real.
+        machine: which.
+    """
+    engines = PRECISION_BACKENDS[precision]
+    names = [name for name in engines if name != "emulated"] if engine == "auto" else [engine]
+    needs = [engines[name].need if name in engines else None for name in names]
+    reasons = [None if need is None else _missing_hardware(precision, need, machine) for need in needs]
+    return next((reason for reason in reasons if reason is None), reasons[0] if reasons else None)
+
+
 def _missing_hardware(precision: str, need: Need, machine: Machine) -> str | None:
     if machine.device == "cpu":
         return None if need.cpu else f"{precision} {_wanted(need)}, not a CPU"

@@ -18,6 +18,7 @@ from diffrl.config import Config
 from diffrl.cost.prices import EQUAL, Prices, parse_prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.directory import locked
+from diffrl.run.watch import watched
 from diffrl.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
 from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
@@ -106,7 +107,9 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         print_plan(console, record.planned, [], seeds)
         if at_once > 1:
             work.report(f"{at_once} runs at once: seconds are those of runs beside each other.")
-        train_all(work, record)
+        finished = f"Finished runs and checkpoints are kept in {request.out}. The same command goes on."
+        with watched(console, "training", lambda: finished):
+            train_all(work, record)
     if record.planned:
         show_report(request.out, console, request.metric, request.target)
     if work.failures:

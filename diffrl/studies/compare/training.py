@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from diffrl import pulse
 from diffrl.config import Config, dump_config
 from diffrl.errors import DiffrlError
 from diffrl.run.directory import open_run_dir
-from diffrl.run.progress import duration
+from diffrl.run.watch import duration
 from diffrl.studies.compare.arguments import Candidate
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Planned, Record, changed, plain, same_run
@@ -129,7 +130,13 @@ def train_all(work: Work, record: Record) -> None:
         )
         for index, (number, planned) in enumerate(runs, start=1)
     ]
-    work.processes.each(lambda job: _see_through(work, job), jobs, lambda job, done: _tell(work, job, done))
+    pulse.begin("training", {pulse.RUNS: len(jobs)})
+
+    def done(job: Job, trained: bool) -> None:
+        _tell(work, job, trained)
+        pulse.advance(pulse.RUNS, 1)
+
+    work.processes.each(lambda job: _see_through(work, job), jobs, done)
 
 
 def _see_through(work: Work, job: Job) -> bool:

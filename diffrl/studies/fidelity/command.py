@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from diffrl.config.schema import Config
+from diffrl.run.watch import watched
 from diffrl.studies.fidelity.request import FidelityRequest
 from diffrl.studies.fidelity.study import measure_fidelity
 from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
@@ -25,14 +26,13 @@ def show_fidelity(config: Config, request: FidelityRequest, console: Console, as
     Raises:
         ConfigError: the request does not fit the configuration or this machine.
     """
-    if as_json:
+    where = Console(stderr=True) if as_json else console
+    with watched(where, "loading", lambda: f"{request.out} is empty: some pools without the others are not kept."):
         found = measure_fidelity(config, request)
-        write_fidelity(found, request.out)
+        written = write_fidelity(found, request.out)
+    if as_json:
         print(json.dumps(asdict(found), indent=2))
         return
-    with console.status("loading") as status:
-        found = measure_fidelity(config, request, status.update)
-        written = write_fidelity(found, request.out)
     for table in tables(found):
         console.print(table)
     for line in [*notes(found), f"Written: {', '.join(str(path) for path in written)}"]:

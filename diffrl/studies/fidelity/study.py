@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl import pulse
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
@@ -21,6 +22,7 @@ from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
 from diffrl.functional.ranking import ranking_fidelity
 from diffrl.functional.steps import coarse_levels
+from diffrl.functional.tree_counts import forwards_per_tree
 from diffrl.models.adapter import Conditioning, device_of
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
@@ -145,9 +147,7 @@ class _Setting:
     weights: Sequence[str]
 
 
-def measure_fidelity(
-    config: Config, request: FidelityRequest, report: Callable[[str], None] = lambda line: None
-) -> Fidelity:
+def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     """Draw the pool in every way and compare; writes nothing but the folder itself.
 
     Prompts are those of the first training iteration under the seed, and so are the addresses of the noise: the k-th
@@ -156,7 +156,6 @@ def measure_fidelity(
     Args:
         config: the model, prompts, rewards, tree and dynamics.
         request: what to compare.
-        report: tells the user what is being drawn.
 
     Raises:
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
@@ -176,8 +175,8 @@ def measure_fidelity(
     setting = _prepare(config, request, prompts, candidates, seed, device)
     rows = prompt_samples(setting.forest)
     full = config.rollout.steps
-    report(f"the truth: {config.model.dtype}, {full} steps")
     _warm_up(setting, None)
+    pulse.begin(f"the truth: {config.model.dtype}, {full} steps", _totals(setting, full))
     images, rewards, truth = _draw(setting, None, full)
     without = [i for i, row in enumerate(rows) if not _has_spread(rewards[row])]
     variants = []
@@ -185,7 +184,7 @@ def measure_fidelity(
         copy = _copy(setting, w, device)
         _warm_up(setting, copy)
         for count in steps:
-            report(f"{w.text}, {count} steps")
+            pulse.begin(f"{w.text}, {count} steps", _totals(setting, count))
             own_images, own_rewards, pool = _draw(setting, copy, count)
             found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
             means = {name: mean_over_prompts(values) for name, values in found.items()}
@@ -204,6 +203,15 @@ def measure_fidelity(
     ranked = [rewards[row] for i, row in enumerate(rows) if i not in without]
     perfect = mean_over_prompts([ranking_fidelity(own, own, request.k).mean_rank for own in ranked])
     return Fidelity(settings, runs_on, without, _chance(ranked, request.k), perfect, truth, variants)
+
+
+def _totals(setting: _Setting, steps: int) -> dict[str, int]:
+    """What a pool of so many steps counts up to, as `diffrl.pulse` has it."""
+    branching, pool = setting.forest.branching, len(setting.forest)
+    levels = coarse_levels(setting.config.rollout.steps, list(branching), steps)[:-1]
+    trees = int((setting.forest.parent < 0).sum())
+    scores = pool * len(setting.scorers)
+    return {"explore": trees * forwards_per_tree(levels, branching), pulse.DECODED: pool, pulse.SCORED: scores}
 
 
 def _prepare(

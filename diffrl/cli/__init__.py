@@ -1,0 +1,21 @@
+"""The command line. Nothing heavy is imported until a command runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from diffrl.cli import begin, results, scoring, studies, training  # noqa: F401, I001 - commands in the order of --help
+from diffrl.cli.shared import app
+
+__all__ = ["app", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
+    from diffrl.exits import errors_as_messages
+
+    sys.path.append(os.getcwd())  # for rewards and families of the user's own, "module:Object"
+    with errors_as_messages():
+        app(args=list(sys.argv[1:] if arguments is None else arguments))

@@ -1,0 +1,85 @@
+"""What commands share: the application that they belong to, arguments, helpers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diffrl import __version__
+from reward_models.cli import quiet_libraries
+
+if TYPE_CHECKING:
+    from diffrl.config import Config
+
+app = typer.Typer(
+    name="diffrl",
+    help="Align flow-matching image and video generators with online reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[Path, typer.Argument(help="A YAML configuration, such as configs/quickstart.yaml.")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values that replace those of the file.")
+]
+ProcessesOption = Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")]
+StepOption = Annotated[
+    int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest.")
+]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="The run's checkpoint with the best first held-out reward, of those evaluated.")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"diffrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def diffrl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Align flow-matching image and video generators with online reinforcement learning."""
+
+
+def load(config: Path, overrides: Sequence[str] | None) -> Config:
+    """The configuration of a file, with what the command line replaces in it."""
+    from diffrl.config import load_config
+
+    return load_config(config, overrides or [])
+
+
+def choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
+    """The checkpoint that --step and --best ask for."""
+    from diffrl.run.choose import Choice, require_choice
+
+    chosen = Choice(step, best)
+    require_choice(chosen, run, option)
+    return chosen
+
+
+def console() -> Any:
+    """The terminal."""
+    from rich.console import Console
+
+    return Console()
+
+
+def quiet() -> None:
+    """Keep other libraries' progress bars and advice out of ours; errors still come through."""
+    import warnings
+
+    warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks.*")
+    # Advice to developers at every start, and the hub's retries: what came of them is said in one sentence.
+    quiet_libraries("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")

@@ -1,0 +1,129 @@
+"""Commands about a run: what it will do and cost, and the run itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffrl.cli.shared import ConfigArgument, OverridesArgument, ProcessesOption, app, choice, console, load, quiet
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML configuration, such as configs/quickstart.yaml. Left out with --resume.",
+        ),
+    ] = None,
+    overrides: OverridesArgument = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with this run's directory instead; beyond its end with run.iterations=N."),
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="With --resume: begin anew. What the run holds is set aside, not lost.")
+    ] = False,
+    init_from: Annotated[
+        Path | None, typer.Option(help="Begin a new run with another run's trained weights: of its newest checkpoint.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="With --init-from: its checkpoint of this iteration.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="With --init-from: its checkpoint with the best first held-out reward.")
+    ] = False,
+) -> None:
+    """Align a model, or go on with a run: one that was interrupted, or beyond its end.
+
+    diffrl train --resume runs/first run.iterations=320
+    """
+    from diffrl.errors import ConfigError
+
+    if resume is not None and config is not None and "=" in config:
+        config, overrides = None, [config, *(overrides or [])]
+    if (config is None) == (resume is None):
+        raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
+    if from_start and resume is None:
+        raise ConfigError(
+            "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."
+        )
+    if resume is not None and init_from is not None:
+        raise ConfigError(
+            f"--init-from begins a new run, and --resume goes on with one. Got both. Start a new one: diffrl train "
+            f"{resume / 'config.yaml'} run.name=NEW --init-from {init_from}"
+        )
+    quiet()
+    if resume is not None:
+        from diffrl.run.lifecycle import resume as go_on
+
+        choice(step, best, init_from, "--init-from")
+        go_on(resume, console(), from_start, overrides or [])
+    elif config is not None:
+        resolved, begun = load(Path(config), overrides), choice(step, best, init_from, "--init-from")
+        from diffrl.run.lifecycle import train as start
+
+        if init_from is not None:
+            from diffrl.run.initial import begin_with
+
+            resolved = begin_with(resolved, init_from, begun, typer.echo)
+        start(resolved, console())
+
+
+@app.command()
+def check(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    processes: ProcessesOption = 1,
+    gpu: Annotated[str | None, typer.Option(help="Judge for a machine with this GPU, such as h100.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Judge for a GPU of so much memory, such as 80GB.")] = None,
+    ask_rewards: Annotated[
+        bool, typer.Option(help="Score a picture of noise with every reward; a judge on a server may bill that.")
+    ] = True,
+) -> None:
+    """Check a configuration and everything it names, without loading the model.
+
+    diffrl check configs/flux/flow_grpo.yaml --processes 8 --gpu h100
+
+    Exit code: 2 for a configuration that is wrong; 0 for one that is right, also where this machine cannot run it.
+    """
+    resolved = load(config, overrides)
+    quiet()
+    from diffrl.run.check import check_config
+    from diffrl.run.elsewhere import other_machine
+
+    for line in check_config(resolved, processes, other_machine(gpu, memory), ask_rewards):
+        typer.echo(line)
+
+
+@app.command()
+def plan(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    processes: ProcessesOption = 1,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="Hours on this GPU, such as h100; may be given several times.")
+    ] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the GPU's peak that is reached. Default: 0.4.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a run will cost: batches, network evaluations, operations, decodes, reward calls, memory, hours.
+
+    diffrl plan configs/sd3/flow_grpo.yaml --processes 8 --gpu h100 --gpu a100
+    """
+    quiet()
+    from diffrl.cost.gpus import find_gpu
+    from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
+    from diffrl.cost.plan import make_plan, plan_json, plan_text
+
+    resolved = load(config, overrides)
+    made, gpus = make_plan(resolved, processes), tuple(find_gpu(name) for name in gpu or ())
+    share = utilisation or UTILISATION
+    if as_json:
+        hours = {one.title: hours_of(made, one, share) for one in gpus}
+        typer.echo(plan_json(made, {"utilisation": share, "hours": hours} if gpus else None))
+        return
+    typer.echo(plan_text(made, tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))))

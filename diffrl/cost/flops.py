@@ -1,0 +1,94 @@
+"""Floating-point operations of a network evaluation, from the shapes of its weights; nothing is loaded.
+
+A weight matrix of a layer takes two operations a weight for each token that passes it, and attention four times
+queries x keys x width. Which tokens pass a layer, its name says: the text's, the picture's, both, or one for the whole
+sample, as in the layers that make scales and shifts of the noise level; these hold up to a third of the weights.
+Norms, activations and a LoRA's own adapters are left out: together about a hundredth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from diffrl.config.schema import Config
+from diffrl.cost.memory import asked_size
+from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
+from diffrl.models.geometry import Geometry, read_geometry
+
+ONCE = re.compile(r"norm|time|guidance_embed|_mod\.")
+TEXT = re.compile(r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in")
+CROSS = re.compile(r"attn2\.to_[kv]$")
+EMBEDDERS = ("pos_embed.proj", "x_embedder", "patch_embed.proj", "patch_embedding", "img_in")
+"""Layers that make a token of a patch of the latents."""
+LINEAR_ATTENTION = ("sana",)
+"""Families whose self-attention is linear in the number of tokens (Sana, arXiv 2410.10629)."""
+
+
+def evaluation_flops(config: Config) -> int | None:
+    """Operations of one sample through the network once, forward; None where the pipeline's sizes are not known.
+
+    With guidance a step takes two such evaluations.
+    """
+    found = describe_pipeline(config.model.path)
+    size = asked_size(config)
+    geometry = None if found is None else read_geometry(config.model.facts, found, size)
+    if found is None or geometry is None:
+        return None
+    try:
+        return network_flops(found, geometry, size.text_tokens, config.model.facts.name in LINEAR_ATTENTION)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # an adapter of the user's, with other names
+        return None
+
+
+def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, linear: bool = False) -> int:
+    """Operations of one evaluation.
+
+    Args:
+        found: the pipeline; of two networks the first, which is as large as the other.
+        geometry: of a sample.
+        text_tokens: of a prompt, where text is attended to and not joined with the picture.
+        linear: whether self-attention is linear.
+
+    Raises:
+        ValueError: none of the weights makes tokens.
+        KeyError: a config lacks the heads' width.
+    """
+    shapes = found.shapes[found.networks[0]]
+    picture = _picture_tokens(shapes, geometry)
+    joint = geometry.tokens > picture
+    text = geometry.tokens - picture if joint else text_tokens
+    total = 0
+    for layer, shape in _layers(shapes):
+        tokens = picture
+        if ONCE.search(layer):
+            tokens = 1
+        elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
+            tokens = text
+        elif layer.startswith("single_transformer_blocks."):
+            tokens = geometry.tokens
+        total += 2 * math.prod(shape) * tokens
+        if layer.endswith(".to_q"):
+            second = layer.endswith("attn2.to_q")
+            queries = keys = geometry.tokens if joint and not second else picture
+            if linear and not second:
+                keys = int(found.configs[found.networks[0]]["attention_head_dim"]) + 1
+            elif second and not joint:
+                keys = text
+            total += 4 * queries * keys * shape[0]
+    return total
+
+
+def _picture_tokens(shapes: Shapes, geometry: Geometry) -> int:
+    for name in EMBEDDERS:
+        if (shape := shapes.get(f"{name}.weight")) is not None:
+            return geometry.latent_elements // math.prod(shape[1:])
+    raise ValueError("no layer makes tokens of latents")
+
+
+def _layers(shapes: Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Matrices and convolutions, without biases and norms."""
+    for name, shape in shapes.items():
+        if name.endswith(".weight") and len(shape) >= 2:
+            yield name.removesuffix(".weight"), shape

@@ -1,0 +1,74 @@
+"""GPUs that a run can be planned for: one table, each number from its vendor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diffrl.errors import ConfigError
+from reward_models.messages import quote
+
+GB = 10**9
+HOPPER = "NVIDIA's data sheet of the {}, SXM; its 1,979 TFLOP/s are with sparsity"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a plan needs to know of a GPU.
+
+    Args:
+        title: its name.
+        bf16: FLOP/s of its matrix units in bfloat16, accumulated in float32, without sparsity.
+        memory: bytes, as sold.
+        capability: NVIDIA compute capability.
+        source: of the numbers.
+    """
+
+    title: str
+    bf16: float
+    memory: int
+    capability: tuple[int, int]
+    source: str
+
+
+GPUS: Mapping[str, Gpu] = {
+    "a100": Gpu("A100 80 GB", 312e12, 80 * GB, (8, 0), "NVIDIA's data sheet of the A100 80 GB, SXM"),
+    "a100-40gb": Gpu("A100 40 GB", 312e12, 40 * GB, (8, 0), "NVIDIA's data sheet of the A100"),
+    "h100": Gpu("H100", 989.4e12, 80 * GB, (9, 0), HOPPER.format("H100")),
+    "h200": Gpu("H200", 989.4e12, 141 * GB, (9, 0), HOPPER.format("H200")),
+    "b200": Gpu(
+        "B200", 2250e12, 180 * GB, (10, 0), "NVIDIA's data sheet of the HGX B200; its 4.5 PFLOP/s are with sparsity"
+    ),
+    "l40s": Gpu(
+        "L40S", 362.05e12, 48 * GB, (8, 9), "NVIDIA's data sheet of the L40S; its 733 TFLOP/s are with sparsity"
+    ),
+    "rtx3090": Gpu("RTX 3090", 71e12, 24 * GB, (8, 6), "NVIDIA's whitepaper on GA102, appendix A"),
+    "rtx4090": Gpu("RTX 4090", 165.2e12, 24 * GB, (8, 9), "NVIDIA's whitepaper on the Ada architecture, appendix A"),
+    "rtx5090": Gpu("RTX 5090", 209.5e12, 32 * GB, (12, 0), "NVIDIA's whitepaper on RTX Blackwell, appendix A"),
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by its name, however it is written.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
+    plain = re.sub(r"[\s_]", "", name.lower()).removeprefix("nvidia")
+    if plain not in GPUS:
+        raise ConfigError(f"A GPU must be one of {', '.join(GPUS)}. Got {quote(name)}. Take the one most like yours.")
+    return GPUS[plain]
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of 80GB, 80 GB, 24GiB or 80, which is in GB as GPUs are sold.
+
+    Raises:
+        ConfigError: it is no amount of memory.
+    """
+    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
+    size = 0 if found is None else round(float(found[1]) * (2**30 if found[2].lower() == "gib" else GB))
+    if size <= 0:
+        raise ConfigError(f"Memory must be an amount such as 80GB or 24GiB. Got {quote(text)}.")
+    return size

@@ -1,0 +1,66 @@
+"""How long a planned run takes on GPUs that are not here: its operations over a share of their peak.
+
+Nothing here is measured. The share of the peak that a run reaches depends on sizes of batches, kernels and everything
+that is left out, so it is asked for and printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diffrl.config.schema import Config
+from diffrl.cost.gpus import Gpu
+from diffrl.cost.plan import Plan
+
+UTILISATION = 0.4
+"""What is taken where nothing is said: a guess, which a first iteration on that GPU replaces by a number."""
+GIB = 2**30
+
+
+def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
+    """Hours of the whole run with a GPU for each process; None where its operations are not known."""
+    if plan.run_flops is None:
+        return None
+    return plan.run_flops / (gpu.bf16 * utilisation * plan.world_size) / 3600
+
+
+def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterator[tuple[str, str]]:
+    """A row of `plan_text` for each GPU: hours, and whether its memory suffices."""
+    if not gpus:
+        return
+    yield f"Hours, at {utilisation:g} of the peak", "" if plan.run_flops is not None else "not known: see below"
+    for gpu in gpus:
+        hours, peak = hours_of(plan, gpu, utilisation), gpu.bf16 / 1e12
+        told = [] if hours is None else [f"{hours_text(hours)} at {utilisation:g} x {peak:g} TFLOP/s"]
+        if plan.memory is not None:
+            fits = "fits" if plan.memory.peak <= gpu.memory else "does not fit"
+            told.append(f"{fits}: {plan.memory.peak / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
+        yield f"  {plan.world_size} x {gpu.title}", ", ".join(told)
+
+
+def hours_text(hours: float) -> str:
+    """Hours with as many digits as they deserve."""
+    if hours < 0.95:
+        return f"{60 * hours:.2g} minutes"
+    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
+
+
+def hours_notes(plan: Plan, config: Config, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    """What the hours leave out or take for granted."""
+    if not gpus:
+        return
+    if plan.run_flops is None:
+        yield "No hours: the sizes of this pipeline's network are not known before it is loaded."
+        return
+    yield (
+        "Hours are arithmetic, not measured. Left out: text encoders, decoder, rewards, exchange between processes, "
+        "checkpoints."
+    )
+    if config.model.dtype != "bfloat16":
+        yield f"The peak is bfloat16's, and model.dtype is {config.model.dtype}: that takes several times as long."
+    if config.rollout.explore is not None and config.rollout.explore.precision not in ("training", "bfloat16"):
+        yield f"Exploring in {config.rollout.explore.precision} is counted as if it took as long as bfloat16."
+    if config.model.lora is not None:
+        yield "A backward pass counts twice a forward one; a LoRA's takes less, for frozen weights have no gradient."
+    for gpu in gpus:
+        yield f"{gpu.title}: {gpu.source}."

@@ -1,0 +1,80 @@
+"""Operations of a network against torch's own counter, and hours against arithmetic by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from diffrl.config.load import make_config
+from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.gpus import find_gpu, parse_memory
+from diffrl.cost.hours import hours_of
+from diffrl.cost.plan import make_plan
+from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES
+from diffrl.models.loading import load_adapter
+from tests.tiers import daily
+
+SIZED = [name for name, family in FAMILIES.items() if family.geometry is not None]
+
+
+def config_of(family, path, **model):
+    media = "moving" if FAMILIES[family].fps else "shapes"
+    reward = {"name": "moving_shapes" if FAMILIES[family].fps else "shapes"}
+    return make_config(
+        {
+            "run": {"iterations": 7, "eval_every": None},
+            "model": {"family": family, "path": str(path), **model},
+            "prompts": {"train": f"{media}:train", "per_iteration": 6},
+            "rollout": {
+                "steps": 7,
+                "dynamics": {"kind": "flow_sde"},
+                "stochastic": {"kind": "window", "start": 1, "size": 3},
+                "tree": {"roots": 5},
+            },
+            "rewards": [reward],
+            "objective": {"kind": "grpo"},
+            "train": {"learning_rate": 1e-4},
+            "eval": {"rewards": [reward], "samples": 13, "steps": 11},
+        }
+    )
+
+
+@pytest.mark.parametrize("family", daily(SIZED, ["sd3", "wan"]))
+def test_a_network_evaluation_takes_what_torch_counts(family, random_pipelines):
+    path = random_pipelines(family)
+    side = 16 if family == "sd3" else 64  # its position table is small
+    sizes = {"height": 2 * side, "width": side, "max_sequence_length": 23} | ({"frames": 9} if family == "wan" else {})
+    adapter = load_adapter(family, str(path), dtype="float32", device=torch.device("cpu"), **sizes)
+    conditioning = adapter.encode_prompts(["a red circle"])
+    latents = adapter.init_latents(lambda shape: torch.randn(1, *shape))
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        adapter.velocity(latents, torch.tensor([0.7]), conditioning, 1.0)
+    assert evaluation_flops(config_of(family, path, **sizes)) == pytest.approx(counter.get_total_flops(), rel=1e-3)
+
+
+def test_hours_added_up_by_hand():
+    """SD3.5 Medium at 512 px without guidance; counts as in test_plan."""
+    config = config_of("sd3", "stabilityai/stable-diffusion-3.5-medium", height=512, width=512)
+    plan = make_plan(config, world_size=3)
+    rollout, trained, evaluated = 7 * 30 * 7, 7 * 90, 2 * 13 * 11
+    network = rollout + 3 * trained + 90 + evaluated  # a backward pass is two forward ones; 90 for the gate
+    assert plan.run_flops == plan.flops * network
+    assert 1e12 < plan.flops < 2 * 2.5e9 * (1024 + 333)  # as if all tokens passed all weights
+    expected = plan.flops * network / (0.5 * 989.4e12 * 3) / 3600
+    assert hours_of(plan, find_gpu("NVIDIA H100"), 0.5) == pytest.approx(expected)
+    unknown = make_plan(config_of("sd3", "some/name"))
+    assert unknown.run_flops is None and hours_of(unknown, find_gpu("h100"), 0.5) is None
+
+
+@pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("24 GiB", 24 * 2**30), ("0.5", 5 * 10**8)])
+def test_memory_as_people_write_it(text, size):
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "-1GB", "80TB", "GB", "1e99", "nan"])
+def test_what_is_no_memory_is_refused(text):
+    with pytest.raises(ConfigError, match="80GB"):
+        parse_memory(text)
