@@ -24,7 +24,7 @@ from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
-from diffrl.run.downloads import Download, downloads, is_away, unloaded, weights_away
+from diffrl.run.downloads import Download, downloads, is_away, require_reader, unloaded, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
 from diffrl.run.initial import pin_initial
 from diffrl.run.trial import try_rewards
@@ -106,10 +106,14 @@ class _Checks:
 
     def prompts(self) -> str:
         source = self.config.prompts.train
+        if self.elsewhere is None:
+            require_reader(source)
         return f"{source} {NOT_HERE}" if is_away(source) else f"{len(load_prompts(source)):,} to train on"
 
     def held_out(self) -> str:
         source, train = self.config.prompts.held_out, self.config.prompts.train
+        if self.elsewhere is None:
+            require_reader(source)
         if is_away(source):
             return f"{source} {NOT_HERE}"
         texts = [prompt.text for prompt in load_prompts(source)]

@@ -19,7 +19,7 @@ from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
 from diffrl.data.worlds import part_of
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.hub import is_hub_id
 from diffrl.rewards.score import WeightedScorer
@@ -100,15 +100,19 @@ def is_cached(name: str, kind: Kind) -> bool:
 
 
 def is_away(source: str) -> bool:
-    """Whether prompts would have to be fetched first.
+    """Whether prompts would have to be fetched first, or the package that reads them is not here."""
+    name = _dataset(source)
+    return name is not None and (find_spec("datasets") is None or not (offline() or is_cached(name, "dataset")))
+
+
+def require_reader(source: str) -> None:
+    """Refuse prompts of the hub where the package that reads them is not installed.
 
     Raises:
-        ConfigError: the package that fetches them is not installed.
+        NotHereError: it is not.
     """
-    name = _dataset(source)
-    if name is not None and find_spec("datasets") is None:
-        raise ConfigError("hub: prompts need the datasets package. Run: pip install 'diffrl[datasets]'.")
-    return name is not None and not offline() and not is_cached(name, "dataset")
+    if _dataset(source) is not None and find_spec("datasets") is None:
+        raise NotHereError("hub: prompts need the datasets package. Run: pip install 'diffrl[datasets]'.")
 
 
 def weights_away(reward: RewardSettings) -> bool:
