@@ -15,7 +15,8 @@ import pytest
 
 from diffrl.gallery.progress import is_locked, progress, read_rows
 from diffrl.gallery.runs import RunSource
-from tests.gallery.made import PROMPTS, add_evaluation, make_run, metrics_rows, write_metrics
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run, metrics_rows, write_metrics
 
 OLD = time.time() - 7200
 
@@ -48,6 +49,48 @@ def test_the_overview_shows_numbers_and_pairs_at_once(tmp_path, client_of):
     assert 'data-page="run"' in text and str(run) in text and "finished" in text and "4 of 4" in text
     assert "kept no trees" in text and "alarm" in text
     assert client_of(run).get("/run").text == client_of(run).get("/run?run=made").text == text
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_overview_shows_what_got_worse_most_and_why(tmp_path, client_of, lower):
+    """Not among the first pictures: of equal losses those with both pictures, the greatest first, with the reasons."""
+    run = tmp_path / "worse"
+    make_run(run)
+    if lower:
+        reward = {"higher_is_better": False}
+        (run / "rewards.json").write_text(json.dumps({"held_out": {"shapes_strict": reward, "shapes": reward}}))
+    sign = -1 if lower else 1
+    twin = 29  # another sample of the prompt that lost most: the prompt is there once
+    scores = {n: (0.9, 0.9 - sign * loss) for n, loss in enumerate((0.3, 0.0, 0.5, 0.1, 0.5, -0.4, 0.2, 0.6), 20)}
+    scores[twin] = (0.9, 0.9 - sign * 0.55)
+    with SampleStore(run) as store:
+        store.truncate_after(-1, ["eval"])
+        for iteration, which in ((0, 0), (4, 1)):
+            store.write(
+                [
+                    eval_sample(
+                        iteration,
+                        group,
+                        0,
+                        f"prompt {27 if group == twin else group}",
+                        pair[which],
+                        None if group == 22 else flat(group / 9),
+                        rewards={"shapes_strict": pair[which]},
+                        notes={"shapes": f"why {group}-{iteration}"},
+                    )
+                    for group, pair in scores.items()
+                ]
+            )
+    text = client_of(run).get("/").text
+    rows = re.findall(r'<li class="item" id="row-worst-.*?</li>', text, re.S)
+    assert [re.search(r"prompt \d+", row)[0] for row in rows] == [f"prompt {n}" for n in (27, 24, 22, 20, 26)]
+    assert all(f"why {n}-4" in row and f"why {n}-0" in row for n, row in zip((27, 24, 22, 20, 26), rows, strict=True))
+    assert "media" in rows[0] and "media" not in rows[2]
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    (address,) = re.findall(r'href="([^"]*show=worse[^"]*)"', text)
+    found = client_of(run).get(address.replace("&amp;", "&")).text
+    assert [int(n) for n in re.findall(r'title="prompt (\d+)"', found)] == [27, 27, 22, 24, 20, 26, 23]
 
 
 def test_alarms_of_guards_and_sentinel_stand_out(made, client_of):

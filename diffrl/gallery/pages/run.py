@@ -20,7 +20,8 @@ from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.trees.record import tree_name
 
-PAIRS = 12
+PAIRS, WORST = 12, 5
+"""Pairs before and after, and of those that lost most."""
 TREES = 8
 """Iterations that the overview links to; the others are on the page of all trees."""
 WIDE, HIGH = 240.0, 44.0
@@ -39,7 +40,7 @@ def overview(site: Site, source: RunSource) -> Answer:
     except GalleryError as error:
         course = None
         notes.append(str(error))
-    pairs = before_and_after(source, PAIRS)
+    pairs = before_and_after(source, PAIRS, WORST)
     alarms, lines = said(source)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
@@ -55,6 +56,8 @@ def overview(site: Site, source: RunSource) -> Answer:
         "columns": pairs.columns,
         "views": pairs.views,
         "reward": pairs.reward,
+        "worst": pairs.worst,
+        "worse": pairs.worse,
         "likeness": pairs.likeness,
         "trees": first_trees(site.trees(source)),
         "alarms": alarms,

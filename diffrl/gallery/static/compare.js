@@ -83,22 +83,26 @@ const rows = {
   },
 
   start() {
-    rows.list = document.querySelector(".items");
-    if (!rows.list) return;
+    const lists = [...document.querySelectorAll(".items")];
     const focused = document.activeElement?.closest(".item");
+    rows.list = lists.find((list) => list.contains(focused)) ?? lists[0]; // the one that keys walk through
+    if (!rows.list) return;
     rows.mark(rows.list.contains(focused) ? focused : rows.shown()[0]);
-    rows.list.addEventListener("focusin", (event) => {
-      const row = event.target.closest(".item");
-      if (row && row.tabIndex !== 0) rows.mark(row);
-    });
-    rows.list.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || !event.target.matches(".item")) return;
-      const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-      if (by) rows.move(by);
-      else if (event.key === "Enter") lightbox.open(event.target);
-      else return;
-      event.preventDefault();
-    });
+    for (const list of lists) {
+      list.addEventListener("focusin", (event) => {
+        rows.list = list;
+        const row = event.target.closest(".item");
+        if (row && row.tabIndex !== 0) rows.mark(row);
+      });
+      list.addEventListener("keydown", (event) => {
+        if (event.ctrlKey || event.metaKey || event.altKey || !event.target.matches(".item")) return;
+        const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+        if (by) rows.move(by);
+        else if (event.key === "Enter") lightbox.open(event.target);
+        else return;
+        event.preventDefault();
+      });
+    }
     gallery.keys({ j: gallery.walking(() => rows.move(1)), k: gallery.walking(() => rows.move(-1)) });
     const button = document.getElementById("swipe");
     if (!button) return;
