@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
 from diffrl.gallery.compare import Row, likeness, match, only, pictured
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.progress import Progress
+from diffrl.gallery.progress import Progress, setting
 from diffrl.gallery.records import Source
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.standings import paired_change
+from diffrl.statistics import Estimate
 from diffrl.tracking.index import PICTURES
 from diffrl.trees.record import TREES
 
@@ -77,6 +79,24 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost))
     except GalleryError as error:
         return Pairs(notes=[str(error)])
+
+
+def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
+    """By held-out reward, the paired difference of the last evaluation from the first, with its interval over prompts.
+
+    Only where every sample of an evaluation is kept, so that it belongs to the means of the metrics.
+    """
+    columns, samples = pairs.columns, setting(source, "samples", "eval")
+    whole = [column for column in columns if column.state.stage == "eval" and column.state.samples == samples]
+    if course is None or len(whole) < 2:
+        return {}
+    found, streams = {}, [column.stream for column in columns]
+    for one in course.headline:
+        rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
+        change = paired_change(rows)
+        if change is not None and change.low is not None:
+            found[one.name] = change
+    return found
 
 
 def missing(course: Progress | None, pairs: Pairs) -> list[str]:

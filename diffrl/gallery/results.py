@@ -60,7 +60,7 @@ def match_view(site: Site, tally: Tally, page: int) -> dict[str, Any]:
     }
 
 
-def ranking_view(ranking: Sequence[Ranked]) -> dict[str, Any]:
+def ranking_view(site: Site, ranking: Sequence[Ranked]) -> dict[str, Any]:
     """A ranking as templates/votes.html shows it."""
     same = len({one.side.path for one in ranking}) == 1
     names = [words(one.side, same) for one in ranking]
@@ -73,6 +73,7 @@ def ranking_view(ranking: Sequence[Ranked]) -> dict[str, Any]:
         "rows": [
             {
                 "name": name,
+                "source": source_of(site.sources, one.side),
                 "one": one,
                 "place": str(one.first) if one.first == one.last else f"{one.first}–{one.last}",
                 "rate": percent(Rate(one.wins, one.wins + one.losses, one.share, one.low, one.high)),

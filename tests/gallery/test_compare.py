@@ -165,6 +165,9 @@ def test_range_order_and_counts_agree_with_brute_force():
     assert [r.prompt for r in arrange(rows, "prompt")] == sorted([r.prompt for r in rows], key=str.lower)
     assert arrange(rows[::-1], "order") == rows
     assert containing([Row(0, "Ärger", (1,), (None,))], "äR") and not containing(rows, "z")
+    lengthy = [Row(0, "a red circle above a blue square", (1,), (None,)), Row(1, "a red square", (2,), (None,))]
+    assert containing(lengthy, " SQUARE  circ ") == lengthy[:1] and containing(lengthy, "red") == lengthy
+    assert not containing(lengthy, "red red green") and containing(lengthy, " ") == lengthy
 
 
 def test_not_a_number_counts_as_no_value():
@@ -372,6 +375,9 @@ def test_more_rows_than_a_page(tmp_path, client_of):
 def test_bad_parameters_are_a_sentence(made, client_of, address, status, words):
     answer = client_of(made).get(f"/{address}")
     assert answer.status_code == status
+    if "low" in words or "high" in words:  # told beside the form, which is kept, and so are the rows
+        given = address.rpartition("=")[2]
+        assert f'value="{given}"' in answer.text and 'aria-invalid="true"' in answer.text and "row-0" in answer.text
     assert words in answer.text and "<script>" not in answer.text.split("<main")[1].split("</main>")[0]
 
 

@@ -66,6 +66,7 @@ def endless(site, query):
 def small_pages(monkeypatch):
     """Pages of this module in place of the gallery's."""
     names = {"home": "home", "run": "run", "curves.csv": "csv", "tree": "broken", "compare": "plain", "curves": "plain"}
+    names |= {"grid": "plain", "votes": "plain"}
     for name, function in names.items():
         monkeypatch.setitem(PAGES, name, f"{__name__}:{function}")
 
@@ -96,7 +97,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
     site = tmp_path / "site"
     assert {path.name for path in site.glob("*.*")} == {
         *("index.html", "run-one.html", "run-two.html", "tree-one-0.html", "tree-two-0.html"),
-        *("curves-one.csv", "curves-two.csv", "compare.html", "curves.html"),
+        *("curves-one.csv", "curves-two.csv", "compare.html", "curves.html", "grid.html", "votes.html"),
     }
     found = [address for page in addresses(site).values() for address in page]
     assert len(found) > 30

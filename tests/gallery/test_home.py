@@ -33,12 +33,12 @@ def test_the_overview_shows_numbers_and_pairs_at_once(tmp_path, client_of):
     text = client_of(run).get("/").text
     figures = re.findall(
         r"held-out (\w+)</span>.*?class=\"soft\">([\d.]+)</span> → <strong>([\d.]+)</strong> "
-        r"<span class=\"chip (\w+)\"[^>]*>([^<]+)<",
+        r"<span class=\"chip (\w*)\"[^>]*>([^<]+)<",
         text,
     )
     assert figures == [
-        ("shapes_strict", "0.200", "0.600", "gain", "+0.400"),
-        ("shapes", "0.500", "0.700", "gain", "+0.200"),
+        ("shapes_strict", "0.200", "0.600", "", "+0.400"),
+        ("shapes", "0.500", "0.700", "", "+0.200"),
     ]
     pairs = re.findall(r'<li class="item".*?</li>', text, re.S)
     assert [re.search(r"prompt \d+", pair)[0] for pair in pairs] == [f"prompt {n:02d}" for n in range(12)]
@@ -160,7 +160,7 @@ def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, cl
     os.utime(bad / "samples.sqlite", (OLD - 99, OLD - 99))
     os.utime(old / "metrics.jsonl", (OLD + 60, OLD + 60))
     answer = client_of(tmp_path / "runs").get("/")
-    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
+    cards = dict(re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
     assert answer.status_code == 200 and list(cards) == ["new", "old", "bad"]
     assert "cannot be used" in cards["bad"] and "/media/" not in cards["bad"]
     assert re.findall(r"src=\"/media/old/samples/(\S+)\?size", cards["old"]) == [
@@ -201,7 +201,9 @@ def test_what_was_lost_of_a_run_is_told(tmp_path, client_of):
         "copy": "config.yaml and summary.json are not there: nothing tells whether this run has ended.",
     }
     client = client_of(tmp_path / "runs")
-    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S))
+    cards = dict(
+        re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S)
+    )
     for name, card in cards.items():
         page = client.get(f"/run?run={name}").text
         for other, sentence in words.items():
@@ -235,6 +237,25 @@ def test_what_the_numbers_are_means_over_is_told_where_pictures_are_fewer(made, 
     text = client_of(made).get("/").text
     assert ("Means over all 500 samples of an evaluation, 6 of which are kept." in text) is said
     assert ("Means" in text) is said
+
+
+@pytest.mark.parametrize(("spread", "css"), [(0.01, "loss"), (0.6, ""), (None, "")])
+def test_a_card_and_the_overview_colour_a_change_only_if_its_interval_leaves_0_out(tmp_path, client_of, spread, css):
+    """Six prompts that fall by 0.1 in the mean; without their samples there is no interval."""
+    runs = [make_run(tmp_path / "runs" / name) for name in ("one", "two")]
+    config = "run: {iterations: 4}\neval: {samples: 6, rewards: [{name: shapes}]}\n"
+    (runs[0] / "config.yaml").write_text(config)
+    rows = [{"iteration": 4 * turn, "held_out/shapes": 0.7 - 0.1 * turn} for turn in (0, 1)]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with SampleStore(runs[0]) as store:
+        store.truncate_after(-1, ["eval"])
+        for turn in (0, 1):
+            changes = [-0.1 + (spread or 0) * (n - 2.5) for n in range(6 if spread else 5)]
+            scores = [0.7 + turn * change for change in changes]
+            store.write([eval_sample(4 * turn, n, 0, f"p {n}", score) for n, score in enumerate(scores)])
+    client = client_of(*runs)
+    for page in (client.get("/").text, client.get("/run?run=one").text):
+        assert re.findall(r'<span class="chip (\w*)" title="last[^>]*>−0.100<', page) == [css]
 
 
 def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):

@@ -38,7 +38,7 @@ def votes(site: Site, query: Query) -> Answer:
             run=run,
             file=file.name,
             matches=matches,
-            rankings=[ranking_view(ranking) for ranking in rankings(found_of)],
+            rankings=[ranking_view(site, ranking) for ranking in rankings(found_of)],
             unreadable=found.unreadable,
             hidden=len(chosen(site, Query(), found.votes)) - len(wanted),
             offers=offers,

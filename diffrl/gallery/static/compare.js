@@ -121,3 +121,30 @@ gallery.keys({
     search?.select();
   },
 });
+
+// A form of the server is sent as soon as something in it was chosen or written; what had the focus gets it back.
+const asking = {
+  field: "diffrl-asked",
+  start() {
+    const form = document.querySelector(".compare-form:not([data-local])");
+    if (!form) return;
+    form.querySelector("[data-submit]").hidden = true;
+    form.addEventListener("change", (event) => {
+      try { sessionStorage.setItem(asking.field, [...form.elements].indexOf(event.target)); } catch { /* not kept */ }
+      form.requestSubmit();
+    });
+  },
+  resume() {
+    let place = null;
+    try {
+      place = sessionStorage.getItem(asking.field);
+      sessionStorage.removeItem(asking.field);
+    } catch { /* not kept */ }
+    const form = document.querySelector(".compare-form:not([data-local])");
+    const wrong = form?.querySelector("[aria-invalid]");
+    if (place !== null) (wrong ?? form?.elements[Number(place)])?.focus({ preventScroll: true });
+  },
+};
+asking.start();
+asking.resume();
+document.addEventListener("main-replaced", asking.start);
