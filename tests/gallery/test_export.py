@@ -106,7 +106,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
         assert "?" not in address and not address.startswith("/")
     # 6 evaluation pictures a run, each as a thumbnail of 128 pixels and as it is
     assert len(list(site.glob("media/*/*.webp"))) == 24
-    assert "9 pages, 24 pictures" in lines[0] and str(site / "index.html") in lines[-1]
+    assert "11 pages, 24 pictures" in lines[0] and str(site / "index.html") in lines[-1]
     assert any("2 pages could only say why" in line and "tree-one-0.html" in line for line in lines)
 
 
