@@ -206,7 +206,9 @@ class TrackSettings(Section):
         32,
         ge=0,
         le=MOST_SAMPLES,
-        description="At most this many held-out pictures are kept at each evaluation; scores are kept of every sample.",
+        description="At most this many held-out pictures are kept at each evaluation, spread over the prompts, and as "
+        "many again of the samples that lost and gained most since the first one, which keeps a small picture of each "
+        "(up to 2,000). 0 = none. Scores are kept of every sample.",
     )
     trees: TreeRecordSettings | None = Field(
         TreeRecordSettings(),

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from diffrl.gallery.columns import Column
-from diffrl.gallery.compare import match, pictured
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.opponents import meetings
 from diffrl.gallery.records import Sample
 from diffrl.gallery.votes import Choice, add_vote, side_of, void_vote
 
@@ -172,15 +172,13 @@ class Ballots:
             GalleryError: A and B have no prompt in common, or no picture was kept of any.
         """
         columns: dict[Letter, Column] = {"a": a, "b": b}
-        briefs = [column.source.briefs(column.state, None) for column in (a, b)]
-        matched = match(briefs, [a.stream, b.stream])
-        rows = [row for row in matched.rows if None not in row.ids]
+        briefs, rows, shown, by = meetings(a, b)
         if a.key == b.key or not rows:
             raise GalleryError(
                 f"A vote needs two sets of pictures with prompts in common. Got {a.label} and {b.label}, which "
                 f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
             )
-        shown = pictured(rows, briefs) or rows
+        shown = shown or rows
         with self._lock:
             chosen = self._draw.sample(shown, min(PAIRS, len(shown)))
             lefts: list[Letter] = [LEFT[self._draw.random() < 0.5] for _ in chosen]
@@ -207,7 +205,7 @@ class Ballots:
                 "Choose others."
             )
         missing = len(rows) - len(shown) + len(chosen) - len(pairs)
-        ballot = Ballot(columns, pairs, voter, matched.by, missing, len(rows))
+        ballot = Ballot(columns, pairs, voter, by, missing, len(rows))
         self._keep(ballot)
         return ballot
 

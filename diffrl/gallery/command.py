@@ -62,6 +62,11 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     sources = find_sources(request.paths)
     for line in left_out(request.paths):
         say(line)
+    if not sources and request.export is not None:
+        raise ConfigError(
+            f"An export needs something to show. {_named(request.paths)} is empty. Train a run first: diffrl train "
+            "configs/quickstart.yaml."
+        )
     worker = score_on_demand(sources, request.rewards)
     options = {"votes": request.votes, "rewards": tuple(request.rewards)}
     if request.export is not None:
@@ -81,6 +86,8 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
 
     def ready() -> None:
         say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
+        if not sources:
+            say(f"{_named(request.paths)} is empty so far: runs are shown as they begin.")
         if host not in LOOPBACK:
             say(f"Everybody who reaches {host} can see these runs and vote: there is no password.")
         if request.browser and sys.stdout.isatty():
@@ -139,6 +146,10 @@ def free_port(host: str, port: int) -> int:
             f"The gallery cannot listen on {host}, port {port}: {error}. "
             "Choose another: --port 0 takes any that is free."
         ) from error
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return " and ".join(map(str, paths or [Path("runs")]))
 
 
 def _counted(sources: Sequence[object]) -> str:

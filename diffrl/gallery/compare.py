@@ -226,9 +226,9 @@ def scores(row: Row) -> tuple[float | None, float | None]:
 
 
 def containing(rows: Sequence[Row], text: str) -> list[Row]:
-    """Rows whose prompt contains a text, whatever the case."""
-    wanted = text.casefold()
-    return [row for row in rows if wanted in row.prompt.casefold()] if wanted else list(rows)
+    """Rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
+    wanted = text.casefold().split()
+    return [row for row in rows if all(word in row.prompt.casefold() for word in wanted)] if wanted else list(rows)
 
 
 def within(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:

@@ -99,8 +99,14 @@ def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
     return [points[place] for place in sorted(chosen) if place < len(points)]
 
 
-def lines_of(panel: Panel, tracks: Sequence[Track]) -> list[Line]:
-    """The lines of a panel. Runs differ by colour where there are several, else metrics do; dashes differ as well."""
+def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] | None = None) -> list[Line]:
+    """The lines of a panel. Runs differ by colour where there are several, else metrics do; dashes differ as well.
+
+    Args:
+        panel: which.
+        tracks: of the runs.
+        colours: places of the runs in the palette, by their keys; None takes them in their order.
+    """
     found = []
     for t, track in enumerate(tracks):
         for c, column in enumerate(panel.columns):
@@ -110,7 +116,8 @@ def lines_of(panel: Panel, tracks: Sequence[Track]) -> list[Line]:
             several = len(tracks) > 1
             name = panel.name(column)
             label = name if not several else track.title if len(panel.columns) == 1 else f"{track.title} · {name}"
-            colour, dash = (t, c if len(panel.columns) > 1 else t) if several else (c, c)
+            own = (colours or {}).get(track.key, t)
+            colour, dash = (own, c if len(panel.columns) > 1 else own) if several else (c, c)
             found.append(Line(t, column, plain(label), colour, dash, points))
     return found
 

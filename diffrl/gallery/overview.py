@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
-from diffrl.gallery.compare import likeness, match, pictured
+from diffrl.gallery.compare import Row, likeness, match, only, pictured
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.progress import Progress
+from diffrl.gallery.progress import Progress, setting
 from diffrl.gallery.records import Source
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.standings import paired_change
+from diffrl.statistics import Estimate
 from diffrl.tracking.index import PICTURES
 from diffrl.trees.record import TREES
 
@@ -28,6 +30,8 @@ class Pairs(NamedTuple):
         reward: that they show; None without any.
         notes: sentences on what is not there.
         likeness: what the two of a pair share, in words; see `compare.likeness`.
+        worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both pictures.
+        worse: how many lost at all.
     """
 
     columns: Sequence[Column] = ()
@@ -35,14 +39,17 @@ class Pairs(NamedTuple):
     reward: str | None = None
     notes: Sequence[str] = ()
     likeness: str = ""
+    worst: Sequence[View] = ()
+    worse: int = 0
 
 
-def before_and_after(source: Source, count: int) -> Pairs:
+def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
     """The first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
 
     Args:
         source: a run, or a folder, whose pictures stand alone.
         count: of pairs.
+        worst: of those that lost most.
     """
     try:
         choice = first_and_last(source)
@@ -59,11 +66,37 @@ def before_and_after(source: Source, count: int) -> Pairs:
             notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
-        first = (pictured(matched.rows, briefs) or matched.rows)[:count]
-        shown = views(columns, first, names, lower_rewards(columns, names))
-        return Pairs(columns, shown, reward, notes, likeness(matched, streams))
+        kept = pictured(matched.rows, briefs)
+        lower = lower_rewards(columns, names)
+        shown = views(columns, (kept or matched.rows)[:count], names, lower)
+        seen = {row.order for row in kept}
+        lost = only(matched.rows, "worse", reward in lower)
+        lost.sort(key=lambda row: (-abs(row.change or 0), row.order not in seen, row.order))
+        each: dict[str, Row] = {}
+        for row in lost:
+            each.setdefault(row.prompt, row)
+        below = views(columns, list(each.values())[:worst], names, lower) if worst else ()
+        return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost))
     except GalleryError as error:
         return Pairs(notes=[str(error)])
+
+
+def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
+    """By held-out reward, the paired difference of the last evaluation from the first, with its interval over prompts.
+
+    Only where every sample of an evaluation is kept, so that it belongs to the means of the metrics.
+    """
+    columns, samples = pairs.columns, setting(source, "samples", "eval")
+    whole = [column for column in columns if column.state.stage == "eval" and column.state.samples == samples]
+    if course is None or len(whole) < 2:
+        return {}
+    found, streams = {}, [column.stream for column in columns]
+    for one in course.headline:
+        rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
+        change = paired_change(rows)
+        if change is not None and change.low is not None:
+            found[one.name] = change
+    return found
 
 
 def missing(course: Progress | None, pairs: Pairs) -> list[str]:

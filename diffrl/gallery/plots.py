@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffrl.gallery.curves import AXES, Line, is_drawn, lines_of, plain, thin
@@ -34,7 +34,14 @@ MANY = 60
 _LOCK = threading.Lock()  # matplotlib's settings belong to the whole process
 
 
-def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns: int = 2, title: str = "") -> str:
+def panels_svg(
+    panels: Sequence[Panel],
+    tracks: Sequence[Track],
+    x: str,
+    columns: int = 2,
+    title: str = "",
+    colours: Mapping[str, int] | None = None,
+) -> str:
     """Panels as one SVG document.
 
     Args:
@@ -43,6 +50,7 @@ def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns
         x: key of `AXES`.
         columns: panels beside each other.
         title: above all.
+        colours: of the runs, see `lines_of`.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -62,7 +70,7 @@ def panels_svg(panels: Sequence[Panel], tracks: Sequence[Track], x: str, columns
         figure = Figure(figsize=(wide, high), facecolor=PAPER)
         canvas = FigureCanvasSVG(figure)
         for n, panel in enumerate(panels):
-            lines = lines_of(panel, tracks)
+            lines = lines_of(panel, tracks, colours)
             left, bottom = n % columns * WIDTH + LEFT, (rows - 1 - n // columns) * HEIGHT + BOTTOM
             width, height = WIDTH - LEFT - RIGHT - beside(lines), HEIGHT - BOTTOM - TOP
             axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))

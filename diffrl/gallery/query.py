@@ -39,18 +39,18 @@ class Query:
         return value
 
     def number(self, name: str) -> float | None:
-        """A finite number, or None if there is none.
+        """A finite number, or None if there is none; a comma may stand for the decimal point.
 
         Raises:
             GalleryError: it is no number.
         """
         value = self.text(name)
         try:
-            number = float(value) if value else None
+            number = float(value if "." in value else value.replace(",", ".")) if value else None
         except ValueError:
             number = math.nan
         if number is not None and not math.isfinite(number):
-            raise GalleryError(f"{name} must be a number. Got {value!r}.")
+            raise GalleryError(f"{name} must be a number, such as 0.5. Got {value!r}.")
         return number
 
     def whole(self, name: str, default: int, low: int = 0, high: int = 10**12) -> int:

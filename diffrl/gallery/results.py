@@ -8,6 +8,7 @@ from typing import Any
 from diffrl.gallery.columns import label
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
+from diffrl.gallery.ranking import Ranked
 from diffrl.gallery.records import State
 from diffrl.gallery.site import Site
 from diffrl.gallery.tally import Rate, Tally, preferred
@@ -56,6 +57,29 @@ def match_view(site: Site, tally: Tally, page: int) -> dict[str, Any]:
         "repeated": len(tally.votes) > tally.pairs,
         "votes": [row_view(site, vote, tally, place) for place, vote in enumerate(newest[start:end], start)],
         "more": end < len(newest),
+    }
+
+
+def ranking_view(site: Site, ranking: Sequence[Ranked]) -> dict[str, Any]:
+    """A ranking as templates/votes.html shows it."""
+    same = len({one.side.path for one in ranking}) == 1
+    names = [words(one.side, same) for one in ranking]
+    first, several = ranking[0], [name for one, name in zip(ranking, names, strict=True) if one.first == 1]
+    return {
+        "title": first.side.source if same else "",
+        "verdict": f"{names[0]} is preferred to all {len(ranking) - 1} others."
+        if first.last == 1
+        else f"The votes cannot tell which is first: {', '.join(several[:-1])} or {several[-1]}.",
+        "rows": [
+            {
+                "name": name,
+                "source": source_of(site.sources, one.side),
+                "one": one,
+                "place": str(one.first) if one.first == one.last else f"{one.first}–{one.last}",
+                "rate": percent(Rate(one.wins, one.wins + one.losses, one.share, one.low, one.high)),
+            }
+            for name, one in zip(names, ranking, strict=True)
+        ],
     }
 
 

@@ -37,6 +37,7 @@ PAGES: Mapping[str, str] = {
     "home": "diffrl.gallery.pages.home:home",
     "run": "diffrl.gallery.pages.run:run",
     "compare": "diffrl.gallery.pages.compare:compare",
+    "grid": "diffrl.gallery.pages.grid:grid",
     "samples": "diffrl.gallery.pages.samples:samples",
     "evaluations.json": "diffrl.gallery.pages.evaluations:evaluations_json",
     "evaluations.js": "diffrl.gallery.pages.evaluations:evaluations_js",
@@ -47,9 +48,9 @@ PAGES: Mapping[str, str] = {
     "curves.csv": "diffrl.gallery.pages.curves:curves_csv",
     "report": "diffrl.gallery.pages.report:report",
     "vote": "diffrl.gallery.pages.vote:vote",
-    "votes": "diffrl.gallery.pages.vote:votes",
-    "preferences.jsonl": "diffrl.gallery.pages.vote:preferences_jsonl",
-    "preferences.parquet": "diffrl.gallery.pages.vote:preferences_parquet",
+    "votes": "diffrl.gallery.pages.votes:votes",
+    "preferences.jsonl": "diffrl.gallery.pages.votes:preferences_jsonl",
+    "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",
     "state": "diffrl.gallery.pages.live:state",
 }
 """Functions (site, query) -> Answer by the name that stands in an address."""
@@ -75,6 +76,7 @@ class Site:
         self.thumbnails = Thumbnails()
         self.drawings: Kept[str] = Kept(DRAWINGS, len, makers=1, waiting=QUEUE)
         self.reports: Kept[Mapping[str, Any]] = Kept(REPORTS, lambda values: 1, makers=1, waiting=QUEUE)
+        self._colours: dict[str, int] = {}
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("diffrl.gallery", "templates"),
             autoescape=True,
@@ -95,6 +97,13 @@ class Site:
     def runs(self) -> list[RunSource]:
         """The sources that are runs."""
         return [source for source in self.sources if isinstance(source, RunSource)]
+
+    @property
+    def colours(self) -> Mapping[str, int]:
+        """Places of the sources in the palette by their keys, the same on every page: those that come later follow."""
+        for key in sorted(source.key for source in self.sources):
+            self._colours.setdefault(key, len(self._colours))
+        return self._colours
 
     def source(self, key: str) -> Source:
         """A source by its key.

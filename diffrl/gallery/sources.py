@@ -18,6 +18,8 @@ from diffrl.tracking.index import INDEX
 DEPTH = 3
 """How far below a given folder runs are looked for: runs/<name>, compared/runs/<name>."""
 
+BEGINNINGS = ("config.yaml", "environment.json", "log.txt")
+"""Files that a run writes before its index."""
 SCAN = 3.0
 """Seconds between two looks for runs that have begun."""
 
@@ -29,7 +31,8 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         paths: from the command line; none means runs/.
 
     Raises:
-        ConfigError: a path holds nothing that can be shown; names the path.
+        ConfigError: a path holds other things than can be shown; names the path. An empty folder gives no source:
+            runs may begin there (`Watched`).
     """
     given = [Path(path) for path in paths] or [Path("runs")]
     found: list[tuple[Path, str]] = []
@@ -47,7 +50,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
             found += [(run, "run") for run in runs]
         elif holds_pictures(path):
             found.append((path, "folder"))
-        else:
+        elif not is_empty(path):
             raise ConfigError(
                 f"The gallery shows directories of runs or of pictures. {path} holds neither: no {INDEX} down to "
                 f"{DEPTH} levels, no picture. Give the directory of a run."
@@ -79,7 +82,8 @@ class Watched:
 
     def _look(self) -> None:
         known = {Path(source.path).resolve() for source in self._sources}
-        runs = [run for folder in self._folders if folder.is_dir() for run in runs_below(folder)]
+        given = [folder for folder in self._folders if folder.is_dir()]
+        runs = [run for folder in given for run in ([folder] if is_run(folder) else runs_below(folder))]
         new = [(run, "run") for run in runs if run.resolve() not in known]
         if new:
             taken = {source.key for source in self._sources}
@@ -129,6 +133,12 @@ def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
         elif depth > 1:
             found += _begun(folder, depth - 1)
     return found
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is nothing in a folder but what a run begins with: folders, and hidden files."""
+    files = (entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith("."))
+    return all(entry.name in BEGINNINGS for entry in files)
 
 
 def holds_pictures(path: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from diffrl.errors import GuardStop
 from diffrl.files import write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
+from diffrl.run.held_out import pictured, stored, totals_at_first
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA
@@ -57,9 +57,9 @@ class Journal:
         self._log_failed = False
         self._accelerator = accelerator
         self._writes = bool(accelerator.is_main_process)
+        self._fps = config.model.frame_rate or 16.0
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
-            self._fps = config.model.frame_rate or 16.0
             self._store = SampleStore(run_dir, fps=self._fps)
         if config.track.tensorboard or config.track.wandb:
             self._start_trackers()
@@ -161,30 +161,13 @@ class Journal:
             write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, found: Evaluation) -> None:
-        """All samples of a held-out evaluation, this rank's first ones with their pictures; all ranks take part."""
-        rewards = _columns({**found.table.raw, **found.table.parts})
-        own = [
-            StoredSample(
-                stage="eval",
-                iteration=iteration,
-                group=address.group,
-                root=address.root,
-                seed=address.seed,
-                prompt=prompt.text,
-                metadata=prompt.metadata,
-                total=float(found.table.total[i]),
-                rewards=rewards[i],
-                error=found.table.errors[i],
-                notes=found.table.notes_of(i),
-            )
-            for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
-        ]
-        every = [one for rank in gather_objects(self._accelerator, own) for one in rank]
-        if not self._writes:
-            return
-        count = min(self.config.track.pictures_per_evaluation, len(own))  # rank 0 writes, and its samples come first
-        shown = [replace(one, picture=found.images[i]) for i, one in enumerate(every[:count])]
-        self._store.write([*shown, *every[count:]])
+        """All samples of a held-out evaluation, some with their pictures (`held_out`); all ranks take part."""
+        own = stored(iteration, found, _columns({**found.table.raw, **found.table.parts}))
+        most = self.config.track.pictures_per_evaluation
+        before = totals_at_first(self._store, iteration) if self._writes and most else None
+        every = pictured(self._accelerator, own, found.images, most, before, self._fps)
+        if self._writes:
+            self._store.write(every)
 
     def checkpoint(
         self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]

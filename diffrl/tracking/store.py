@@ -1,8 +1,10 @@
-"""The run store: an SQLite index of every sample kept, and lossless WebP pictures, or videos, beside it.
+"""The run store: an SQLite index of every sample kept, and WebP pictures, or clips, beside it.
 
     samples.sqlite                          one row a sample, one row a reward of it
     samples/eval-000040/3-1.webp            stage, iteration / group, root
     samples/train-000041/3-1-0.1.webp       the same with a path: child 1 of child 0 of the root
+
+Pictures are exact, but for most of the first evaluation: those are small ones to be looked at (`tracking.pictured`).
 
 A sample's address says where its noise comes from, so equal addresses are the same prompt and noise: across iterations
 of one run (stage "eval": compare group, root and path) and across runs (compare prompt, seed, group, root and path).
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +60,7 @@ class StoredSample:
         error: why a scorer failed.
         notes: what scorers say of it, by the name of the reward.
         picture: (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
+        small: bytes of a WebP to be written in place of a picture; not read back.
         file: where the picture lies, relative to the run directory; set by the store.
     """
 
@@ -74,6 +78,7 @@ class StoredSample:
     error: str | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     picture: Tensor | None = None
+    small: bytes | None = None
     file: str | None = None
 
 
@@ -228,10 +233,15 @@ class SampleStore:
 
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)
-        if sample.picture is None:
+        if sample.picture is None and sample.small is None:
             return None
         (self.run_dir / file).parent.mkdir(parents=True, exist_ok=True)
-        save_media(sample.picture, self.run_dir / file, self.fps)
+        if sample.picture is None:
+            temporary = (self.run_dir / file).with_suffix(".tmp")
+            temporary.write_bytes(sample.small or b"")
+            os.replace(temporary, self.run_dir / file)
+        else:
+            save_media(sample.picture, self.run_dir / file, self.fps)
         return file
 
 

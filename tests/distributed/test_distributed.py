@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from diffrl.models.tiny import build_pipeline, save_pipeline
+from diffrl.tracking.pictured import most_changed
 from diffrl.tracking.store import SampleStore
 from diffrl.trees.read import list_trees
 from tests.conftest import WORDS
@@ -202,7 +203,7 @@ def test_they_report_the_same_once(one, two):
 
 @pytest.mark.long
 def test_the_first_process_keeps_the_held_out_scores_of_both(one, two):
-    """Its pictures are of its own samples."""
+    """And pictures of all at the first evaluation, later of what changed most, whoever drew it."""
     found = {}
     for run in (one, two):
         with SampleStore.open_readonly(run) as store:
@@ -218,7 +219,12 @@ def test_the_first_process_keeps_the_held_out_scores_of_both(one, two):
             other.prompt,
         )
         assert sample.total == pytest.approx(other.total, rel=1e-3)
-        assert other.file or not sample.file
+        assert sample.iteration or (sample.file and other.file)
+    for iteration in {sample.iteration for sample in found[one]} - {0}:
+        first, last = ([s for s in found[two] if s.iteration == n] for n in (0, iteration))
+        most = most_changed([s.total for s in last], [s.total for s in first], 3)
+        assert most and all(last[place].file for place in most)
+        assert not all(sample.file for sample in last), "of the others none"
 
 
 @pytest.mark.long

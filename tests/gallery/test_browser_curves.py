@@ -70,6 +70,23 @@ def test_the_charts_of_a_run(made, served, page):
     assert shown == {"iteration": "2", "shapes": "0.6"}
     assert list(legend(page, "fidelity").values()) == ["2", "0.64"]  # the cursor is the same in every panel
 
+    page.locator("#smooth").select_option("5")
+    assert "smooth=5" in page.url
+    hover(page, "held_out/shapes", 0.5)
+    assert list(legend(page, "fidelity").values()) == ["2", "0.65"], "the mean of all four points around it"
+    assert list(legend(page, "held_out/shapes").values())[1] == "0.6", "an evaluation is a mean already"
+    page.locator("#smooth").select_option("1")
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("l")
+    assert "log=1" in page.url and "smooth" not in page.url and inked(page, "ratio") > 100
+    linear = page.locator(".panel[data-linear]:visible").evaluate_all("all => all.map((one) => one.dataset.panel)")
+    assert linear == ["loss"], "it alone has values of 0 or below"
+    page.reload()
+    assert page.locator("#log").is_checked()
+    page.locator("#log").uncheck()
+    assert page.locator(".panel[data-linear]").count() == 0
+
     page.keyboard.press("Escape")
     page.locator("#axis").select_option("evaluations")
     assert "x=evaluations" in page.url
@@ -162,8 +179,7 @@ def test_a_page_from_disk_changes_its_axis_and_its_runs(tmp_path, page):
     page.locator("#axis").select_option("seconds")
     hover(page, "ratio", 0.99)
     assert list(legend(page, "ratio").values())[0] == "4.5"
-    names = [source.title for source in site.sources]
-    page.locator("#choice label.run", has_text=names[0]).locator("input").uncheck()
+    page.locator("#choice label.run", has_text="one").locator("input").uncheck()  # the first colour, by its name
     assert inked(page, "ratio") == 0
     assert json.loads(page.locator("#curves-data").text_content())["words"]["seconds"] == curves.AXES["seconds"][1]
 

@@ -165,6 +165,9 @@ def test_range_order_and_counts_agree_with_brute_force():
     assert [r.prompt for r in arrange(rows, "prompt")] == sorted([r.prompt for r in rows], key=str.lower)
     assert arrange(rows[::-1], "order") == rows
     assert containing([Row(0, "Ärger", (1,), (None,))], "äR") and not containing(rows, "z")
+    lengthy = [Row(0, "a red circle above a blue square", (1,), (None,)), Row(1, "a red square", (2,), (None,))]
+    assert containing(lengthy, " SQUARE  circ ") == lengthy[:1] and containing(lengthy, "red") == lengthy
+    assert not containing(lengthy, "red red green") and containing(lengthy, " ") == lengthy
 
 
 def test_not_a_number_counts_as_no_value():
@@ -230,13 +233,13 @@ def test_columns_from_several_runs_and_stages(tmp_path, client_of):
     default = client.get("/compare").text  # the last of each
     assert re.findall(r'<option value="([^"]+)" selected>[^<]*evaluation', default) == ["one@eval-4", "two@eval-6"]
     train = client.get("/compare?columns=one@train-2&columns=two@train-2&reward=total").text
-    assert "8</strong> matched pairs" in train and "<h1>Side by side: same prompts, same noise</h1>" in train
+    assert "8</strong> matched pairs" in train and "Side by side: same prompts, same noise. " in train
     train = client.get("/compare?columns=one@train-0&columns=one@train-2&reward=total").text  # noise of its own
-    assert "8</strong> matched pairs" in train and "<h1>Side by side: same prompts, other noise</h1>" in train
+    assert "8</strong> matched pairs" in train and "Side by side: same prompts, other noise. " in train
     assert "training draws new noise at every iteration" in train and "same noise</h1>" not in train
     text = client.get("/compare?columns=one@eval-0&columns=one@train-2").text  # seed, group and root are the same
-    assert "<h1>Side by side: same prompts, other noise</h1>" in text
-    assert "<h1>Side by side: same prompts, same noise</h1>" in default
+    assert "Side by side: same prompts, other noise. " in text
+    assert "Side by side: same prompts, same noise. " in default
 
 
 def test_nothing_in_common_is_a_sentence(tmp_path, client_of):
@@ -248,7 +251,7 @@ def test_nothing_in_common_is_a_sentence(tmp_path, client_of):
     text = client.get("/compare").text
     assert "no prompt in common" in text and prompts_of(text) == [] and "<h1>Side by side</h1>" in text
     text = client.get("/compare?columns=one@eval-4&columns=two@eval-0").text
-    assert "other noise</h1>" in text and prompts_of(text) == [PROMPTS[0]] and "eval.seed" in text
+    assert "other noise. " in text and prompts_of(text) == [PROMPTS[0]] and "eval.seed" in text
     three = make_run(tmp_path / "three")
     text = client_of(one, two, three).get("/compare").text  # the odd one makes room for the two others
     assert "Left out: two" in text and len(values_of(text)[0]) == 2
@@ -282,7 +285,7 @@ SIZELESS = {**SD3, "height": None, "width": None}
 def test_another_model_or_size_is_other_noise(tmp_path, client_of, one, other, same):
     runs = drawn_with(tmp_path / "one", **one), drawn_with(tmp_path / "two", **other)
     text = client_of(*runs).get("/compare").text
-    assert f"<h1>Side by side: same prompts, {'same' if same else 'other'} noise</h1>" in text
+    assert f"Side by side: same prompts, {'same' if same else 'other'} noise. " in text
     assert ("Their noise is another" in text) is not same and len(values_of(text)) == 6
 
 
@@ -372,6 +375,9 @@ def test_more_rows_than_a_page(tmp_path, client_of):
 def test_bad_parameters_are_a_sentence(made, client_of, address, status, words):
     answer = client_of(made).get(f"/{address}")
     assert answer.status_code == status
+    if "low" in words or "high" in words:  # told beside the form, which is kept, and so are the rows
+        given = address.rpartition("=")[2]
+        assert f'value="{given}"' in answer.text and 'aria-invalid="true"' in answer.text and "row-0" in answer.text
     assert words in answer.text and "<script>" not in answer.text.split("<main")[1].split("</main>")[0]
 
 

@@ -15,7 +15,7 @@ import pytest
 from diffrl.gallery.curves import AXES, csv_of, lines_of, page_data, points_of, thin
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.panels import panels_of
-from diffrl.gallery.plots import inline, panels_svg
+from diffrl.gallery.plots import PALETTE, inline, panels_svg
 from diffrl.gallery.query import Query
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
@@ -98,6 +98,19 @@ def test_the_svg_is_xml_whose_labels_are_text(tmp_path, client_of):
     page = client.get("/curves", params={"run": keys})
     assert page.status_code == 200 and "a<b>" not in page.text
     assert data_of(page)["panels"][0]["lines"][0]["label"] == HOSTILE.replace("\u202e", "\ufffd")
+
+
+def test_a_run_has_one_colour_on_every_page(tmp_path, client_of):
+    names = ["b-run", "a-run", "c-run"]
+    client = client_of(*(make_run(tmp_path / name, iterations=2) for name in names))
+    alone = {name: data_of(client.get("/curves", params={"run": [name, "c-run"]})) for name in names[:2]}
+    drawn = [{line["label"]: line["colour"] for line in data["panels"][0]["lines"]} for data in alone.values()]
+    assert drawn == [{"b-run": 1, "c-run": 2}, {"a-run": 0, "c-run": 2}], "whichever others are shown"
+    for address in ("/", "/compare"):
+        found = re.findall(r"--series-(\d)\)\"></i> (?:<a [^>]*>)?(\w-run)", client.get(address).text)
+        assert sorted((name, int(colour)) for colour, name in found) == [("a-run", 0), ("b-run", 1), ("c-run", 2)]
+    svg = client.get("/curves.svg", params={"run": ["b-run", "c-run"], "panel": "loss"}).text
+    assert PALETTE[1] in svg and PALETTE[2] in svg and PALETTE[0] not in svg
 
 
 def test_all_panels_fit_into_one_drawing(made, client_of):

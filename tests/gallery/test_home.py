@@ -15,7 +15,8 @@ import pytest
 
 from diffrl.gallery.progress import is_locked, progress, read_rows
 from diffrl.gallery.runs import RunSource
-from tests.gallery.made import PROMPTS, add_evaluation, make_run, metrics_rows, write_metrics
+from diffrl.tracking.store import SampleStore
+from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run, metrics_rows, write_metrics
 
 OLD = time.time() - 7200
 
@@ -32,12 +33,12 @@ def test_the_overview_shows_numbers_and_pairs_at_once(tmp_path, client_of):
     text = client_of(run).get("/").text
     figures = re.findall(
         r"held-out (\w+)</span>.*?class=\"soft\">([\d.]+)</span> → <strong>([\d.]+)</strong> "
-        r"<span class=\"chip (\w+)\"[^>]*>([^<]+)<",
+        r"<span class=\"chip (\w*)\"[^>]*>([^<]+)<",
         text,
     )
     assert figures == [
-        ("shapes_strict", "0.200", "0.600", "gain", "+0.400"),
-        ("shapes", "0.500", "0.700", "gain", "+0.200"),
+        ("shapes_strict", "0.200", "0.600", "", "+0.400"),
+        ("shapes", "0.500", "0.700", "", "+0.200"),
     ]
     pairs = re.findall(r'<li class="item".*?</li>', text, re.S)
     assert [re.search(r"prompt \d+", pair)[0] for pair in pairs] == [f"prompt {n:02d}" for n in range(12)]
@@ -48,6 +49,48 @@ def test_the_overview_shows_numbers_and_pairs_at_once(tmp_path, client_of):
     assert 'data-page="run"' in text and str(run) in text and "finished" in text and "4 of 4" in text
     assert "kept no trees" in text and "alarm" in text
     assert client_of(run).get("/run").text == client_of(run).get("/run?run=made").text == text
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_overview_shows_what_got_worse_most_and_why(tmp_path, client_of, lower):
+    """Not among the first pictures: of equal losses those with both pictures, the greatest first, with the reasons."""
+    run = tmp_path / "worse"
+    make_run(run)
+    if lower:
+        reward = {"higher_is_better": False}
+        (run / "rewards.json").write_text(json.dumps({"held_out": {"shapes_strict": reward, "shapes": reward}}))
+    sign = -1 if lower else 1
+    twin = 29  # another sample of the prompt that lost most: the prompt is there once
+    scores = {n: (0.9, 0.9 - sign * loss) for n, loss in enumerate((0.3, 0.0, 0.5, 0.1, 0.5, -0.4, 0.2, 0.6), 20)}
+    scores[twin] = (0.9, 0.9 - sign * 0.55)
+    with SampleStore(run) as store:
+        store.truncate_after(-1, ["eval"])
+        for iteration, which in ((0, 0), (4, 1)):
+            store.write(
+                [
+                    eval_sample(
+                        iteration,
+                        group,
+                        0,
+                        f"prompt {27 if group == twin else group}",
+                        pair[which],
+                        None if group == 22 else flat(group / 9),
+                        rewards={"shapes_strict": pair[which]},
+                        notes={"shapes": f"why {group}-{iteration}"},
+                    )
+                    for group, pair in scores.items()
+                ]
+            )
+    text = client_of(run).get("/").text
+    rows = re.findall(r'<li class="item" id="row-worst-.*?</li>', text, re.S)
+    assert [re.search(r"prompt \d+", row)[0] for row in rows] == [f"prompt {n}" for n in (27, 24, 22, 20, 26)]
+    assert all(f"why {n}-4" in row and f"why {n}-0" in row for n, row in zip((27, 24, 22, 20, 26), rows, strict=True))
+    assert "media" in rows[0] and "media" not in rows[2]
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    (address,) = re.findall(r'href="([^"]*show=worse[^"]*)"', text)
+    found = client_of(run).get(address.replace("&amp;", "&")).text
+    assert [int(n) for n in re.findall(r'title="prompt (\d+)"', found)] == [27, 27, 22, 24, 20, 26, 23]
 
 
 def test_alarms_of_guards_and_sentinel_stand_out(made, client_of):
@@ -117,7 +160,7 @@ def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, cl
     os.utime(bad / "samples.sqlite", (OLD - 99, OLD - 99))
     os.utime(old / "metrics.jsonl", (OLD + 60, OLD + 60))
     answer = client_of(tmp_path / "runs").get("/")
-    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
+    cards = dict(re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
     assert answer.status_code == 200 and list(cards) == ["new", "old", "bad"]
     assert "cannot be used" in cards["bad"] and "/media/" not in cards["bad"]
     assert re.findall(r"src=\"/media/old/samples/(\S+)\?size", cards["old"]) == [
@@ -158,7 +201,9 @@ def test_what_was_lost_of_a_run_is_told(tmp_path, client_of):
         "copy": "config.yaml and summary.json are not there: nothing tells whether this run has ended.",
     }
     client = client_of(tmp_path / "runs")
-    cards = dict(re.findall(r'<h2><a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S))
+    cards = dict(
+        re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S)
+    )
     for name, card in cards.items():
         page = client.get(f"/run?run={name}").text
         for other, sentence in words.items():
@@ -192,6 +237,25 @@ def test_what_the_numbers_are_means_over_is_told_where_pictures_are_fewer(made, 
     text = client_of(made).get("/").text
     assert ("Means over all 500 samples of an evaluation, 6 of which are kept." in text) is said
     assert ("Means" in text) is said
+
+
+@pytest.mark.parametrize(("spread", "css"), [(0.01, "loss"), (0.6, ""), (None, "")])
+def test_a_card_and_the_overview_colour_a_change_only_if_its_interval_leaves_0_out(tmp_path, client_of, spread, css):
+    """Six prompts that fall by 0.1 in the mean; without their samples there is no interval."""
+    runs = [make_run(tmp_path / "runs" / name) for name in ("one", "two")]
+    config = "run: {iterations: 4}\neval: {samples: 6, rewards: [{name: shapes}]}\n"
+    (runs[0] / "config.yaml").write_text(config)
+    rows = [{"iteration": 4 * turn, "held_out/shapes": 0.7 - 0.1 * turn} for turn in (0, 1)]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with SampleStore(runs[0]) as store:
+        store.truncate_after(-1, ["eval"])
+        for turn in (0, 1):
+            changes = [-0.1 + (spread or 0) * (n - 2.5) for n in range(6 if spread else 5)]
+            scores = [0.7 + turn * change for change in changes]
+            store.write([eval_sample(4 * turn, n, 0, f"p {n}", score) for n, score in enumerate(scores)])
+    client = client_of(*runs)
+    for page in (client.get("/").text, client.get("/run?run=one").text):
+        assert re.findall(r'<span class="chip (\w*)" title="last[^>]*>−0.100<', page) == [css]
 
 
 def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):

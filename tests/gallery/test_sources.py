@@ -7,7 +7,7 @@ from diffrl.cli import main
 from diffrl.errors import ConfigError
 from diffrl.gallery import sources as module
 from diffrl.gallery.app import make_app
-from diffrl.gallery.command import require_votes
+from diffrl.gallery.command import GalleryRequest, require_votes, show_gallery
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
@@ -47,6 +47,31 @@ def test_a_run_that_begins_later_is_shown(tmp_path, monkeypatch):
     assert site.source("first") is sources[0], "what was there keeps its place in memory"
     assert set(client.get("/state").json()) == {"first", "second", "first-2"}
     assert "second" in client.get("/").text
+
+
+def test_an_empty_folder_waits_for_its_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SCAN", 0.0)
+    runs = tmp_path / "runs"
+    (runs / "begun").mkdir(parents=True)
+    (runs / "begun" / "config.yaml").write_text("")
+    site = Site(Watched([runs], find_sources([runs])), ServerLinks("test"), {"votes": tmp_path / "votes.jsonl"})
+    client = TestClient(make_app(site), base_url="http://127.0.0.1")
+    page = client.get("/")
+    assert page.status_code == 200 and "No run has begun" in page.text and 'http-equiv="refresh"' in page.text
+    assert client.get("/votes").status_code == 200 and client.get("/state").json() == {}
+    assert {client.get(f"/{name}").status_code for name in ("compare", "samples", "curves", "run", "trees")} <= {
+        200,
+        404,
+    }
+    with pytest.raises(ConfigError, match="is empty"):
+        show_gallery(GalleryRequest([runs], export=tmp_path / "site", votes=tmp_path / "votes.jsonl"), print)
+    make_run(runs / "begun")
+    page = client.get("/").text
+    assert 'data-page="run"' in page and 'http-equiv="refresh"' not in page
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("x")
+    with pytest.raises(ConfigError, match="holds neither"):
+        find_sources([tmp_path / "other"])
 
 
 def test_given_runs_stay_alone(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def three(tmp_path):
 def cells(text: str) -> dict[str, list[str]]:
     """The table's cells, by the run of its row."""
     table = re.search(r'<table class="standings".*?</table>', text, re.S)[0]
-    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', table, re.S)
+    rows = re.findall(r'<th scope="row">(?:<i [^>]*></i> )?(.*?)</th>(.*?)</tr>', table, re.S)
     plain = {
         label: [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", row, re.S)] for label, row in rows
     }

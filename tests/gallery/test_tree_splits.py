@@ -83,7 +83,7 @@ def test_why_a_split_does_not_train(push, reason):
 
 def drawn_label(tree, node):
     html = str(tree_figure(tree, lambda file: file, interactive=True))
-    return re.search(rf'id="node-{node}".*?aria-label="([^"]*)"', html)[1]
+    return re.search(rf'id="node-{node}".*?class="visually-hidden">([^<]*)<', html, re.S)[1]
 
 
 def test_what_is_only_pulled_to_the_starting_model_is_told():

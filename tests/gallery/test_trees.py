@@ -90,14 +90,12 @@ def test_the_tree_page_says_what_the_record_says(client_of, made):
     assert answer.status_code == 200
     found = items(answer.text)
     assert len(found) == 28
-    assert found[8]["aria-label"] == (
+    assert found[8]["title"] == (
         "Node 2a, noise level 0.75, worth 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
         "change of log-likelihood +0.00047 per dimension"
     )
-    assert found[3]["aria-label"].startswith(
-        "Picture 1ab, noise level 0.25, reward 0.250, not passed, advantage of the"
-    )
-    assert "reward failed" in found[27]["aria-label"] and "step does not train" in found[27]["aria-label"]
+    assert found[3]["title"].startswith("Picture 1ab, noise level 0.25, reward 0.250, not passed, advantage of the")
+    assert "reward failed" in found[27]["title"] and "step does not train" in found[27]["title"]
     assert (found[8]["aria-level"], found[8]["aria-posinset"], found[8]["aria-setsize"]) == ("2", "1", "2")
     assert "failed" in (found[27]["class"] or "")
     assert [number for number, one in found.items() if one["tabindex"] == "0"] == [0]
@@ -112,7 +110,7 @@ def test_lines_have_the_colour_and_the_width_of_their_advantage(client_of, made)
     assert lines[1] == ["line", "up1"] and lines[2] == ["line", "up2"]
     assert lines[15] == lines[27] == ["line", "flat", "untrained"]  # an advantage of 0, whatever is why, is no push
     chips = dict(
-        re.findall(r'<span class="chip-a (\w+)[^"]*">(?:<span class="diamond"[^>]*>◆</span>)?([^<]+)</span>', text)
+        re.findall(r'<span class="chip-a (\w+)[^"]*"[^>]*>(?:<span class="diamond"[^>]*>◆</span>)?([^<]+)</span>', text)
     )
     assert chips["up3"] == "+1.12" and chips["down3"] == "−1.12" and chips["flat"] == "0"
 
@@ -174,11 +172,11 @@ def test_pools_show_both_pictures_and_why(client_of, made):
     text = client_of(made).get("/tree?tree=000020-3").text
     assert text.count('class="node leaf idle"') == 1 and text.count('class="node leaf"') == 5
     found = items(text)
-    assert found[5]["aria-label"] == (
+    assert found[5]["title"] == (
         "Picture 6, noise level 1.00, reward 0.900, not passed, proxy reward 1.000, chosen: best 1, advantage of the "
         "picture +0.80, trains"
     )
-    assert found[2]["aria-label"] == "Candidate, only explored, 3, noise level 1.00, proxy reward 0.400"
+    assert found[2]["title"] == "Candidate, only explored, 3, noise level 1.00, proxy reward 0.400"
     assert "trees/000020-3/proxy-5.webp" in text and "trees/000020-3/node-5.webp" in text
     data = json.loads(re.search(r'id="tree-nodes">(.*?)</script>', text, re.S)[1])
     assert ["Drawn again", "audit"] in data[3]["sample"] and "Audit" in dict(data[3]["sample"])

@@ -9,6 +9,7 @@ import pytest
 
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import rewards_record
+from diffrl.tracking.pictured import spread
 from diffrl.tracking.rewards import lower_is_better
 from diffrl.tracking.store import SampleStore
 from tests.training.harness import BRIGHTNESS, rows_of, settings, start
@@ -69,15 +70,25 @@ def test_the_total_of_training_is_of_training_rewards_and_that_of_evaluations_of
             assert sample.total == pytest.approx(sample.rewards["light"] + sample.rewards[DARK], rel=1e-5)
 
 
-def test_every_held_out_score_is_kept_and_the_first_pictures(run_dir):
+def test_every_held_out_score_is_kept_and_pictures_of_the_first_evaluation_a_spread_and_what_changed_most(run_dir):
     """samples: 5, pictures_per_evaluation: 3."""
     with SampleStore.open_readonly(run_dir) as store:
         samples = store.read(stage="eval")
+        pictures = {(one.iteration, one.group): store.picture(one) for one in samples if one.file}
     rows = {row["iteration"]: row for row in rows_of(run_dir) if "held_out/light" in row}
     assert len(samples) == 5 * len(rows)
     for iteration, row in rows.items():
         own = [sample for sample in samples if sample.iteration == iteration]
-        assert [bool(sample.file) for sample in own] == [True] * 3 + [False] * 2
+        first = samples[:5]
+        kept = {place for place, sample in enumerate(own) if sample.file}
+        changed = [new.total - old.total for new, old in zip(own, first, strict=True)]
+        extreme = [max(max(changed), 0.0), *(change for change in sorted(changed)[:2] if change < 0)]
+        most = {place for place, change in enumerate(changed) if change and change in extreme}
+        assert kept == (set(range(5)) if iteration == 0 else set(spread([one.prompt for one in own], 3)) | most)
+        for sample in own:  # small ones too: up to 64 pixels they are exact
+            if sample.file:
+                shown = pictures[iteration, sample.group].float()
+                assert shown[0].mean() / 255 == pytest.approx(sample.rewards["light"], rel=1e-4)
         assert fmean(sample.rewards["light"] for sample in own) == pytest.approx(row["held_out/light"], rel=1e-6)
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from diffrl.gallery.asked import RANGES, Versus, Wanted, orders, paged, versus, wanted
 from diffrl.gallery.columns import (
     MOST,
     Choice,
     Column,
     choose,
-    default_reward,
     evaluations_left_out,
     exported_states,
-    lower_rewards,
     options,
-    reward_names,
 )
 from diffrl.gallery.columns import label as state_label
 from diffrl.gallery.compare import (
     NOISE,
-    SHOWN,
     SORTS,
     Matched,
     Row,
@@ -47,125 +43,6 @@ from diffrl.gallery.standings import standings
 
 Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 """Samples beside each other, and those of each column."""
-
-RANGES = {"value": "value", "change": "change"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a list of samples was asked for.
-
-    Args:
-        names: rewards that there are.
-        reward: the chosen one; None if there is none at all.
-        note: why another reward than the wanted one is shown; "" if it is not.
-        prompt: text that prompts contain.
-        on: what the range is of: "value" or "change".
-        low: of the range, None without.
-        high: of the range, None without.
-        sort: one of the page's orders.
-        lower: names of which less is better.
-    """
-
-    names: Sequence[str]
-    reward: str | None
-    note: str
-    prompt: str
-    on: str
-    low: float | None
-    high: float | None
-    sort: str
-    lower: Collection[str] = ()
-
-    @property
-    def falling(self) -> bool:
-        """Whether less is better of the chosen reward."""
-        return self.reward in self.lower
-
-    @property
-    def parameters(self) -> dict[str, str | float | None]:
-        """As they stand in an address."""
-        ranged = self.low is not None or self.high is not None
-        on, sort = self.on if ranged and self.on != "value" else None, self.sort if self.sort != "order" else None
-        return {
-            "prompt": self.prompt,
-            "reward": self.reward,
-            "on": on,
-            "low": self.low,
-            "high": self.high,
-            "sort": sort,
-        }
-
-
-@dataclass(frozen=True)
-class Versus:
-    """Which column is compared with which.
-
-    Args:
-        of: place of the compared one.
-        against: place of the baseline.
-        show: one of `compare.SHOWN`, or "" for all.
-        parameters: as they stand in an address.
-    """
-
-    of: int
-    against: int
-    show: str
-    parameters: Mapping[str, str | None]
-
-
-def versus(query: Query, keys: Sequence[str]) -> Versus:
-    """The columns of an address that are compared; the last with the first where it names none that is there.
-
-    Args:
-        query: of the address.
-        keys: of the columns; one that is compared with itself is compared with the first other one.
-
-    Raises:
-        GalleryError: something else than one of `compare.SHOWN` is to be shown.
-    """
-    show = query.choice("show", SHOWN, "better") if query.text("show") else ""
-    of, against = (keys.index(key) if (key := query.text(name)) in keys else None for name in ("of", "against"))
-    last = len(keys) - 1
-    if of is None:
-        of = last if against != last else 0
-    if against is None or against == of:
-        against = 0 if of or not last else 1
-    named = {"of": keys[of] if of != last else None, "against": keys[against] if against else None}
-    return Versus(of, against, show, {**named, "show": show})
-
-
-def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
-    """The filters and the order of an address.
-
-    Raises:
-        GalleryError: one of them is no number or no order, or the range is empty.
-    """
-    names = reward_names(columns)
-    asked = query.text("reward")
-    reward = asked if asked in names else default_reward(columns, names)
-    note = ""
-    if asked and asked not in names:
-        note = f"These samples have no reward {asked[:100]!r}. Shown: {reward or 'none'}."
-    low, high = query.number("low"), query.number("high")
-    if low is not None and high is not None and low > high:
-        raise GalleryError(f"low must not be above high. Got low={low:g}, high={high:g}. Exchange them.")
-    on, sort = query.choice("on", list(RANGES), "value"), query.choice("sort", sorts, "order")
-    lower = lower_rewards(columns, names)
-    return Wanted(names, reward, note, query.text("prompt"), on, low, high, sort, lower)
-
-
-def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:
-    """The rows of a page, its number and how many pages there are; an exported page has all, up to `EXPORTED`.
-
-    Raises:
-        GalleryError: there is no such page.
-    """
-    if exported:
-        return list(rows[:EXPORTED]), 1, 1
-    pages = max(1, -(-len(rows) // size))
-    number = query.whole("page", 1, 1, pages)
-    return list(rows[(number - 1) * size : number * size]), number, pages
 
 
 def compare(site: Site, query: Query) -> Answer:
@@ -222,7 +99,7 @@ def compare(site: Site, query: Query) -> Answer:
         "exits": exits(site, run) if site.links.exported else [],
         "left_out": evaluations_left_out(site, [run] if run else site.runs) if site.links.exported else 0,
     }
-    return Answer(site.render("compare.html", **values))
+    return Answer(site.render("compare.html", **values), status=asked.status)
 
 
 def joined(columns: Sequence[Column], reward: str | None) -> Joined:
@@ -261,12 +138,6 @@ def without(choice: Choice, places: Sequence[int]) -> Choice:
     left = [column for place, column in enumerate(choice.columns) if place not in places]
     names = " and ".join(choice.columns[place].label for place in places)
     return Choice(left, [*choice.notes, f"Left out: {names}. No prompt and noise of it stands in another column."])
-
-
-def orders(changes: bool, reward: str | None) -> dict[str, str]:
-    """The orders that make sense: without rewards there is no value, with one column no gain."""
-    wanted = ("order", *(("gain", "loss") if changes and reward else ()), *(("value",) if reward else ()), "prompt")
-    return {name: SORTS[name] for name in wanted}
 
 
 def common_run(columns: Sequence[Column]) -> RunSource | None:

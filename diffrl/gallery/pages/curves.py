@@ -28,7 +28,8 @@ def curves(site: Site, query: Query) -> Answer:
     runs, x = _runs(site, query), query.choice("x", AXES, "iteration")
     tracks = [track_of(run) for run in runs]
     panels = panels_of(columns_of(tracks), len(tracks))
-    lines = {panel.id: lines_of(panel, tracks) for panel in panels}
+    colours = site.colours
+    lines = {panel.id: lines_of(panel, tracks, colours) for panel in panels}
     panels = explained(panels, lines) if all(updates_once(run) for run in runs) else panels
     if not measured_alike(runs):
         panels = [replace(panel, note=OTHERWISE) if panel.note == ALWAYS else panel for panel in panels]
@@ -38,7 +39,7 @@ def curves(site: Site, query: Query) -> Answer:
             "curves.html",
             layout="run_base.html" if len(runs) == 1 else "base.html",
             run=runs[0],
-            shown=[{"key": run.key, "title": run.title, "colour": i % 8} for i, run in enumerate(runs)],
+            shown=[{"key": run.key, "title": run.title, "colour": colours[run.key] % 8} for run in runs],
             others=[run for run in site.runs if run.key not in keys],
             x=x,
             axes={name: words for name, (_, words) in AXES.items()},
@@ -77,11 +78,11 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
 def curves_svg(site: Site, query: Query) -> Answer:
     """One panel, or all that are not folded away, as an SVG document; drawn once for what the runs have written."""
     runs, x, panel = _runs(site, query), query.choice("x", AXES, "iteration"), query.text("panel")
-    svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(runs, x, query))
+    svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(site, runs, x, query))
     return Answer(svg or "", "image/svg+xml", filename=_filename(runs, panel, "svg"))
 
 
-def _drawn(runs: Sequence[RunSource], x: str, query: Query) -> str:
+def _drawn(site: Site, runs: Sequence[RunSource], x: str, query: Query) -> str:
     from diffrl.gallery.plots import panels_svg
 
     tracks = [track_of(run) for run in runs]
@@ -90,7 +91,7 @@ def _drawn(runs: Sequence[RunSource], x: str, query: Query) -> str:
     if not chosen:
         raise GalleryError("There is nothing to draw: none of these runs has metrics yet. Come back later.", 404)
     title = ", ".join(run.title for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
-    return panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title)
+    return panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title, colours=site.colours)
 
 
 def curves_csv(site: Site, query: Query) -> Answer:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.overview import before_and_after, missing
+from diffrl.gallery.overview import before_and_after, intervals, missing
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.run import overview
 from diffrl.gallery.progress import Progress, progress
@@ -15,6 +15,7 @@ from diffrl.gallery.records import Answer, Source
 from diffrl.gallery.rows import View
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.statistics import Estimate
 
 STRIP = 4
 
@@ -27,6 +28,7 @@ class Card:
         source: which.
         course: of a run; None of a folder, or if it cannot be read.
         views: pairs before and after; of a folder, pictures.
+        intervals: of the held-out changes, by reward; those that hold 0 are shown grey, and so are those without one.
         notes: sentences on what cannot be shown.
         written: seconds since 1970 of its last change.
     """
@@ -34,6 +36,7 @@ class Card:
     source: Source
     course: Progress | None = None
     views: Sequence[View] = field(default_factory=list)
+    intervals: Mapping[str, Estimate] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
     written: float = 0.0
 
@@ -43,7 +46,7 @@ def home(site: Site, query: Query) -> Answer:
     if len(site.sources) == 1:
         source = site.sources[0]
         return overview(site, source) if isinstance(source, RunSource) else compare(site, Query())
-    if not site.runs:  # folders were given to be compared
+    if site.sources and not site.runs:  # folders were given to be compared
         return compare(site, query)
     cards = sorted((card(source) for source in site.sources), key=lambda card: -card.written)
     return Answer(site.render("home.html", cards=cards))
@@ -55,6 +58,7 @@ def card(source: Source) -> Card:
         course = progress(source) if isinstance(source, RunSource) else None
         pairs = before_and_after(source, STRIP)
         notes = [*pairs.notes, *missing(course, pairs)]
-        return Card(source, course, pairs.views, notes, course.written if course else 0.0)
+        known = intervals(source, pairs, course) if isinstance(source, RunSource) else {}
+        return Card(source, course, pairs.views, known, notes, course.written if course else 0.0)
     except (GalleryError, OSError) as error:
         return Card(source, notes=[str(error)])

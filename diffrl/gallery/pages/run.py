@@ -6,21 +6,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from diffrl.gallery.compare import match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.overview import Pairs, before_and_after, flat, led_out, missing, read_json
+from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, led_out, missing, read_json
 from diffrl.gallery.parts import folded
 from diffrl.gallery.progress import Change, Progress, progress, said, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import paired_change
-from diffrl.statistics import Estimate
 from diffrl.trees.record import tree_name
 
-PAIRS = 12
+PAIRS, WORST = 12, 5
+"""Pairs before and after, and of those that lost most."""
 TREES = 8
 """Iterations that the overview links to; the others are on the page of all trees."""
 WIDE, HIGH = 240.0, 44.0
@@ -39,7 +37,7 @@ def overview(site: Site, source: RunSource) -> Answer:
     except GalleryError as error:
         course = None
         notes.append(str(error))
-    pairs = before_and_after(source, PAIRS)
+    pairs = before_and_after(source, PAIRS, WORST)
     alarms, lines = said(source)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
@@ -55,6 +53,8 @@ def overview(site: Site, source: RunSource) -> Answer:
         "columns": pairs.columns,
         "views": pairs.views,
         "reward": pairs.reward,
+        "worst": pairs.worst,
+        "worse": pairs.worse,
         "likeness": pairs.likeness,
         "trees": first_trees(site.trees(source)),
         "alarms": alarms,
@@ -79,24 +79,6 @@ def means(source: RunSource, pairs: Pairs) -> str:
     if last is None or last.stage != "eval" or type(every) is not int or every <= last.samples:
         return ""
     return f"over all {every:,} samples of an evaluation, {last.samples:,} of which are kept"
-
-
-def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
-    """By held-out reward, the paired difference of the last evaluation from the first, with its interval over prompts.
-
-    Only where every sample of an evaluation is kept, so that it belongs to the means of the metrics.
-    """
-    columns, samples = pairs.columns, setting(source, "samples", "eval")
-    whole = [column for column in columns if column.state.stage == "eval" and column.state.samples == samples]
-    if course is None or len(whole) < 2:
-        return {}
-    found, streams = {}, [column.stream for column in columns]
-    for one in course.headline:
-        rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
-        change = paired_change(rows)
-        if change is not None and change.low is not None:
-            found[one.name] = change
-    return found
 
 
 def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from diffrl.gallery.asked import orders, paged, wanted
 from diffrl.gallery.columns import evaluations_left_out, exported_states, label, main_states, named, options
 from diffrl.gallery.compare import arrange, containing, match, within
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.pages.compare import of_folders, orders, paged, wanted
+from diffrl.gallery.pages.compare import of_folders
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source, State
 from diffrl.gallery.rows import views
@@ -55,7 +56,7 @@ def samples(site: Site, query: Query) -> Answer:
         "exits": [(address(s), label(s)) for s in exported_states(site, source)[0]] if site.links.exported else [],
         "left_out": evaluations_left_out(site, [source]) if site.links.exported else 0,
     }
-    return Answer(site.render("samples.html", **values))
+    return Answer(site.render("samples.html", **values), status=asked.status)
 
 
 def _state(source: Source, states: list[State], key: str) -> State:

@@ -83,22 +83,26 @@ const rows = {
   },
 
   start() {
-    rows.list = document.querySelector(".items");
-    if (!rows.list) return;
+    const lists = [...document.querySelectorAll(".items")];
     const focused = document.activeElement?.closest(".item");
+    rows.list = lists.find((list) => list.contains(focused)) ?? lists[0]; // the one that keys walk through
+    if (!rows.list) return;
     rows.mark(rows.list.contains(focused) ? focused : rows.shown()[0]);
-    rows.list.addEventListener("focusin", (event) => {
-      const row = event.target.closest(".item");
-      if (row && row.tabIndex !== 0) rows.mark(row);
-    });
-    rows.list.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || !event.target.matches(".item")) return;
-      const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-      if (by) rows.move(by);
-      else if (event.key === "Enter") lightbox.open(event.target);
-      else return;
-      event.preventDefault();
-    });
+    for (const list of lists) {
+      list.addEventListener("focusin", (event) => {
+        rows.list = list;
+        const row = event.target.closest(".item");
+        if (row && row.tabIndex !== 0) rows.mark(row);
+      });
+      list.addEventListener("keydown", (event) => {
+        if (event.ctrlKey || event.metaKey || event.altKey || !event.target.matches(".item")) return;
+        const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+        if (by) rows.move(by);
+        else if (event.key === "Enter") lightbox.open(event.target);
+        else return;
+        event.preventDefault();
+      });
+    }
     gallery.keys({ j: gallery.walking(() => rows.move(1)), k: gallery.walking(() => rows.move(-1)) });
     const button = document.getElementById("swipe");
     if (!button) return;
@@ -117,3 +121,30 @@ gallery.keys({
     search?.select();
   },
 });
+
+// A form of the server is sent as soon as something in it was chosen or written; what had the focus gets it back.
+const asking = {
+  field: "diffrl-asked",
+  start() {
+    const form = document.querySelector(".compare-form:not([data-local])");
+    if (!form) return;
+    form.querySelector("[data-submit]").hidden = true;
+    form.addEventListener("change", (event) => {
+      try { sessionStorage.setItem(asking.field, [...form.elements].indexOf(event.target)); } catch { /* not kept */ }
+      form.requestSubmit();
+    });
+  },
+  resume() {
+    let place = null;
+    try {
+      place = sessionStorage.getItem(asking.field);
+      sessionStorage.removeItem(asking.field);
+    } catch { /* not kept */ }
+    const form = document.querySelector(".compare-form:not([data-local])");
+    const wrong = form?.querySelector("[aria-invalid]");
+    if (place !== null) (wrong ?? form?.elements[Number(place)])?.focus({ preventScroll: true });
+  },
+};
+asking.start();
+asking.resume();
+document.addEventListener("main-replaced", asking.start);

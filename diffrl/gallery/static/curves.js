@@ -2,6 +2,7 @@
 (() => {
   const DASHES = [[], [9, 4], [2, 3], [11, 4, 2, 4]], HEIGHT = 210, NEAR = 45;
   const axis = document.getElementById("axis"), choice = document.getElementById("choice"), reset = document.getElementById("reset");
+  const smooth = document.getElementById("smooth"), log = document.getElementById("log");
   const exported = !document.getElementById("show");
   const charts = new Map();
   const state = { zoom: null, off: {} }; // off: by panel, labels of lines that were switched off
@@ -22,12 +23,25 @@
   };
   const lineOff = (panel, line) => (state.off[panel.id] || new Set()).has(line.label);
   const runOff = (line) => { // exported pages have all runs on them: their boxes only switch lines off
-    const boxes = exported ? choice.querySelectorAll("input[type=checkbox]") : [];
+    const boxes = exported ? choice.querySelectorAll("[name=run][type=checkbox]") : [];
     return boxes.length > line.run && !boxes[line.run].checked;
   };
 
-  // A line on the chosen axis, [xs, ys, and a band's edges]; points without a place on it are left out.
-  function table(line) {
+  // The mean of so many points around each, of fewer at the ends; gaps stay gaps.
+  function smoothed(ys, width) {
+    const half = (width - 1) / 2;
+    return ys.map((y, i) => {
+      if (y == null) return y;
+      const near = ys.slice(Math.max(0, i - half), i + half + 1).filter((one) => one != null);
+      return near.reduce((sum, one) => sum + one, 0) / near.length;
+    });
+  }
+  // A single evaluation is a mean already, and there are few.
+  const width = (panel) => (panel.marks ? 1 : Number(smooth.value));
+
+  // A line on the chosen axis: [xs, ys, a band's edges, and of a smoothed line its points]; those without a place on
+  // the axis are left out.
+  function table(line, panel) {
     const places = data.axes[axis.value][line.run], rows = [];
     line.at.forEach((row, i) => {
       if (places[row] == null) return;
@@ -35,7 +49,10 @@
       rows.push(line.band ? [places[row], y, y == null || half == null ? y : y - half, y == null || half == null ? y : y + half] : [places[row], y]);
     });
     if (rows.some((row, i) => i && row[0] < rows[i - 1][0])) rows.sort((a, b) => a[0] - b[0]);
-    return Array.from({ length: line.band ? 4 : 2 }, (_, column) => rows.map((row) => row[column]));
+    const columns = Array.from({ length: line.band ? 4 : 2 }, (_, column) => rows.map((row) => row[column]));
+    if (width(panel) === 1) return columns;
+    const [xs, ys, ...edges] = columns;
+    return [xs, smoothed(ys, width(panel)), ...edges, ys];
   }
 
   // The value of a line nearest to the cursor; none if its nearest point is far away.
@@ -54,6 +71,7 @@
     const pad = high > low ? (high - low) * 0.07 : Math.abs(high) * 0.1 || 1;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
   }
+  const logRange = (u, low, high) => (low == null ? [0.1, 1] : [low / 1.2, high * 1.2]);
   const xRange = (u, low, high) => (low == null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]);
 
   function zoom(range) {
@@ -66,7 +84,7 @@
     }
   }
 
-  function options(panel, lines, width) {
+  function options(panel, lines, wide, logarithmic) {
     const soft = colour("--soft"), grid = { stroke: colour("--line"), width: 1 };
     const series = [{ label: data.words[axis.value], value: (u, v) => round(v) }], bands = [];
     lines.forEach((line) => {
@@ -78,10 +96,11 @@
         bands.push({ series: [series.length + 1, series.length], fill: stroke + "26" });
         series.push({ ...edge }, { ...edge });
       }
+      if (width(panel) > 1) series.push({ class: "band", label: "", stroke: stroke + "55", width: 1, points: { show: false }, show });
     });
     return {
-      width, height: HEIGHT, series, bands,
-      scales: { x: { time: false, range: xRange }, y: { range: yRange } },
+      width: wide, height: HEIGHT, series, bands,
+      scales: { x: { time: false, range: xRange }, y: logarithmic ? { distr: 3, log: 10, range: logRange } : { range: yRange } },
       axes: [
         { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick) },
         { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif" },
@@ -136,13 +155,17 @@
     const panel = data.panels.find((one) => one.id === figure.dataset.panel), box = figure.querySelector(".chart");
     charts.get(panel.id)?.destroy();
     box.replaceChildren();
-    const lines = panel.lines.map((line) => [line, table(line)]).filter(([, found]) => found[0].length);
+    const lines = panel.lines.map((line) => [line, table(line, panel)]).filter(([, found]) => found[0].length);
+    const positive = panel.lines.every((line) => line.y.every((y) => y == null || y > 0));
+    const logarithmic = log.checked && positive;
+    figure.toggleAttribute("data-linear", log.checked && !positive);
+    if (logarithmic) lines.forEach(([, found]) => found.forEach((ys, i) => { if (i) found[i] = ys.map((y) => (y > 0 ? y : null)); }));
     if (!lines.length) {
       charts.delete(panel.id);
       box.textContent = "Nothing was counted on this axis.";
       return;
     }
-    const u = new uPlot(options(panel, lines.map(([line]) => line), box.clientWidth), uPlot.join(lines.map(([, found]) => found)), box);
+    const u = new uPlot(options(panel, lines.map(([line]) => line), box.clientWidth, logarithmic), uPlot.join(lines.map(([, found]) => found)), box);
     charts.set(panel.id, u);
     u.ctx.canvas.setAttribute("role", "img");
     u.ctx.canvas.setAttribute("aria-label", panel.title);
@@ -175,19 +198,27 @@
     draw();
   }
 
-  function changeAxis() {
-    zoom(null);
+  // How it is drawn, and in the address too.
+  function changed() {
     document.querySelectorAll(".chart").forEach((box) => { if (!box.offsetParent) charts.delete(box.closest(".panel").dataset.panel); });
     draw();
     if (exported) return;
     const address = new URL(location.href);
     address.searchParams.set("x", axis.value);
+    for (const [name, value] of [["smooth", smooth.value === "1" ? "" : smooth.value], ["log", log.checked ? "1" : ""]]) {
+      if (value) address.searchParams.set(name, value); else address.searchParams.delete(name);
+    }
     history.replaceState(null, "", address);
     document.querySelectorAll("a.svg, #all-svg").forEach((link) => {
       const file = new URL(link.href);
       file.searchParams.set("x", axis.value);
       link.href = file.href;
     });
+  }
+
+  function changeAxis() {
+    zoom(null);
+    changed();
   }
 
   // The run went on: the same page again, with zoom, switched-off lines and open folds as they are.
@@ -223,13 +254,18 @@
 
   choice.addEventListener("change", (event) => {
     if (event.target === axis) changeAxis();
+    else if (event.target === smooth || event.target === log) changed();
     else if (exported) draw();
     else choice.requestSubmit();
   });
   document.getElementById("show")?.setAttribute("hidden", "");
   reset.addEventListener("click", () => zoom(null));
   gallery.keys({ z: () => zoom(null), x: () => { axis.selectedIndex = (axis.selectedIndex + 1) % axis.length; changeAxis(); } });
-  const shown = new URLSearchParams(location.search).getAll("run");
+  gallery.keys({ l: () => { log.checked = !log.checked; changed(); } });
+  const asked = new URLSearchParams(location.search), shown = asked.getAll("run");
+  if ([...smooth.options].some((one) => one.value === asked.get("smooth"))) smooth.value = asked.get("smooth");
+  log.checked = asked.get("log") === "1";
+  document.querySelectorAll(".drawn").forEach((one) => { one.hidden = false; });
   document.addEventListener("run-changed", (event) => { if (!shown.length || !event.detail?.run || shown.includes(event.detail.run)) refresh(); });
   document.addEventListener("theme", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

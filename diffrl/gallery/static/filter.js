@@ -13,13 +13,13 @@ const local = {
   },
   // What Python's casefold() makes equal; of a sigma at the end of a word, and ß, too.
   folded: (text) => Array.from(text, (one) => (one === "ı" ? one : one.toUpperCase().toLowerCase())).join(""),
-  // As diffrl/gallery/query.py reads them: "1,234" is no number. Throws the sentence that the server would answer with.
+  // As diffrl/gallery/query.py reads them: "1,5" is 1.5. Throws the sentence that the server would answer with.
   number(name) {
     const text = local.form.elements[name]?.value ?? "";
     if (!text) return null;
-    const plain = /^\s*([+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+(_\d+)*)(e[+-]?\d+(_\d+)*)?)\s*$/i.exec(text);
+    const plain = /^\s*([+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+(_\d+)*)(e[+-]?\d+(_\d+)*)?)\s*$/i.exec(text.includes(".") ? text : text.replaceAll(",", "."));
     const value = plain ? Number(plain[1].replaceAll("_", "")) : NaN;
-    if (!Number.isFinite(value)) throw new Error(`${name} must be a number. Got '${text}'.`);
+    if (!Number.isFinite(value)) throw new Error(`${name} must be a number, such as 0.5. Got '${text}'.`);
     return value;
   },
   // Places of the compared column and of the one it is compared with; with fewer than three there is no choice.
@@ -110,13 +110,15 @@ const local = {
     try {
       [low, high] = local.range();
       local.problem.hidden = true;
+      for (const name of ["low", "high"]) fields[name]?.removeAttribute("aria-invalid");
     } catch (error) { // the rows stay as they are
       local.problem.textContent = error.message;
       local.problem.hidden = false;
+      for (const name of ["low", "high"]) fields[name].setAttribute("aria-invalid", "true");
       return;
     }
     [local.name, local.lower] = [chosen?.textContent, chosen?.dataset.lower !== undefined];
-    const text = local.folded(fields.prompt.value), shown = fields.show?.value ?? "";
+    const words = local.folded(fields.prompt.value).split(/\s+/).filter(Boolean), shown = fields.show?.value ?? "";
     local.pair = local.paired(fields);
     local.rows.forEach((entry) => local.measure(entry, reward));
     const kept = local.rows.filter((entry) => {
@@ -125,7 +127,7 @@ const local = {
       const judged = { gain: "better", loss: "worse", "": "same" }[numbers.sign(entry.change, local.lower)];
       if (shown && (entry.change === null || judged !== shown)) return false;
       if (local.like && !local.like.has(entry.order)) return false;
-      return entry.prompt.includes(text) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
+      return words.every((word) => entry.prompt.includes(word)) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
     });
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
@@ -134,7 +136,7 @@ const local = {
     const [pair, first] = [local.pair.join(), local.unasked.join()];
     if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);
     [local.reward, local.written] = [reward, pair];
-    local.count(kept, local.like !== null || text !== "" || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
+    local.count(kept, local.like !== null || words.length > 0 || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
     local.turn(1);
   },
   reset() {

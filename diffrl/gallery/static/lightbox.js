@@ -4,6 +4,11 @@
 // A row is an .item with .cell figures (each a .picture and a figcaption), a .prompt and its numbers; .open in it
 // enlarges it. A row whose id begins with "row-" has an address: #row-12&mode=flip&at=eval-40&times=4.
 const lightbox = {
+  // Names of rewards go on in the next line after "_" and "/", not within a word.
+  breakable(cell) {
+    const pieces = cell.textContent.split(/(?<=[_/])/);
+    cell.replaceChildren(...pieces.flatMap((piece) => [piece, document.createElement("wbr")]));
+  },
   dialog: null,
   row: null,
   rows: () => [...document.querySelectorAll(".item:not([hidden])")],
@@ -119,6 +124,7 @@ const lightbox = {
     stage.draw(shots, lightbox.ends(shots));
     const table = evaluations.table() ?? lightbox.row.querySelector(".all table, .tells")?.cloneNode(true);
     if (table) table.hidden = false;
+    table?.querySelectorAll("th:first-child").forEach(lightbox.breakable);
     lightbox.part(".lightbox-table").replaceChildren(...(table ? [table] : []));
     lightbox.part(".lightbox-notes").replaceChildren(...shots.flatMap(({ label, notes }) => notes.map((note) => lightbox.note(label, note, shots.length))));
   },

@@ -1,0 +1,105 @@
+"""The samples of a held-out evaluation as a run keeps them: all scores, and the pictures that tell most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from diffrl.distributed.ranks import gather_objects
+from diffrl.tracking.pictured import FIRST, most_changed, spread
+from diffrl.tracking.store import SampleStore, StoredSample
+from diffrl.training.evaluate import Evaluation
+from diffrl.trees.illustrations import illustration, pace
+from diffrl.trees.write import save_illustration
+
+Place = tuple[int, int]
+"""Group and root of a held-out sample."""
+
+
+def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | None] | None:
+    """What the samples with a picture scored at the run's first evaluation; None if `iteration` is the first.
+
+    Args:
+        store: of the run.
+        iteration: of the evaluation that is to be kept.
+    """
+    first = min(store.iterations("eval") | {iteration})
+    if first == iteration:
+        return None
+    return {(one.group, one.root): one.total for one in store.read(stage="eval", iteration=first) if one.file}
+
+
+def pictured(
+    accelerator: Any,
+    own: Sequence[StoredSample],
+    images: Tensor,
+    most: int,
+    before: Mapping[Place, float | None] | None,
+    fps: float,
+) -> list[StoredSample]:
+    """Every rank's samples, with the pictures that are kept; all ranks take part.
+
+    Exact are `most` pictures spread over the first rank's samples, for it alone writes, and those of its samples that
+    changed most. Of other ranks' samples, and of all others at the first evaluation, there are illustrations, which
+    each rank makes of its own.
+
+    Args:
+        accelerator: joins the ranks.
+        own: this rank's samples, without pictures.
+        images: (S, 3, H, W) or (S, F, 3, H, W) uint8, of them.
+        most: track.pictures_per_evaluation.
+        before: `totals_at_first`, as the first rank knows it.
+        fps: frames per second of clips.
+    """
+    ranks = gather_objects(accelerator, list(own))
+    every = [one for rank in ranks for one in rank]
+    before = gather_objects(accelerator, before)[0]
+    exact = set(spread([one.prompt for one in ranks[0]], most))
+    if before is None:
+        chosen = spread([one.prompt for one in every], FIRST if most else 0)
+    else:
+        chosen = most_changed([one.total for one in every], [before.get((s.group, s.root)) for s in every], most)
+        exact |= {place for place in chosen if place < len(ranks[0])}
+    start = sum(len(rank) for rank in ranks[: accelerator.process_index])
+    mine = [place for place in chosen if place not in exact and 0 <= place - start < len(own)]
+    made = {place: _illustrated(images[place - start], fps) for place in mine}
+    small = {place: data for rank in gather_objects(accelerator, made) for place, data in rank.items()}
+    if not accelerator.is_main_process:
+        return every
+    return [
+        replace(one, picture=images[place]) if place in exact else replace(one, small=small.get(place))
+        for place, one in enumerate(every)
+    ]
+
+
+def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
+    """A rank's samples of an evaluation, without pictures."""
+    return [
+        StoredSample(
+            stage="eval",
+            iteration=iteration,
+            group=address.group,
+            root=address.root,
+            seed=address.seed,
+            prompt=prompt.text,
+            metadata=prompt.metadata,
+            total=float(found.table.total[i]),
+            rewards=rewards[i],
+            error=found.table.errors[i],
+            notes=found.table.notes_of(i),
+        )
+        for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
+    ]
+
+
+def _illustrated(media: Tensor, fps: float) -> bytes:
+    """A picture or a clip as an illustration of a tree is kept: small, WebP."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "small.webp"
+        save_illustration(illustration(media), file, fps * pace(media))
+        return file.read_bytes()

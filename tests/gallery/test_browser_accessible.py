@@ -1,0 +1,61 @@
+"""Every page in both themes: nothing serious that axe-core finds, no tiny words, no endless page on a phone.
+
+vendor/axe.min.js is axe-core 4.14.1 (MPL 2.0, vendor/LICENSE-axe-core), as npm has it; it is of the tests alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diffrl.gallery.votes import Side, add_vote
+from tests.gallery import made_trees
+from tests.gallery.made import make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+SERIOUS = """async (rules) => (await axe.run(document, rules)).violations
+  .filter((found) => ["serious", "critical"].includes(found.impact))
+  .map((found) => [found.id, found.nodes.slice(0, 3).map((one) => one.html.slice(0, 200))])"""
+SMALL = """() => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walk.nextNode()) {
+    const one = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !one.getClientRects().length) continue;
+    if (one.closest("script, style, noscript, .visually-hidden, svg")) continue;
+    if (parseFloat(getComputedStyle(one).fontSize) < 12) found.push(one.outerHTML.slice(0, 200));
+  }
+  return found.slice(0, 5);
+}"""
+LONGEST = 6000
+"""Pixels of a page on a phone; the report is a document, to be read or printed, and as long as what it tells."""
+PAGES = (
+    *("/", "/run?run=made", "/compare", "/compare?run=made&low=x", "/samples?run=made", "/grid", "/curves", "/votes"),
+    *("/vote?run=made", "/trees?run=made", "/tree?run=made&tree=000020-3", "/tree?run=made&tree=000021-3"),
+    "/report?run=made",
+)
+
+
+def test_no_page_has_a_serious_violation(tmp_path, served, context_of):
+    prompts = [f"a red circle above blue square number {n}" for n in range(40)]
+    runs = [make_run(tmp_path / "runs" / name, prompts=prompts) for name in ("made", "other", "third")]
+    made_trees.write(runs[0], made_trees.forest())
+    made_trees.write(runs[0], made_trees.pool(iteration=21))
+    for a, b in ((0, 1), (1, 2)):
+        sides = [Side(runs[i].name, str(runs[i].resolve()), "eval-4", ("p", 0, 0, 0, ""), "") for i in (a, b)]
+        add_vote(tmp_path / "votes.jsonl", "", "s", *sides, "a", "b")
+    base = served(*runs)
+    page = context_of(viewport={"width": 1280, "height": 800}, color_scheme="light", bypass_csp=True).new_page()
+    for address in PAGES:
+        page.goto(f"{base}{address}")
+        page.add_script_tag(path=AXE)
+        assert page.evaluate(SERIOUS, {}) == [], address
+        page.emulate_media(color_scheme="dark")  # where colours alone are others
+        assert page.evaluate(SERIOUS, {"runOnly": ["color-contrast"]}) == [], ("dark", address)
+        page.emulate_media(color_scheme="light")
+        assert page.evaluate(SMALL) == [], address
+        page.set_viewport_size({"width": 390, "height": 844})
+        wide, high = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        assert wide <= 390 and (high <= LONGEST or "report" in address), (address, wide, high)
+        page.set_viewport_size({"width": 1280, "height": 800})
