@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 
 
-def daily(cases: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
-    """All cases of a parameter; those that are not chosen are marked `long`. Several parameters make a tuple a case."""
+def daily(cases: Iterable[Any], chosen: Collection[Any], rare: Collection[Any] = ()) -> list[Any]:
+    """All cases of a parameter; those that are not chosen are marked `long`, or if they are rare `slow`.
+
+    Several parameters make a tuple a case.
+    """
     cases = list(cases)
     assert all(case in cases for case in chosen), "chosen, but no case"
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in chosen else pytest.mark.long)
-        for case in cases
-    ]
+
+    def marks(case: Any) -> Any:
+        return () if case in chosen else pytest.mark.slow if case in rare else pytest.mark.long
+
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks(case)) for case in cases]

@@ -91,7 +91,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         folder=str(out),
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
-        guidance=config.eval.guidance_scale,
+        guidance=config.eval.guidance_scale + config.model.facts.guidance_offset,
         imports="" if plain else "import torch\n",
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
         guidance_argument=config.model.facts.guidance_argument,

@@ -75,12 +75,21 @@ class PipelineAdapter(ABC):
         return adapter
 
     def place(self, placement: Placement) -> None:
-        """Quantise the frozen transformer if asked for, and bring the components to where they belong."""
+        """Quantise the frozen transformer if asked for, and bring the components to where they belong.
+
+        Raises:
+            ConfigError: an attention backend without masks; diffusers would stop at the first network call.
+        """
         import torch
 
         from diffrl.models.base_precision import quantise_base
         from diffrl.models.placement import compile_blocks, set_attention, try_attention
 
+        if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in ("flash", "sage")):
+            raise ConfigError(
+                f"model.attention must be able to mask the padding of {self.family.name}'s prompts. Got "
+                f"{placement.attention!r}. Choose native, _native_cudnn, _native_efficient or xformers."
+            )
         self.placement = placement
         if placement.base_precision is not None:
             for module in self.trainable_modules().values():
