@@ -357,7 +357,12 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "argument"),
-    [("flux", "guidance_scale=1.0"), ("qwen_image", "true_cfg_scale=1.0"), ("z_image", "guidance_scale=0.0")],
+    [
+        ("flux", "guidance_scale=1.0"),
+        ("qwen_image", "true_cfg_scale=1.0"),
+        ("z_image", "guidance_scale=0.0"),
+        ("flux2_klein", "guidance_scale=1.0"),
+    ],
 )
 def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family, argument):
     from tests.training.harness import settings, start

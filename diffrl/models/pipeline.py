@@ -226,7 +226,7 @@ class PipelineAdapter(ABC):
 
 
 def unscaled(latents: Tensor, config: Any) -> Tensor:
-    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale.
+    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale, if any.
 
     Args:
         latents: (B, C, ...) as the network draws them.
@@ -236,7 +236,7 @@ def unscaled(latents: Tensor, config: Any) -> Tensor:
         shape = (1, -1) + (1,) * (latents.ndim - 2)
         mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
         return latents * std + mean
-    return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+    return latents / (config.get("scaling_factor") or 1.0) + (config.get("shift_factor") or 0.0)
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:

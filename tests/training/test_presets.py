@@ -24,7 +24,7 @@ PRESETS = (
     "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
     "awm", "dgpo", "crd", "tree_tilt", "diffrl", "diffrl_nft",
 )  # fmt: skip
-GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0, "z_image": 5.0}
+GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0, "z_image": 5.0, "flux2_klein": 4.0}
 SUMS = {
     "image": ("shapes", "jpeg_compressibility", "sharpness", "colourfulness", "contrast", "diversity"),
     "video": (BRIGHTNESS, GREEN),
@@ -32,7 +32,7 @@ SUMS = {
 """Rewards that are added up, of which one at least tells any two random pictures apart."""
 PAIRS = [(preset, family) for preset in PRESETS for family in FAMILIES]
 EVERY_DAY = [(preset, list(FAMILIES)[i % len(FAMILIES)]) for i, preset in enumerate(PRESETS)]
-NEWER = ("z_image",)
+NEWER = ("z_image", "flux2_klein")
 ENOUGH = ("flow_grpo", "branch_grpo", "diffusion_nft", "tree_tilt", "diffrl")
 """Chains, trees, samples, aims, and a low-precision pool with turning points: what a family's adapter meets."""
 RARE = [(preset, family) for preset, family in PAIRS if family in NEWER and preset not in ENOUGH]
