@@ -6,12 +6,32 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
+from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, 128 * scale, scale)
+    return Geometry(
+        network["in_channels"] * (rows // 2) * (columns // 2),
+        rows * columns * scale**2,
+        (rows // 2) * (columns // 2) + size.text_tokens,
+        network_width(network),
+        network["num_layers"] + network["num_single_layers"],
+        2 * size.text_tokens * network["joint_attention_dim"],
+        *decoder_elements(vae, rows * columns * scale**2),
+        Activations(saved=22, forward=23),
+    )
+
 
 FAMILY = Family(
     name="flux2_klein",
@@ -30,6 +50,7 @@ FAMILY = Family(
         "proj_out",
     ),
     distilled=(*Family.distilled, "klein-4b", "klein-9b"),  # the base models are klein-base-4b and klein-base-9b
+    geometry=read_sizes,
 )
 
 
