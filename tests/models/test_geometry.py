@@ -11,15 +11,10 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.geometry import Size, read_geometry
 from diffrl.models.loading import load_adapter
 from diffrl.models.shipped import shipped_settings
+from tests.tiers import daily
 
-SIZES = {
-    "sd3": (16, 32, None),
-    "flux": (48, 32, None),
-    "sana": (48, 32, None),
-    "wan": (48, 32, 9),
-    "z_image": (48, 32, None),
-    "flux2_klein": (48, 32, None),
-}
+OLDER = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
+SIZES = {**OLDER, "z_image": (48, 32, None), "flux2_klein": (48, 32, None)}
 
 
 def network_of(family, layers, width):
@@ -96,7 +91,7 @@ def bytes_saved(family, layers, width):
     return sum(storage.nbytes() for storage in kept.values()), tokens
 
 
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("family", daily(SIZES, OLDER))
 def test_activations_are_what_autograd_keeps(family, random_pipelines):
     """Of one more block, in multiples of tokens x width; within a quarter of the family's number."""
     width = 256
