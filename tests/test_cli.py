@@ -414,7 +414,15 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "argument"), [("flux", "guidance_scale"), ("qwen_image", "true_cfg_scale")])
+@pytest.mark.parametrize(
+    ("family", "argument"),
+    [
+        ("flux", "guidance_scale=1.0"),
+        ("qwen_image", "true_cfg_scale=1.0"),
+        ("z_image", "guidance_scale=0.0"),
+        ("flux2_klein", "guidance_scale=1.0"),
+    ],
+)
 def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family, argument):
     from tests.training.harness import settings, start
 
@@ -428,7 +436,7 @@ def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, f
     made, _ = start(data)
     assert run("export", made, "--out", tmp_path / "out") == 0
     snippet = (tmp_path / "out/README.md").read_text().split("```python")[1].split("```")[0]
-    assert f"{argument}=" in snippet
+    assert f", {argument}, " in snippet
     scope: dict[str, object] = {}
     exec(snippet, scope)
     assert scope["pipeline"].transformer.dtype == torch.bfloat16  # type: ignore[attr-defined]

@@ -7,16 +7,14 @@ import pytest
 
 
 def daily(cases: Iterable[Any], chosen: Collection[Any], rare: Collection[Any] = ()) -> list[Any]:
-    """All cases of a parameter; those that are not chosen are marked `long`, rare ones `slow`.
+    """All cases of a parameter; those that are not chosen are marked `long`, or if they are rare `slow`.
 
     Several parameters make a tuple a case.
     """
     cases = list(cases)
     assert all(case in cases for case in (*chosen, *rare)), "named, but no case"
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=() if case in chosen else pytest.mark.slow if case in rare else pytest.mark.long,
-        )
-        for case in cases
-    ]
+
+    def marks(case: Any) -> Any:
+        return () if case in chosen else pytest.mark.slow if case in rare else pytest.mark.long
+
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks(case)) for case in cases]

@@ -118,7 +118,7 @@ class ModelSettings(Section):
         ge=1,
         le=MOST_OPTIONS["max_sequence_length"],
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
-        "pipeline (sd3: 256 of T5, flux, wan and qwen_image: 512, sana: 300). An SD3 without T5 gets zeros instead.",
+        "pipeline (sd3: 256 of T5, sana: 300, all others: 512). An SD3 without T5 gets zeros instead.",
     )
     attention: (
         Literal[

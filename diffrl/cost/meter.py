@@ -75,8 +75,8 @@ class CostMeter:
                 if self._paused:
                     return
                 hidden = kwargs.get("hidden_states", args[0] if args else None)
-                assert isinstance(hidden, torch.Tensor)
-                count = int(hidden.shape[0])
+                assert isinstance(hidden, torch.Tensor | list)  # a list holds one sample an entry
+                count = len(hidden)
                 self.evaluations[self._purpose] += count
                 self.by_precision[precision] += count
 

@@ -25,13 +25,17 @@ LORA_USE = """```python
 
 pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
 pipeline.load_lora_weights({folder!r}){more}
-{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
+{result} = pipeline(
+    prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
+).{field}[0]
 ```"""
 FULL_USE = """```python
 {imports}from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
-{result} = pipeline({prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}).{field}[0]
+{result} = pipeline(
+    prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
+).{field}[0]
 ```"""
 SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 """The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
@@ -92,7 +96,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         folder=str(out),
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
-        guidance=config.eval.guidance_scale,
+        guidance=config.eval.guidance_scale + config.model.facts.guidance_offset,
         imports="" if plain else "import torch\n",
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
         guidance_argument=config.model.facts.guidance_argument,

@@ -34,6 +34,8 @@ class Family:
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
         stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
         guidance_argument: what a call of the stock pipeline calls the guidance scale.
+        guidance_offset: what a stock call's scale is more than the usual one, by which 1 means no guidance.
+        masks_prompts: whether the network masks the padding of prompts, which some attention backends cannot.
         idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
         fps: frames per second of the videos that it was trained on; None for pictures.
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
@@ -52,6 +54,8 @@ class Family:
     max_sequence_length: int = 512
     stock_options: tuple[tuple[str, Any], ...] = ()
     guidance_argument: str = "guidance_scale"
+    guidance_offset: float = 0.0
+    masks_prompts: bool = False
     idle_weights: bool = False
     fps: float | None = None
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")

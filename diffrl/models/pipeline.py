@@ -75,12 +75,21 @@ class PipelineAdapter(ABC):
         return adapter
 
     def place(self, placement: Placement) -> None:
-        """Quantise the frozen transformer if asked for, and bring the components to where they belong."""
+        """Quantise the frozen transformer if asked for, and bring the components to where they belong.
+
+        Raises:
+            ConfigError: an attention backend without masks; diffusers would stop at the first network call.
+        """
         import torch
 
         from diffrl.models.base_precision import quantise_base
         from diffrl.models.placement import compile_blocks, set_attention, try_attention
 
+        if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in ("flash", "sage")):
+            raise ConfigError(
+                f"model.attention must be able to mask the padding of {self.family.name}'s prompts. Got "
+                f"{placement.attention!r}. Choose native, _native_cudnn, _native_efficient or xformers."
+            )
         self.placement = placement
         if placement.base_precision is not None:
             for module in self.trainable_modules().values():
@@ -217,7 +226,7 @@ class PipelineAdapter(ABC):
 
 
 def unscaled(latents: Tensor, config: Any) -> Tensor:
-    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale.
+    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale, if any.
 
     Args:
         latents: (B, C, ...) as the network draws them.
@@ -227,7 +236,7 @@ def unscaled(latents: Tensor, config: Any) -> Tensor:
         shape = (1, -1) + (1,) * (latents.ndim - 2)
         mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
         return latents * std + mean
-    return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+    return latents / (config.get("scaling_factor") or 1.0) + (config.get("shift_factor") or 0.0)
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:

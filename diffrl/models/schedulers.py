@@ -28,13 +28,14 @@ def flow_sigmas(scheduler: Any, steps: int, tokens: int = 0) -> Tensor:
     return sigmas
 
 
-def shifted_sigmas(scheduler: Any, steps: int, tokens: int) -> Tensor:
-    """Evenly spaced levels, shifted by the number of picture tokens, as FLUX.1 and Qwen-Image run them.
+def shifted_sigmas(scheduler: Any, steps: int, tokens: int = 0, mu: float | None = None) -> Tensor:
+    """Evenly spaced levels, shifted as the scheduler says: by resolution (FLUX.1) or by a number (Z-Image).
 
     Args:
         scheduler: of the pipeline; it is not changed.
         steps: network calls.
-        tokens: of a picture.
+        tokens: of a picture, by which a scheduler with a dynamic shift shifts.
+        mu: that shift where it is counted in another way.
 
     Returns:
         (steps + 1,) float32, 1 down to 0.
@@ -42,7 +43,7 @@ def shifted_sigmas(scheduler: Any, steps: int, tokens: int) -> Tensor:
     import numpy as np
 
     own = copy.deepcopy(scheduler)
-    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(own, tokens))
+    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(own, tokens) if mu is None else mu)
     sigmas: Tensor = own.sigmas.float()
     return sigmas
 

@@ -162,6 +162,78 @@ def build_t5(vocabulary: int, width: int = 32) -> nn.Module:
     return model
 
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""Qwen3's for one message, with the empty thought that it puts into an answer that shall have none."""
+
+
+def build_qwen_tokenizer(words: Sequence[str], template: tuple[str, str] = ("user assistant", "")) -> Any:
+    """A Qwen2 tokenizer with a chat template, in which each of `words` after a space is one token.
+
+    Args:
+        words: what prompts are made of; any other text falls apart into bytes.
+        template: words of a chat template that shall be one token each: those that begin a line, and the others.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    first, later = (part.split() for part in template)
+    whole = [*("Ġ" + word for word in sorted({*later, *words})), *first]  # no later merge can break a word with a space
+    merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
+    alphabet = sorted(ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
+    return Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=merges,
+        additional_special_tokens=special[1:],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
+    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+
+
+def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
+    """A Qwen3 language model, (B, L) tokens to (B, L, width)."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model: nn.Module = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=width // 2,
+            max_position_embeddings=1024,
+        )
+    )
+    return model
+
+
 def build_vae(channels: Sequence[int], **config: Any) -> nn.Module:
     """32 x 32 x 3 pictures to 8 x 8 x 4 latents.
 

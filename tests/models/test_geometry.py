@@ -11,8 +11,10 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.geometry import Size, read_geometry
 from diffrl.models.loading import load_adapter
 from diffrl.models.shipped import shipped_settings
+from tests.tiers import daily
 
-SIZES = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
+OLDER = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
+SIZES = {**OLDER, "z_image": (48, 32, None), "flux2_klein": (48, 32, None)}
 
 
 def network_of(family, layers, width):
@@ -45,6 +47,21 @@ def network_of(family, layers, width):
             num_cross_attention_heads=width // 32, cross_attention_dim=width, caption_channels=96, sample_size=16,
         )  # fmt: skip
         return network, 256, lambda n: n(torch.randn(1, 32, 16, 16), torch.randn(1, 40, 96), torch.tensor([500.0]))
+    if family == "z_image":
+        network = diffusers.ZImageTransformer2DModel(
+            dim=width, n_layers=layers, n_refiner_layers=0, n_heads=width // 64, n_kv_heads=width // 64,
+            cap_feat_dim=96, axes_dims=[16, 24, 24], axes_lens=[256, 64, 64],
+        )  # fmt: skip
+        return network, 256 + 96, lambda n: n([torch.randn(16, 1, 32, 32)], torch.tensor([0.5]), [torch.randn(77, 96)])
+    if family == "flux2_klein":
+        network = diffusers.Flux2Transformer2DModel(
+            num_layers=layers, num_single_layers=4 * layers, attention_head_dim=64, num_attention_heads=width // 64,
+            joint_attention_dim=96, axes_dims_rope=(16, 16, 16, 16), guidance_embeds=False,
+        )  # fmt: skip
+        return network, 256 + 77, lambda n: n(
+            torch.randn(1, 256, 128), torch.randn(1, 77, 96), torch.tensor([0.5]), torch.zeros(256, 4),
+            torch.zeros(77, 4),
+        )  # fmt: skip
     network = diffusers.WanTransformer3DModel(
         num_layers=layers, num_attention_heads=width // 64, attention_head_dim=64, text_dim=96,
         ffn_dim=width * 35 // 6,
@@ -74,7 +91,7 @@ def bytes_saved(family, layers, width):
     return sum(storage.nbytes() for storage in kept.values()), tokens
 
 
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("family", daily(SIZES, OLDER))
 def test_activations_are_what_autograd_keeps(family, random_pipelines):
     """Of one more block, in multiples of tokens x width; within a quarter of the family's number."""
     width = 256
@@ -82,7 +99,7 @@ def test_activations_are_what_autograd_keeps(family, random_pipelines):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (less, tokens), (more, _) = bytes_saved(family, 1, width), bytes_saved(family, 2, width)
-    blocks = 3 if family == "flux" else 1  # a double block and two single ones
+    blocks = {"flux": 3, "flux2_klein": 5}.get(family, 1)  # a double block and two or four single ones
     assert (more - less) / 2 / blocks / tokens / width == pytest.approx(planned.saved, rel=0.25)
 
 
@@ -99,17 +116,18 @@ def test_sizes_are_the_adapters(family, random_pipelines):
     pictures = adapter.decode(latents)
     assert geometry.latent_elements == latents.numel()
     assert geometry.pixels * 3 == pictures.numel()
-    conditioning = adapter.encode_prompts(["a red circle"])
+    conditioning = adapter.encode_prompts(["a red circle " * 20])
     assert geometry.encoding_elements == sum(tensor.numel() for tensor in conditioning.values())
     tokens = []
-    for block in adapter.transformer.transformer_blocks if family != "wan" else adapter.transformer.blocks:
+    for block in getattr(adapter.transformer, {"wan": "blocks", "z_image": "layers"}.get(family, "transformer_blocks")):
         block.register_forward_hook(lambda _, __, output: tokens.append(output))
     with torch.no_grad():
         adapter.velocity(latents, torch.tensor([0.5]), conditioning, 1.0)
     found = tokens[0] if isinstance(tokens[0], tuple) else (tokens[0],)
     assert geometry.tokens * geometry.width == sum(t.numel() for t in found if t is not None and t.ndim == 3)
     config = adapter.transformer.config
-    assert geometry.layers == config.num_layers + config.get("num_single_layers", 0)
+    counted = ("num_layers", "num_single_layers", "n_layers", "n_refiner_layers")
+    assert geometry.layers == sum(config.get(name, 0) for name in counted)
 
 
 def test_an_unknown_family_or_config_has_no_geometry(random_pipelines):

@@ -78,6 +78,13 @@ def test_offloaded_encoders_travel_once_for_all_new_prompts(random_pipelines):
     assert len(moves) == 2
 
 
+@pytest.mark.parametrize("family", [name for name, facts in FAMILIES.items() if facts.masks_prompts])
+@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage"])
+def test_attention_without_masks_is_refused_where_prompts_are_masked(random_pipelines, family, attention):
+    with pytest.raises(ConfigError, match=f"model.attention must be able to mask .* Got '{attention}'. Choose native"):
+        load(random_pipelines(family), family, attention=attention)
+
+
 @pytest.mark.parametrize("name", ["flash", "xformers", "flash_hub"])
 def test_a_backend_whose_package_is_missing(random_sd3, name):
     with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used: .* Set model.attention: native."):

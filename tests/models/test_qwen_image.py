@@ -1,13 +1,14 @@
 """What Qwen-Image does unlike the other families; parity with the stock pipeline is in test_families.py."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
-from diffrl.models.families.qwen_image import build_qwen_tokenizer
+from diffrl.models.families.qwen_image import TEMPLATE
 from diffrl.models.loading import load_adapter
-from diffrl.models.placement import Placement
+from diffrl.models.tiny import build_qwen_tokenizer
 from tests.conftest import WORDS
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle"]
@@ -15,17 +16,11 @@ PROMPTS = ["a red circle", "two blue squares above a green triangle"]
 
 @pytest.fixture
 def load(random_pipelines):
-    def load(**options):
-        placement = options.pop("placement", Placement())
-        return load_adapter(
-            "qwen_image", str(random_pipelines("qwen_image")), dtype="float32", placement=placement, **options
-        )
-
-    return load
+    return partial(load_adapter, "qwen_image", str(random_pipelines("qwen_image")), dtype="float32")
 
 
 def test_the_templates_beginning_is_the_34_tokens_that_the_pipeline_cuts_off(load):
-    pipeline, tokenizer = load().pipeline, build_qwen_tokenizer(WORDS.split())
+    pipeline, tokenizer = load().pipeline, build_qwen_tokenizer(WORDS.split(), TEMPLATE)
     before, after = pipeline.prompt_template_encode.split("{}")
     assert len(tokenizer(before).input_ids) == pipeline.prompt_template_encode_start_idx
     prompt = tokenizer(before + "a red circle" + after).input_ids[34:]
@@ -53,16 +48,6 @@ def test_guidance_turns_each_token_and_keeps_its_length(load):
     torch.testing.assert_close(guided.pow(2).sum(-1), plain.pow(2).sum(-1), rtol=1e-4, atol=0)
     cosine = torch.nn.functional.cosine_similarity(guided, plain, dim=-1)
     assert cosine.min() < 0.999
-
-
-@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage"])
-def test_attention_without_masks_is_refused(load, attention):
-    with pytest.raises(ConfigError, match=f"model.attention must be able to mask .* Got '{attention}'. Choose native"):
-        load(placement=Placement(attention=attention))
-
-
-def test_attention_with_masks_is_not(load):
-    assert load(placement=Placement(attention="native")).placement.attention == "native"
 
 
 def test_the_only_weights_without_a_gradient_are_those_that_the_default_lora_leaves_out(load):

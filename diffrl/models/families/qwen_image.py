@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from diffrl.models.placement import Placement
 
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
@@ -26,6 +23,7 @@ FAMILY = Family(
     lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
     stock_options=(("negative_prompt", NOTHING),),
     guidance_argument="true_cfg_scale",
+    masks_prompts=True,
     idle_weights=True,  # of the last block's text half
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
 )
@@ -39,19 +37,6 @@ class QwenImageAdapter(PackedPictureAdapter):
     """
 
     family = FAMILY
-
-    def place(self, placement: Placement) -> None:
-        """As in `PipelineAdapter`.
-
-        Raises:
-            ConfigError: an attention backend without masks; diffusers would stop at the first network call.
-        """
-        if any(kind in (placement.attention or "") for kind in ("flash", "sage")):
-            raise ConfigError(
-                "model.attention must be able to mask the padding of qwen_image's prompts. Got "
-                f"{placement.attention!r}. Choose native, _native_cudnn, _native_efficient or xformers."
-            )
-        super().place(placement)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
@@ -108,7 +93,9 @@ def build_tiny(words: Sequence[str]) -> Any:
         QwenImageTransformer2DModel,
     )
 
-    tokenizer = build_qwen_tokenizer(words)
+    from diffrl.models import tiny
+
+    tokenizer = tiny.build_qwen_tokenizer(words, TEMPLATE)
     shift = {"base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shift),
@@ -121,7 +108,7 @@ def build_tiny(words: Sequence[str]) -> Any:
             latents_mean=[-0.7571, 0.1075, 0.4134, -0.2921],
             latents_std=[2.8184, 1.4541, 2.3275, 1.916],
         ),
-        text_encoder=build_qwen_vl(len(tokenizer)),
+        text_encoder=tiny.build_qwen_vl(len(tokenizer)),
         tokenizer=tokenizer,
         transformer=QwenImageTransformer2DModel(
             in_channels=16,
@@ -133,40 +120,3 @@ def build_tiny(words: Sequence[str]) -> Any:
             axes_dims_rope=(4, 6, 6),
         ),
     )
-
-
-def build_qwen_tokenizer(words: Sequence[str]) -> Any:
-    """A Qwen2 tokenizer in which each of `words`, after a space, and each word of the template is one token."""
-    from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2Tokenizer
-
-    first, later = (part.split() for part in TEMPLATE)
-    whole = [*("Ġ" + word for word in sorted({*later, *words})), *first]  # no later merge can break a word with a space
-    merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
-    alphabet = sorted(ByteLevel.alphabet())
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
-    return Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, additional_special_tokens=special[1:]
-    )
-
-
-def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
-    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    text = {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": width,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 1024,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))

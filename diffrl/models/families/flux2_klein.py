@@ -1,0 +1,167 @@
+"""FLUX.2 klein: three layers of Qwen3, packed latents (B, tokens, 128), a shift by resolution and number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffrl.models.adapter import Conditioning, DrawNoise
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.schedulers import shifted_sigmas
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, 128 * scale, scale)
+    return Geometry(
+        network["in_channels"] * (rows // 2) * (columns // 2),
+        rows * columns * scale**2,
+        (rows // 2) * (columns // 2) + size.text_tokens,
+        network_width(network),
+        network["num_layers"] + network["num_single_layers"],
+        2 * size.text_tokens * network["joint_attention_dim"],
+        *decoder_elements(vae, rows * columns * scale**2),
+        Activations(saved=22, forward=23),
+    )
+
+
+FAMILY = Family(
+    name="flux2_klein",
+    title="FLUX.2 klein",
+    adapter="diffrl.models.families.flux2_klein:Flux2KleinAdapter",
+    pipelines=("Flux2KleinPipeline",),
+    lora_targets=(*JOINT_ATTENTION, "to_qkv_mlp_proj"),  # the last has queries, keys and values of the single blocks
+    exclude=(
+        "x_embedder",
+        "context_embedder",
+        "time_guidance_embed",
+        "double_stream_modulation_img",
+        "double_stream_modulation_txt",
+        "single_stream_modulation",
+        "norm_out",
+        "proj_out",
+    ),
+    distilled=(*Family.distilled, "klein-4b", "klein-9b"),  # the base models are klein-base-4b and klein-base-9b
+    geometry=read_sizes,
+)
+
+
+class Flux2KleinAdapter(PictureAdapter):
+    """A `Flux2KleinPipeline` as velocities over sigmas.
+
+    The network sees the padding of prompts too, as in the stock pipeline, so another `max_sequence_length` draws
+    another picture.
+    """
+
+    family = FAMILY
+
+    def latent_sizes(self) -> tuple[int, int, int]:
+        """Side of the pipeline's own latents, side of a patch, channels before packing."""
+        return self.pipeline.default_sample_size, 2, self.pipeline.transformer.config.in_channels // 4
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Embeddings (B, L, 3 D) of the prompts and of the empty prompt."""
+        with self.on_device("text_encoder"):
+            return self.with_empty(self._encode(list(prompts)), {} if self.knows_empty else self._encode([""]))
+
+    def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
+        embeds, _ = self.pipeline.encode_prompt(
+            prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
+        )
+        return {"prompt_embeds": embeds}
+
+    def init_latents(self, draw: DrawNoise) -> Tensor:
+        """Unit normal latents of 2 x 2 patches, packed: (B, h w / 4, 4 C) float32."""
+        channels, rows, columns = self.latent_shape
+        noise = draw((4 * channels, rows // 2, columns // 2)).float().to(self.placement.device)
+        packed: Tensor = self.pipeline._pack_latents(noise)
+        return packed
+
+    def unpack(self, latents: Tensor) -> Tensor:
+        """(B, h w / 4, 4 C) to (B, C, h, w), in the decoder's units: its normalisation undone channel by channel."""
+        _, rows, columns = self.latent_shape
+        vae = self.pipeline.vae
+        patches = latents.transpose(1, 2).unflatten(2, (rows // 2, columns // 2))
+        mean, variance = (
+            statistic.to(latents.device, latents.dtype).view(1, -1, 1, 1)
+            for statistic in (vae.bn.running_mean, vae.bn.running_var)
+        )
+        unpacked: Tensor = self.pipeline._unpatchify_latents(
+            patches * (variance + vae.config.batch_norm_eps).sqrt() + mean
+        )
+        return unpacked
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Evenly spaced levels, shifted by the numbers of picture tokens and of steps."""
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        return shifted_sigmas(self.pipeline.scheduler, steps, mu=compute_empirical_mu(self.tokens, steps))
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, h w / 4, 4 C)."""
+        embeds, (_, rows, columns) = conditioning["prompt_embeds"], self.latent_shape
+        patches = latents.new_empty(1, 1, rows // 2, columns // 2)
+        output: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigma,
+            guidance=None,
+            encoder_hidden_states=embeds,
+            txt_ids=self.pipeline._prepare_text_ids(embeds[:1])[0].to(latents.device),
+            img_ids=self.pipeline._prepare_latent_ids(patches)[0].to(latents.device),
+            return_dict=False,
+        )[0]
+        return output
+
+
+TINY_SETTINGS = {"max_sequence_length": 24, "height": 32, "width": 32}
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `Flux2KleinPipeline` for 32 x 32 pictures; its text encoder is as deep as the pipeline reads, 28 layers."""
+    from diffusers import (
+        AutoencoderKLFlux2,
+        FlowMatchEulerDiscreteScheduler,
+        Flux2KleinPipeline,
+        Flux2Transformer2DModel,
+    )
+    from torch import nn
+
+    from diffrl.models import tiny
+
+    tokenizer = tiny.build_qwen_tokenizer(words)
+    vae = AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 8, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=32,
+        mid_block_add_attention=False,
+    )
+    nn.init.normal_(vae.bn.running_mean)
+    nn.init.uniform_(vae.bn.running_var, 0.5, 3.0)
+    return Flux2KleinPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=vae,
+        text_encoder=tiny.build_qwen3(len(tokenizer), layers=28, width=16),
+        tokenizer=tokenizer,
+        transformer=Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=48,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        ),
+    )
