@@ -58,6 +58,15 @@ def part_of(source: str) -> tuple[str, Split | None]:
     return (source, None) if found is None else (whole, found)
 
 
+def other_split(source: str, split: Split) -> str | None:
+    """The source of another split of the same prompts; None where they have none."""
+    world = source.partition(":")[0]
+    if world in WORLDS:
+        return f"{world}:{split}"
+    whole, part = part_of(source)
+    return None if part is None else f"{whole}@{split}"
+
+
 def require_split(world: str, split: str) -> None:
     """Refuse a split that no world has.
 

@@ -353,9 +353,15 @@ def test_a_measurement_that_fails_is_said_and_made_up_for(config, cost, trained,
 
 def test_the_report_split_is_refused_before_the_end(config, cost, trained, tmp_path, capsys):
     budget = ("--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
-    for override in ("prompts.eval=shapes:report", "prompts.train=shapes:report"):
-        message = refusal(capsys, "compare", f"mine: {config} {override}", *budget)
-        assert "mine" in message and override.split("=")[0] in message and "shapes:report" in message
+    mine = tmp_path / "mine.txt"
+    mine.write_text("\n".join(f"a red circle {number}" for number in range(200)))
+    for key, source, instead in (
+        ("prompts.eval", "shapes:report", "shapes:tune"),
+        ("prompts.train", "shapes:report", "shapes:train"),
+        ("prompts.eval", f"{mine}@report", f"{mine}@tune"),
+    ):
+        message = refusal(capsys, "compare", f"mine: {config} {key}={source}", *budget)
+        assert f"mine: {key}" in message and source in message and f"{key}={instead}" in message
     assert not trained and not (tmp_path / "o").exists()
 
 

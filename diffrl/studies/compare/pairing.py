@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffrl.data.worlds import WORLDS
+from diffrl.data.worlds import Split, other_split
 
 SHARED = (
     "run.seed",
@@ -77,16 +77,15 @@ def held_out(config: Mapping[str, Any]) -> str | None:
 
 
 def report_source(config: Mapping[str, Any]) -> str | None:
-    """Source of the prompts of a configuration's final number: the report split of its held-out prompts' world.
+    """Source of the prompts of a configuration's final number: the report split of its held-out prompts.
 
     Args:
         config: as JSON has it.
 
     Returns:
-        None where they are of no embedded world.
+        None where they have no splits: neither an embedded world nor a part (`@tune`) of a file or dataset.
     """
-    world = (held_out(config) or "").partition(":")[0]
-    return f"{world}:report" if world in WORLDS else None
+    return other_split(held_out(config) or "", "report")
 
 
 def misused_splits(config: Mapping[str, Any]) -> list[str]:
@@ -96,14 +95,14 @@ def misused_splits(config: Mapping[str, Any]) -> list[str]:
         config: as JSON has it.
     """
     told = []
-    for key, source, use in (
+    uses: tuple[tuple[str, str | None, Split], ...] = (
         ("prompts.train", config["prompts"]["train"], "train"),
         ("prompts.eval", held_out(config), "tune"),
-    ):
-        world, _, split = (source or "").partition(":")
-        if world in WORLDS and split == "report":
+    )
+    for key, source, use in uses:
+        if source and source == other_split(source, "report"):
             told.append(
                 f"{key} must not be the split report, which is kept for the final number of a comparison. Got "
-                f"{source}. Write {key}={world}:{use}."
+                f"{source}. Write {key}={other_split(source, use)}."
             )
     return told
