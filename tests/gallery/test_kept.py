@@ -22,9 +22,9 @@ def drawn(monkeypatch):
     """Titles of what is drawn."""
     found, real = [], plots.panels_svg
 
-    def panels_svg(panels, tracks, x, columns=2, title=""):
+    def panels_svg(panels, *others, title, **options):
         found.append(title)
-        return real(panels[:1], tracks, x, columns, title)
+        return real(panels[:1], *others, title=title, **options)
 
     monkeypatch.setattr(plots, "panels_svg", panels_svg)
     return found
