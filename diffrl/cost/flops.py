@@ -17,10 +17,15 @@ from diffrl.cost.memory import asked_size
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
 from diffrl.models.geometry import Geometry, read_geometry
 
-ONCE = re.compile(r"norm|time|guidance_embed|_mod\.")
-TEXT = re.compile(r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in")
+ONCE = re.compile(r"norm|time|guidance_embed|_mod\.|modulation|^t_embedder")
+TEXT = re.compile(
+    r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in|cap_embedder"
+    r"|context_refiner"
+)
 CROSS = re.compile(r"attn2\.to_[kv]$")
-EMBEDDERS = ("pos_embed.proj", "x_embedder", "patch_embed.proj", "patch_embedding", "img_in")
+JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
+"""Stacks of layers that text and picture pass together."""
+EMBEDDERS = ("pos_embed.proj", "x_embedder", "all_x_embedder.2-1", "patch_embed.proj", "patch_embedding", "img_in")
 """Layers that make a token of a patch of the latents."""
 LINEAR_ATTENTION = ("sana",)
 """Families whose self-attention is linear in the number of tokens (Sana, arXiv 2410.10629)."""
@@ -66,12 +71,14 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
             tokens = 1
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
-        elif layer.startswith("single_transformer_blocks."):
+        elif layer.startswith(JOINT):
             tokens = geometry.tokens
         total += 2 * math.prod(shape) * tokens
+        if layer.endswith(".to_qkv_mlp_proj"):  # attention and feed-forward layer in one
+            total += 4 * geometry.tokens**2 * shape[1]
         if layer.endswith(".to_q"):
             second = layer.endswith("attn2.to_q")
-            queries = keys = geometry.tokens if joint and not second else picture
+            queries = keys = geometry.tokens if joint and not second and "refiner" not in layer else tokens
             if linear and not second:
                 keys = int(found.configs[found.networks[0]]["attention_head_dim"]) + 1
             elif second and not joint:

@@ -130,6 +130,7 @@ const asking = {
     if (!form) return;
     form.querySelector("[data-submit]").hidden = true;
     form.addEventListener("change", (event) => {
+      if (document.querySelector("#live:hover")) return; // left for the button that shows the news
       try { sessionStorage.setItem(asking.field, [...form.elements].indexOf(event.target)); } catch { /* not kept */ }
       form.requestSubmit();
     });
