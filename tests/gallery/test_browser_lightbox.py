@@ -183,7 +183,6 @@ def test_points_open_their_pair_and_arrows_go_from_point_to_point(page, compare)
     page.goto(compare)
     page.locator("[name=reward]").select_option("shapes")
     if not compare.startswith("file"):
-        page.get_by_role("button", name="Show").click()
         page.wait_for_url("**reward=shapes**")
     points = page.locator("[data-scatter=shapes] a[href]")
     assert points.count() == 4 and page.locator('[data-scatter=shapes] a[tabindex="0"]').count() == 1
