@@ -24,6 +24,7 @@ from measuring.groups import BUDGETS, GROUPS, POOLS, Group
 from measuring.tables import answers, budgets_table, fewer_table, pool_table, scores
 from rich.console import Console
 
+from diffrl.errors import DiffrlError
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
@@ -50,6 +51,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.check and arguments.go_on:
         parser.error("--check is of runs that were trained anew. Leave --go-on out.")
+    if arguments.seeds is not None and arguments.seeds < 1:
+        parser.error(f"--seeds must be at least 1. Got {arguments.seeds}.")
+    try:
+        outside = measure(arguments)
+    except DiffrlError as error:
+        parser.error(str(error))
+    if outside:
+        sys.exit("\n".join(outside))
+
+
+def measure(arguments: argparse.Namespace) -> list[str]:
+    """Do what the command line asks for; the arms that lie outside of their bands."""
     asked = list(arguments.only or GROUPS)
     if arguments.write:
         require_room(arguments.write, asked)
@@ -72,8 +85,7 @@ def main() -> None:
     if arguments.write:
         for table in dict.fromkeys(shared_table(name) for name in asked):
             put(arguments.write, table, shared(table, arguments.out))
-    if outside:
-        sys.exit("\n".join(outside))
+    return outside
 
 
 def beside(name: str) -> list[str]:

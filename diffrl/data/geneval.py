@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from diffrl.data.worlds import SPLITS, Split, require_split
+from diffrl.data.worlds import SPLITS, Split, require_split, split_of_combinations
 from diffrl.records import Prompt
 from reward_models.images.geneval_rules import COLORS, RELATIONS
 
@@ -173,10 +173,7 @@ def combinations_of(scene: Scene) -> Iterator[str]:
 
 def split_of(scene: Scene) -> Split | None:
     """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
-    owners = {_held_out().get(combination, "train") for combination in combinations_of(scene)} - {"train"}
-    if len(owners) > 1:
-        return None
-    return owners.pop() if owners else "train"
+    return split_of_combinations(combinations_of(scene), _held_out())
 
 
 @cache

@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from diffrl.data.worlds import SPLITS, Split, require_split
+from diffrl.data.worlds import SPLITS, Split, require_split, split_of_combinations
 from diffrl.records import Prompt
 from reward_models.images.shapes_grammar import (
     COLORS,
@@ -117,10 +117,7 @@ def combinations_of(scene: SceneSpec) -> Iterator[str]:
 
 def split_of(scene: SceneSpec) -> Split | None:
     """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
-    owners = {_held_out().get(combination, "train") for combination in combinations_of(scene)} - {"train"}
-    if len(owners) > 1:
-        return None
-    return owners.pop() if owners else "train"
+    return split_of_combinations(combinations_of(scene), _held_out())
 
 
 @cache

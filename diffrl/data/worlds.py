@@ -8,6 +8,7 @@ evaluations during training use; `report` is left for final numbers and is only 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
@@ -56,6 +57,22 @@ def part_of(source: str) -> tuple[str, Split | None]:
     whole, _, part = source.rpartition("@")
     found = next((split for split in SPLITS if whole and split == part), None)
     return (source, None) if found is None else (whole, found)
+
+
+def split_of_combinations(combinations: Iterable[str], held_out: Mapping[str, Split]) -> Split | None:
+    """The split of what is made of some combinations: that of the held-out ones among them, "train" without any.
+
+    Args:
+        combinations: that it is made of.
+        held_out: owner of each combination that is held out, tune or report.
+
+    Returns:
+        None if they belong to two: it belongs to no split then.
+    """
+    owners = {held_out[combination] for combination in combinations if combination in held_out}
+    if len(owners) > 1:
+        return None
+    return owners.pop() if owners else "train"
 
 
 def other_split(source: str, split: Split) -> str | None:

@@ -12,7 +12,7 @@ from diffrl.gallery.paths import PICTURES, VIDEOS
 from diffrl.gallery.records import Brief
 
 SORTS = {
-    "order": "as drawn",
+    "order": "pictures first",
     "gain": "most improved first",
     "loss": "most worsened first",
     "value": "highest value first",
@@ -69,7 +69,7 @@ class Matched(NamedTuple):
     """What `match` found.
 
     Args:
-        rows: in the order of the first column, then of the others.
+        rows: those with all pictures first; else in the order of the first column, then of the others.
         by: what made two samples the same, in words.
         unmatched: places of the columns that share nothing with any other.
     """
@@ -151,7 +151,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
     """
     if len(columns) == 1:  # a.png and a.jpg of a folder have one name and are two samples
         alone = [Row(n, one.key[0], (one.id,), (finite(one.value),)) for n, one in enumerate(columns[0])]
-        return Matched(alone, NOISE, [])
+        return Matched(_pictures_first(alone, columns), NOISE, [])
     best: Matched | None = None
     for by, named in LADDER:
         if best is not None and best.rows and FOLDER not in streams:
@@ -161,7 +161,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
             best = found
     if best is None:
         raise ValueError("match needs at least one column")
-    return best
+    return best._replace(rows=_pictures_first(best.rows, columns))
 
 
 def likeness(matched: Matched, streams: Sequence[str]) -> str:
@@ -207,6 +207,13 @@ def pictured(
     return [row for row in rows if all(row.ids[place] in own for place, own in kept.items())]
 
 
+def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
+    """Rows whose pictures were all kept before the others, or a reader would open a page of gaps; numbered anew."""
+    kept = {row.order for row in pictured(rows, columns)}
+    ordered = sorted(rows, key=lambda row: row.order not in kept)
+    return [row._replace(order=place) for place, row in enumerate(ordered)]
+
+
 def alike(rows: Sequence[Row], order: int | None) -> list[Row]:
     """Rows with the same two scores as one of them; all for None, none where there is no such row.
 
@@ -241,7 +248,7 @@ def within(rows: Iterable[Row], low: float | None, high: float | None, change: b
 
 
 def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
-    """Rows in one of the orders of `SORTS`; equal ones stay as they were drawn, those without the number come last.
+    """Rows in one of the orders of `SORTS`; equal ones stay in the usual order, those without the number come last.
 
     Args:
         rows: in any order.

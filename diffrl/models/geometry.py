@@ -88,6 +88,30 @@ def read_geometry(family: Family, architecture: Architecture, size: Size) -> Geo
         return None
 
 
+def packed_geometry(found: Architecture, size: Size, text_elements: int, activations: Activations) -> Geometry:
+    """Sizes of a FLUX: latents as 2 x 2 patches, blocks that text and picture pass together, double and single ones.
+
+    Args:
+        found: the pipeline.
+        size: of a sample.
+        text_elements: of a prompt's encoding.
+        activations: of its blocks.
+    """
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** (len(vae["block_out_channels"]) - 1)
+    rows, columns = latent_grid(size, 128 * scale, scale)
+    return Geometry(
+        network["in_channels"] * (rows // 2) * (columns // 2),
+        rows * columns * scale**2,
+        (rows // 2) * (columns // 2) + size.text_tokens,
+        network_width(network),
+        network["num_layers"] + network["num_single_layers"],
+        text_elements,
+        *decoder_elements(vae, rows * columns * scale**2),
+        activations,
+    )
+
+
 def latent_grid(size: Size, own: int, scale: int) -> tuple[int, int]:
     """Rows and columns of the latents; `own` is the pipeline's side in pixels."""
     return (size.height or own) // scale, (size.width or own) // scale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import DrawNoise
@@ -78,6 +80,19 @@ class PackedPictureAdapter(PictureAdapter):
             latents, self.height, self.width, self.pipeline.vae_scale_factor
         )
         return unpacked
+
+    def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` makes, which follows from `key`, made once.
+
+        Pipelines make the places of tokens on the CPU: sending them with every network call would wait for the device.
+        """
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Tensor]:
+        return {}
 
     def sigmas(self, steps: int) -> Tensor:
         """Evenly spaced levels, shifted by the number of picture tokens; see `shifted_sigmas`."""

@@ -17,10 +17,10 @@ from rich.console import Console
 from diffrl.checkpoint.files import Checkpoint
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
-from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
+from diffrl.run import finishing
 from diffrl.run.beginning import start_line
 from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import (
@@ -32,7 +32,6 @@ from diffrl.run.directory import (
     note_rewards,
     open_run_dir,
     rewards_record,
-    versions,
     write_config,
 )
 from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
@@ -46,13 +45,6 @@ from diffrl.run.opened import Run
 from diffrl.run.progress import Progress
 from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
 from diffrl.run.signals import AtOnce, Ended, Interruption, StopSignal
-from diffrl.run.summary import (
-    held_out_change,
-    print_summary,
-    unplanned_evaluations,
-    write_before_after,
-    write_curve,
-)
 from diffrl.run.watch import watched
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
@@ -246,7 +238,7 @@ def _see_through(
                 run.run()
         except Interruption as end:
             _report_interruption(run, end)
-            leave_report(run)
+            finishing.leave_report(run)
             told.end(opened)
             if end.number is None:
                 return
@@ -254,7 +246,7 @@ def _see_through(
         except Exception as error:
             failure = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
             _log_failure(journal, failure)
-            leave_report(run)
+            finishing.leave_report(run)
             if failure is not error:
                 raise failure from error
             raise
@@ -266,7 +258,7 @@ def _see_through(
             _close(journal)
     with stop.finishing():
         if main:
-            finish(run, console)
+            finishing.finish(run, console)
         session.accelerator.wait_for_everyone()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
@@ -326,82 +318,3 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     if own in tensors:  # a rank that was not there goes on as it was seeded
         restore_rng(tensors[own], state[own])
     trainer.restore(state)
-
-
-def finish(run: TrainingRun, console: Console) -> None:
-    """Write summary.json and the pictures, and tell the user how it went."""
-    trainer, run_dir, report = run.trainer, run.journal.run_dir, run.trainer.messages.report
-    config, session = trainer.config, trainer.session
-    rewards = [reward.key for reward in config.eval.rewards]
-    rows = read_metrics(run_dir / "metrics.jsonl")
-    counts, plan = run.counts, session.plan
-    each = plan.network_evaluations["evaluation"] // plan.evaluations
-    summary: dict[str, Any] = {
-        "run": config.run.name,
-        "seed": config.run.seed,
-        "iterations": config.run.iterations,
-        "updates": trainer.updates,
-        "updates_with_gradient": trainer.guard.learning.updates,
-        "held_out": held_out_change(rows, rewards),
-        "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
-        "network_evaluations": {
-            "planned": plan.total_network_evaluations + each * unplanned_evaluations(rows, config.run),
-            "counted": network_evaluations(counts),
-            "skipped": int(counts["evaluations_skipped"]),
-            "exact": plan.exact,
-        },
-        "cost": {
-            "evaluations": int(training_cost(counts, config.train.gradient_checkpointing)),
-            "planned": plan.training_cost,
-        },
-        "counts": {name: int(count) for name, count in counts.items() if count},
-        "peak_memory_bytes": trainer.peak_memory(),
-        "on_policy_error": trainer.on_policy_error,
-        "device": session.device.type,
-        "dtype": config.model.dtype,
-        "processes": session.accelerator.num_processes,
-        "versions": versions(),
-    }
-    write_json(run_dir / "summary.json", summary)
-    write_curve(run_dir, rewards, run_dir / "curve.png")
-    higher = session.eval_scorers[0].scorer.spec.higher_is_better
-    try:
-        write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
-    except DiffrlError as error:  # a picture is gone, which nobody can draw again
-        report(f"before_after.png was left out. {error}")
-    print_summary(console, summary, run_dir, session.eval_prompts[0].text)
-    if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
-        report("The count of network evaluations differs from the plan's. Please report this as a bug.")
-    if trainer.guard.verdict:
-        run.journal.log(f"{STOPPED}{trainer.guard.verdict}")
-    if leave_report(run):
-        page = run_dir / "report.html"
-        console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)
-
-
-def leave_report(run: TrainingRun) -> bool:
-    """Write report.html, first rank only. That it cannot be written is reported, and ends nothing: the run is done.
-
-    Returns:
-        Whether it was written.
-    """
-    if not run.trainer.session.accelerator.is_main_process:
-        return False
-    try:
-        from diffrl.gallery.report import write_report
-
-        write_report(run.journal.run_dir)
-        return True
-    except KeyboardInterrupt:
-        why = "report.html was left out: interrupted while it was made."
-    except Exception as error:  # whatever it is, the run and its exit code are as they would be without a report
-        why = f"report.html could not be written: {type(error).__name__}: {' '.join(str(error).split())}"
-    run.trainer.messages.report(why)
-    return False
-
-
-def as_planned(evaluations: Mapping[str, Any]) -> bool:
-    """Whether what was counted and what was skipped make up the plan; where samples are chosen, at most the plan."""
-    made = evaluations["counted"] + evaluations["skipped"]
-    planned: int = evaluations["planned"]
-    return made == planned if evaluations["exact"] else made <= planned

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import diffrl.run.finishing as finishing
 import diffrl.run.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.errors import DiffrlError
@@ -131,7 +132,7 @@ def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, mo
 
 @pytest.mark.long
 def test_a_signal_while_the_summary_is_written_lets_it_be_finished(random_sd3, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_module, "write_curve", signalled(run_module.write_curve))
+    monkeypatch.setattr(finishing, "write_curve", signalled(finishing.write_curve))
     data = settings(random_sd3, tmp_path, run={"iterations": 1})
     code, said = ended(write_config(data, tmp_path / "config.yaml"), capsys)
     assert code == 0 and "SIGTERM came when everything was trained" in said
@@ -158,7 +159,7 @@ def test_an_exit_while_it_loads_is_a_failure_too(random_sd3, tmp_path, monkeypat
 
 
 def test_a_full_disk_is_a_sentence_even_where_it_has_no_name(random_sd3, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_module, "finish", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(finishing, "finish", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
     config = write_config(settings(random_sd3, tmp_path, run={"iterations": 1}), tmp_path / "config.yaml")
     with pytest.raises(SystemExit) as end:
         main(["train", str(config)])

@@ -152,6 +152,14 @@ def test_seconds_are_the_median_of_the_runs(measured):
     assert tables._seconds(replace(arm, runs=(slow, *arm.runs[1:]))) == 20
 
 
+@pytest.mark.parametrize("options", [["--seeds", "0"], ["--check", "--go-on"], ["--report-only"]], ids=" ".join)
+def test_what_cannot_be_done_is_said_in_one_sentence(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["reproduce_results.py", "--only", "shapes", "--out", str(tmp_path), *options])
+    with pytest.raises(SystemExit) as stop:
+        script.main()
+    assert stop.value.code == 2 and capsys.readouterr().err.count("error: ") == 1
+
+
 def test_the_page_has_room_for_every_group():
     script.require_room(ROOT / "docs" / "results.md", script.GROUPS)
 

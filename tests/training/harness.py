@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import diffrl.run.lifecycle as lifecycle
+import diffrl.run.finishing as finishing
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
 from diffrl.run.execution import TrainingRun
@@ -69,7 +69,7 @@ def write_config(data, path):
 @contextmanager
 def undrawn() -> Iterator[None]:
     """Inside, runs end without curve.png and report.html, which take longer to draw than the run takes to train."""
-    with patch.multiple(lifecycle, write_curve=lambda *args: None, leave_report=lambda *args: False):
+    with patch.multiple(finishing, write_curve=lambda *args: None, leave_report=lambda *args: False):
         yield
 
 

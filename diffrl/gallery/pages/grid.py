@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column, default_reward, last_of_all, lower_rewards, reward_names, thinned
-from diffrl.gallery.compare import Row, match, pictured
+from diffrl.gallery.compare import Row, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Key, Sample, State
@@ -77,14 +77,11 @@ def _evaluated(run: RunSource) -> bool:
 
 
 def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]]:
-    """Samples beside each other, those first whose pictures were kept in all runs; and the keys of each run's."""
+    """Samples that all runs have beside each other, or any if they have none; and the keys of each run's."""
     briefs = [column.source.briefs(column.state, None) for column in columns]
-    rows = match(briefs, [column.stream for column in columns]).rows
-    common = [row for row in rows if None not in row.ids] or list(rows)
-    kept = pictured(common, briefs)
-    seen = {row.order for row in kept}
-    ordered = [*kept, *(row for row in common if row.order not in seen)]
-    return ordered, [{brief.id: brief.key for brief in own} for own in briefs]
+    rows = list(match(briefs, [column.stream for column in columns]).rows)
+    common = [row for row in rows if None not in row.ids] or rows
+    return common, [{brief.id: brief.key for brief in own} for own in briefs]
 
 
 def across(states: Sequence[Sequence[State]]) -> list[int]:

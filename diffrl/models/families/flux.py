@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
+from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
 def read_sizes(found: Architecture, size: Size) -> Geometry:
     """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, 128 * scale, scale)
-    return Geometry(
-        network["in_channels"] * (rows // 2) * (columns // 2),
-        rows * columns * scale**2,
-        (rows // 2) * (columns // 2) + size.text_tokens,
-        network_width(network),
-        network["num_layers"] + network["num_single_layers"],
-        size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"],
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=17, forward=19),
-    )
+    network = found.configs["transformer"]
+    text = size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
+    return packed_geometry(found, size, text, Activations(saved=17, forward=19))
 
 
 FAMILY = Family(
@@ -80,22 +68,16 @@ class FluxAdapter(PackedPictureAdapter):
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,
             txt_ids=latents.new_zeros(embeds.shape[1], 3),
-            img_ids=self._image_ids(latents.device, latents.dtype),
+            img_ids=self.kept((latents.device, latents.dtype), lambda: self._image_ids(latents)),
             return_dict=False,
         )[0]
         return output
 
-    def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Places (h w / 4, 3) of the tokens; made once, since diffusers makes them on the CPU and a copy waits."""
-        if (device, dtype) not in self._ids:
-            _, rows, columns = self.latent_shape
-            ids = self.pipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, dtype)
-            self._ids[device, dtype] = ids
-        return self._ids[device, dtype]
-
-    @cached_property
-    def _ids(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
-        return {}
+    def _image_ids(self, like: Tensor) -> Tensor:
+        """Places (h w / 4, 3) of the tokens, on the device of some latents."""
+        _, rows, columns = self.latent_shape
+        ids: Tensor = self.pipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, like.device, like.dtype)
+        return ids
 
 
 TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
-from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
+from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 
 if TYPE_CHECKING:
@@ -18,19 +18,9 @@ if TYPE_CHECKING:
 
 def read_sizes(found: Architecture, size: Size) -> Geometry:
     """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, 128 * scale, scale)
-    return Geometry(
-        network["in_channels"] * (rows // 2) * (columns // 2),
-        rows * columns * scale**2,
-        (rows // 2) * (columns // 2) + size.text_tokens,
-        network_width(network),
-        network["num_layers"] + network["num_single_layers"],
-        2 * size.text_tokens * network["joint_attention_dim"],
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=22, forward=23),
-    )
+    network = found.configs["transformer"]
+    text = 2 * size.text_tokens * network["joint_attention_dim"]
+    return packed_geometry(found, size, text, Activations(saved=22, forward=23))
 
 
 FAMILY = Family(
@@ -54,7 +44,7 @@ FAMILY = Family(
 )
 
 
-class Flux2KleinAdapter(PictureAdapter):
+class Flux2KleinAdapter(PackedPictureAdapter):
     """A `Flux2KleinPipeline` as velocities over sigmas.
 
     The network sees the padding of prompts too, as in the stock pipeline, so another `max_sequence_length` draws
@@ -62,10 +52,6 @@ class Flux2KleinAdapter(PictureAdapter):
     """
 
     family = FAMILY
-
-    def latent_sizes(self) -> tuple[int, int, int]:
-        """Side of the pipeline's own latents, side of a patch, channels before packing."""
-        return self.pipeline.default_sample_size, 2, self.pipeline.transformer.config.in_channels // 4
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, 3 D) of the prompts and of the empty prompt."""
@@ -107,18 +93,28 @@ class Flux2KleinAdapter(PictureAdapter):
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, h w / 4, 4 C)."""
-        embeds, (_, rows, columns) = conditioning["prompt_embeds"], self.latent_shape
-        patches = latents.new_empty(1, 1, rows // 2, columns // 2)
+        embeds, device = conditioning["prompt_embeds"], latents.device
         output: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigma,
             guidance=None,
             encoder_hidden_states=embeds,
-            txt_ids=self.pipeline._prepare_text_ids(embeds[:1])[0].to(latents.device),
-            img_ids=self.pipeline._prepare_latent_ids(patches)[0].to(latents.device),
+            txt_ids=self.kept(("text", embeds.shape[1], device), lambda: self._text_ids(embeds)),
+            img_ids=self.kept(("image", device), lambda: self._image_ids(latents)),
             return_dict=False,
         )[0]
         return output
+
+    def _text_ids(self, embeds: Tensor) -> Tensor:
+        """Places (L, 4) of a prompt's tokens, on the device of its embeddings."""
+        ids: Tensor = self.pipeline._prepare_text_ids(embeds[:1])[0]
+        return ids.to(embeds.device)
+
+    def _image_ids(self, like: Tensor) -> Tensor:
+        """Places (h w / 4, 4) of the tokens, on the device of some latents."""
+        _, rows, columns = self.latent_shape
+        ids: Tensor = self.pipeline._prepare_latent_ids(like.new_empty(1, 1, rows // 2, columns // 2))[0]
+        return ids.to(like.device)
 
 
 TINY_SETTINGS = {"max_sequence_length": 24, "height": 32, "width": 32}
