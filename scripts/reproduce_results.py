@@ -83,19 +83,21 @@ def measure(arguments: argparse.Namespace) -> list[str]:
         if arguments.keep:
             pack(out, kept)
     if arguments.write:
-        for table in dict.fromkeys(shared_table(name) for name in asked):
+        for table in dict.fromkeys(filter(None, map(shared_table, asked))):
             put(arguments.write, table, shared(table, arguments.out))
     return outside
 
 
 def beside(name: str) -> list[str]:
     """The groups that share a table with one, itself among them."""
-    return list(POOLS) if name in POOLS else BUDGETS[name.split("-")[0]]
+    return next((names for names in (list(POOLS), *BUDGETS.values()) if name in names), [name])
 
 
-def shared_table(name: str) -> str:
-    """The table that a group shares with others."""
-    return "pools" if name in POOLS else f"budgets-{name.split('-')[0]}"
+def shared_table(name: str) -> str | None:
+    """The table that a group shares with others, if it does."""
+    if name in POOLS:
+        return "pools"
+    return next((f"budgets-{world}" for world, names in BUDGETS.items() if name in names), None)
 
 
 def shared(table: str, out: Path) -> str:
@@ -149,7 +151,7 @@ def require_room(page: Path, names: Iterable[str]) -> None:
     """Refuse a page that lacks the markers of a group's tables, before anything is trained for it."""
     text = page.read_text(encoding="utf-8")
     own = [name for name in names if name not in POOLS]
-    for name in dict.fromkeys([*own, *(shared_table(name) for name in names)]):
+    for name in dict.fromkeys([*own, *filter(None, map(shared_table, names))]):
         if not _between(name).search(text):
             raise SystemExit(f"{page} must hold <!-- {name} --> and <!-- /{name} -->. Add both lines.")
 

@@ -94,9 +94,11 @@ QUESTIONS = {
 }
 
 
-def questions_of(arms: Iterable[str]) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The factorial's questions that some arms answer."""
-    asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in QUESTIONS.items()}
+def _answered(
+    questions: dict[str, tuple[tuple[str, str], ...]], arms: Iterable[str]
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The questions that some arms answer."""
+    asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in questions.items()}
     return {question: pairs for question, pairs in asked.items() if pairs}
 
 
@@ -104,13 +106,16 @@ LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
 """What other budgets are spent on: the project's two, and a rival of either kind."""
 
 
-def longer_or_shorter(world: str, budget: int, evals: int, **options: Any) -> Group:
+def longer_or_shorter(world: str, budget: int, evals: int, labels: Iterable[str] = LONGER, **options: Any) -> Group:
     """Some arms of the factorial at another budget, with a cosine that ends with it."""
+    arms = {label: factorial(world)[label] for label in labels}
     questions = {
         "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
         "Does a tree with step credit pay?": (("chains, grpo", "tree, grpo, incremental"),),
     }
-    return Group({label: factorial(world)[label] for label in LONGER}, budget, 5, questions, evals=evals, **options)
+    if "tilt" not in arms:
+        questions = {"Does NFT pay?": (("chains, grpo", "chains, nft"),)}
+    return Group(arms, budget, 5, questions, evals=evals, **options)
 
 
 def pool(price: float) -> Group:
@@ -129,15 +134,37 @@ def pool(price: float) -> Group:
     return Group(arms, 20_000, 5, questions, f"equal,nvfp4={price:g}")
 
 
+def parts(world: str) -> Group:
+    """Tree tilt with one part taken away, or one of the chain's others put in; a pool at a tenth of the price."""
+    tilt = factorial(world)["tilt"]
+    explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
+    arms = {
+        "tilt": tilt,
+        "first-order solver": f"{tilt} rollout.solver=ode",
+        "noise at every step": f"{tilt} rollout.solver=ode rollout.stochastic={{kind: all}}",
+        "one split of 16": f"{tilt} rollout.tree={{roots: 1, branches: 16, splits: [0], correlation: 4.0}}",
+        "pool of trees, by contrast": f"{tilt} {explore % 'sibling_contrast'}",
+        "pool of trees, random": f"{tilt} {explore % 'random'}",
+    }
+    questions = {
+        "What does it lose without a part?": tuple(("tilt", label) for label in list(arms)[1:4]),
+        "Does a pool pay?": (("tilt", "pool of trees, by contrast"),),
+        "Is it the choice?": (("pool of trees, random", "pool of trees, by contrast"),),
+    }
+    return Group(arms, 20_000, 5, questions, "equal,nvfp4=0.1")
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
 GROUPS = {
     "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
-    "words": Group(WORDS, 20_000, 10, questions_of(WORDS), evals=1),
+    "words": Group(WORDS, 20_000, 10, _answered(QUESTIONS, WORDS), evals=1),
     "shapes-6k": longer_or_shorter("shapes", 6_000, 1),
     "words-6k": longer_or_shorter("words", 6_000, 1),
     "shapes-60k": longer_or_shorter("shapes", 60_000, 3, variety=4, guidance=(3.0,)),
+    "words-60k": longer_or_shorter("words", 60_000, 3, LONGER[2:]),
+    "parts": parts("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
