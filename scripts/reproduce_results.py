@@ -21,7 +21,7 @@ from pathlib import Path
 
 from measuring.bands import strayed
 from measuring.groups import BUDGETS, GROUPS, POOLS, Group
-from measuring.tables import answers, budgets_table, fewer_table, pool_table, scores
+from measuring.tables import answers, budgets_table, fewer_table, pool_table, ratio_table, scores
 from rich.console import Console
 
 from diffrl.errors import DiffrlError
@@ -106,7 +106,7 @@ def shared(table: str, out: Path) -> str:
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
     groups = [name for name in BUDGETS[table.removeprefix("budgets-")] if (out / name).is_dir()]
     found = {GROUPS[name].budget: collect(out / name) for name in groups}
-    return f"{budgets_table(found)}\n{fewer_table(found)}" if len(found) > 1 else ""
+    return "\n".join(table(found) for table in (budgets_table, ratio_table, fewer_table)) if len(found) > 1 else ""
 
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:

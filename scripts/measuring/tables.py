@@ -2,7 +2,10 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from diffrl.statistics import Estimate, paired_difference
 from diffrl.studies.compare.pairs import pairs_of
@@ -85,18 +88,89 @@ def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
     """Tree tilt at each budget against the others at every larger one, on the seeds that both have."""
     lines = ["| tilt with | against | with | times as many | tilt less other |", "|---:|---|---:|---:|---:|"]
     for small, large in itertools.combinations(sorted(comparisons), 2):
-        before, after = comparisons[small], comparisons[large]
-        tilt = next((arm for arm in before.arms if arm.label == "tilt" and arm.runs), None)
-        for arm in after.arms:
-            if tilt is None or not arm.runs or arm.label not in LONGER[1:]:
-                continue
-            ours = {run.number: before.score(tilt, run) for run in tilt.runs}
-            theirs = {run.number: after.score(arm, run) for run in arm.runs}
+        ours = of_seeds(comparisons[small], "tilt")
+        for label in LONGER[1:]:
+            theirs = of_seeds(comparisons[large], label)
             seeds = sorted(set(ours) & set(theirs))
+            if not seeds:
+                continue
             found = paired_difference([ours[i] for i in seeds], [theirs[i] for i in seeds])
-            cells = (f"{small:,}", arm.label, f"{large:,}", f"{large / small:.3g}", _difference(found))
+            cells = (f"{small:,}", label, f"{large:,}", f"{large / small:.3g}", _difference(found))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
+    """How many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
+    largest = max(comparisons)
+    ours = {budget: of_seeds(found, "tilt") for budget, found in comparisons.items()}
+    ours = {budget: scores for budget, scores in ours.items() if scores}
+    lines = ["| for the score of | with | tree tilt needs | times fewer | 95 % interval |", "|---|---:|---:|---:|---:|"]
+    for label in LONGER[1:]:
+        theirs = of_seeds(comparisons[largest], label)
+        if not theirs or len(ours) < 2:
+            continue
+        found = budget_for(ours, theirs)
+        times = [None if budget is None else largest / budget for budget in found]
+        shown = ("none measured" if found.at is None else f"{found.at:,.0f}", _times(times[1]))
+        interval = f"{_times(times[2])} to {_times(times[0])}" if found.at is not None else ""
+        lines.append(f"| {label} | {largest:,} | {' | '.join(shown)} | {interval} |")
+    return "\n".join(lines) + "\n"
+
+
+def _times(times: float | None) -> str:
+    return "beyond what was measured" if times is None else f"{times:.1f}"
+
+
+def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
+    """Final score of an arm by seed; empty if it was not measured."""
+    arm = next((arm for arm in comparison.arms if arm.label == label), None)
+    return {run.number: comparison.score(arm, run) for run in arm.runs} if arm else {}
+
+
+class Budgets(NamedTuple):
+    """Budgets of one method that are worth another's score; None where the measured budgets do not tell.
+
+    Args:
+        low: below it, the method's paired interval lies under the other's score.
+        at: where the means are equal.
+        high: above it, the interval lies over it.
+    """
+
+    low: float | None
+    at: float | None
+    high: float | None
+
+
+def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, float], points: int = 400) -> Budgets:
+    """The budget at which one method has another's score, with the interval of a paired test turned round (Fieller).
+
+    Args:
+        ours: budget -> seed -> score; a seed's score in between is linear in the budget's logarithm.
+        theirs: seed -> score.
+        points: budgets that are tried, evenly spaced in the logarithm.
+    """
+    budgets = sorted(ours)
+    seeds = sorted(set(theirs).intersection(*ours.values()))
+    tried = np.geomspace(budgets[0], budgets[-1], points)
+    curves = [np.interp(np.log(tried), np.log(budgets), [ours[b][seed] for b in budgets]) for seed in seeds]
+    other = [theirs[seed] for seed in seeds]
+    found = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
+
+    def first(reached: Callable[[Estimate], bool]) -> float | None:
+        """The budget from which on it holds; None if it holds at the smallest already, or at none."""
+        holds = [reached(one) for one in found]
+        if all(holds) or not holds[-1]:
+            return None
+        return float(tried[points - holds[::-1].index(False)])
+
+    def over(one: Estimate) -> bool:
+        return one.low is not None and one.low > 0
+
+    def not_under(one: Estimate) -> bool:
+        return one.high is None or one.high >= 0
+
+    return Budgets(first(not_under), first(lambda one: one.mean >= 0), first(over))
 
 
 def pool_table(comparisons: Mapping[float, Comparison]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,21 @@ def test_the_tilt_of_a_smaller_budget_is_held_to_the_arms_of_a_larger(tmp_path, 
     low, high = stats.ttest_rel(better, same).confidence_interval(0.95)
     mean = sum(better) / 5 - sum(same) / 5
     assert line == f"| 20,000 | {rival} | 60,000 | 3 | {mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds |"
+
+
+def test_the_budget_of_an_equal_score_is_where_the_paired_test_turns():
+    """Straight lines in the logarithm, of seeds that differ by their height: the ends solve the t-test by hand."""
+    tables = sys.modules["measuring.tables"]
+    offsets, noise = (-0.02, 0.0, 0.02, 0.01), (0.004, -0.006, 0.01, -0.002)
+    ours = {b: {n: 0.1 * math.log10(b) + one for n, one in enumerate(offsets)} for b in (1_000, 10_000, 100_000)}
+    theirs = {n: 0.1 * math.log10(20_000) + one + shift for n, (one, shift) in enumerate(zip(offsets, noise, strict=True))}
+    found = tables.budget_for(ours, theirs, points=20_001)
+    low, high = stats.ttest_1samp(noise, 0.0).confidence_interval(0.95)
+    for budget, shift in zip(found, (low, sum(noise) / 4, high), strict=True):
+        assert budget == pytest.approx(20_000 * 10 ** (shift / 0.1), rel=1e-3)
+    always = tables.budget_for(ours, {n: 0.0 for n in range(4)})
+    never = tables.budget_for(ours, {n: 1.0 for n in range(4)})
+    assert always == never == (None, None, None)
 
 
 def test_seconds_are_the_median_of_the_runs(measured):
