@@ -151,7 +151,8 @@ def test_the_budget_of_an_equal_score_is_where_the_paired_test_turns():
     tables = sys.modules["measuring.tables"]
     offsets, noise = (-0.02, 0.0, 0.02, 0.01), (0.004, -0.006, 0.01, -0.002)
     ours = {b: {n: 0.1 * math.log10(b) + one for n, one in enumerate(offsets)} for b in (1_000, 10_000, 100_000)}
-    theirs = {n: 0.1 * math.log10(20_000) + one + shift for n, (one, shift) in enumerate(zip(offsets, noise, strict=True))}
+    heights = [one + shift for one, shift in zip(offsets, noise, strict=True)]
+    theirs = {n: 0.1 * math.log10(20_000) + height for n, height in enumerate(heights)}
     found = tables.budget_for(ours, theirs, points=20_001)
     low, high = stats.ttest_1samp(noise, 0.0).confidence_interval(0.95)
     for budget, shift in zip(found, (low, sum(noise) / 4, high), strict=True):
