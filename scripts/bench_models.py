@@ -1,7 +1,7 @@
 """The models that `bench_gpu.py` measures: published architectures with random weights, or tiny pipelines."""
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,16 +44,24 @@ CASES = {
 }
 
 
-def full_adapter(case: Case, device: torch.device):
-    """A published model with random bfloat16 weights, without its text encoders."""
+def full_adapter(case: Case, device: torch.device, **changed):
+    """A published model with random bfloat16 weights, without its text encoders.
+
+    Args:
+        case: the model.
+        device: where it is built.
+        **changed: settings of its transformer that are not the published ones, as its number of layers.
+    """
     import diffusers
 
     published, dtype = PUBLISHED[case.path], torch.bfloat16
+    network = published.components["transformer"]
+    network = replace(network, config={**network.config, **changed})
     pipeline_class = getattr(diffusers, published.pipeline)
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            parts = {name: published.components[name].build() for name in ("transformer", "vae")}
+            parts = {"transformer": network.build(), "vae": published.components["vae"].build()}
     finally:
         torch.set_default_dtype(torch.float32)
     names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]

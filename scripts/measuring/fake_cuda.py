@@ -1,24 +1,46 @@
 """A CUDA device that is not there: tensors with shapes, dtypes and devices, and no numbers.
 
 PyTorch's FakeTensorMode refuses operations between devices as a GPU would, needs no memory, and cannot read a value.
-Here only what lies on the device is fake: what diffrl counts on the host (nodes, addresses, noise) is computed.
+Here only what lies on the device is fake: what diffrl counts on the host (nodes, addresses, noise) is computed. Nothing
+of this has run on a GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
+from bench_models import CASES, full_adapter, random_encodings
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from diffrl.records import Prompt, PromptBatch
+from diffrl.rollout.denoise import Sampler
+from diffrl.rollout.regenerate import regenerate
+from diffrl.rollout.transition import make_transition
+from diffrl.rollout.tree import plan_forest, root_addresses
 
 CUDA = torch.device("cuda", 0)
 READ = torch.ops.aten._local_scalar_dense.default
 COPY = torch.ops.aten._to_copy.default
 INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
+SHALLOW = {
+    "flux": {"num_layers": 1, "num_single_layers": 1},
+    "sd3": {"num_layers": 2},
+    "sana": {"num_layers": 1},
+    "wan": {"num_layers": 1},
+}
+"""Two blocks or one of each model: every operation and every shape of the whole, in seconds."""
 VALUES = {torch.int64: 1, torch.int32: 1}
+
+
+WAITS = ("read", "to host", "to device", "index from host")
 
 
 class FakeCuda(TorchDispatchMode):
@@ -68,6 +90,55 @@ class FakeCuda(TorchDispatchMode):
             return found
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+
+@contextmanager
+def shallow_model(family: str) -> Iterator[tuple]:
+    """A published architecture of few blocks in bfloat16 on the device, its case, and encodings of two prompts.
+
+    Args:
+        family: a key of `SHALLOW`.
+    """
+    case, cpu = CASES[family], torch.device("cpu")
+    with patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):  # it is there, in its dtype
+        adapter = full_adapter(case, CUDA, **SHALLOW[family])
+        one = random_encodings(adapter, family, cpu)
+        yield adapter, case, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
+
+
+def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
+    """A recorded tree of each of two prompts, four steps of which the first and the third split.
+
+    Args:
+        cuda: entered.
+        family: a key of `SHALLOW`.
+        **options: of `regenerate`.
+
+    Returns:
+        The rollout, and what each of its steps but the first made the host wait for, and at last the end.
+    """
+    forest, waits = plan_forest(2, 1, {0: 2, 2: 2}), []
+    batch = PromptBatch([Prompt("a"), Prompt("b")], range(2), 0)
+    with shallow_model(family) as (adapter, case, conditioning):
+        sigmas = adapter.sigmas(4)
+        transition = make_transition("flow_sde", sigmas, noise_level=0.7)
+        rollout = regenerate(
+            *(adapter, conditioning, batch, forest, root_addresses(forest, batch, 0)),
+            Sampler(sigmas, None, transition, 4.0, "ab2", case.guidance_scale, micro_batch=3),
+            record=[0, 2],
+            decode_batch=2,
+            observe=[lambda level: waits.append(Counter(cuda.waits))],
+            **options,
+        )
+    return rollout, [dict(after - before) for before, after in itertools.pairwise(waits)]
+
+
+def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:
+    """What a deterministic and a stochastic step of a recorded rollout make the host wait for, as `FakeCuda` counts."""
+    with FakeCuda() as cuda:
+        _, (_, stochastic, deterministic, _) = drawn(cuda, family)
+    steps = {"deterministic step": deterministic, "stochastic step": stochastic}
+    return {name: {what: waits.get(what, 0) for what in WAITS} for name, waits in steps.items()}
 
 
 def _integers(index):

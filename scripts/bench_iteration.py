@@ -1,0 +1,159 @@
+"""Where the seconds and the bytes of a training iteration go, and whether another revision is faster.
+
+    python scripts/bench_iteration.py [--configs configs/quickstart.yaml ...] [--threads 1] [--out iteration.json]
+    python scripts/bench_iteration.py --against main      # the same in a git worktree of main, by turns
+
+One table: CPU and wall seconds by phase, the network's operations in a phase as a share of what this machine's matrix
+products do in as many CPU seconds, bytes stored for a sample's stochastic step (and how many float32 latents these
+are), and what one step makes the host wait for on a CUDA device that is not there (`measuring.fake_cuda`; nothing of it
+has run on a GPU). Each turn is a process of its own, with one iteration to warm up; numbers are medians of the turns.
+With --against the revisions take turns, and a ratio is the median over the turns of other / this: above 1 this is
+better. On a machine that does other work too, CPU seconds tell more than wall seconds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ("configs/quickstart.yaml", "configs/tiny-sd3/flow_grpo.yaml")
+HERE, THERE = "this", "other"
+
+Rows = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""By run and by what it is about, numbers by their names."""
+
+
+def main() -> None:
+    """Measure, print one table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", nargs="+", default=list(CONFIGS), metavar="CONFIG")
+    parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c", help="Changes to all configurations.")
+    parser.add_argument("--iterations", type=int, default=3, help="Of a turn, after one to warm up.")
+    parser.add_argument("--turns", type=int, default=3, help="Processes of each revision.")
+    parser.add_argument("--threads", type=int, default=1, help="Of torch.")
+    parser.add_argument("--family", default="sd3", help="Published model whose steps are counted (sd3 flux sana wan).")
+    parser.add_argument("--against", metavar="REV", help="A git revision to compare with.")
+    parser.add_argument("--out", type=Path, help="Also write JSON here.")
+    parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)  # one process: measure and print JSON
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)  # this turn counts waits too
+    arguments = parser.parse_args()
+    for name in ("iterations", "turns", "threads"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1. Got {getattr(arguments, name)}. Raise it.")
+    if arguments.turn:
+        print(json.dumps(measure(arguments)))
+        return
+    try:
+        with revision(arguments.against) as other:
+            trees = {HERE: ROOT} | ({THERE: other} if other else {})
+            turns = take_turns(trees, arguments)
+    except subprocess.CalledProcessError as error:
+        parser.error(error.stderr.strip().split("\n")[-1])
+    except ValueError as error:
+        parser.error(str(error))
+    table = summarise(turns)
+    show(table, arguments)
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"turns": turns, "table": table}, indent=2))
+
+
+def measure(arguments: argparse.Namespace) -> Rows:
+    """One process's numbers, of whichever diffrl it imports."""
+    import torch
+    from measuring.fake_cuda import waits_of_steps
+    from measuring.iteration import measure_run
+
+    torch.set_num_threads(arguments.threads)
+    rows = {Path(path).stem: measure_run(path, arguments.set, arguments.iterations) for path in arguments.configs}
+    return rows | ({f"{arguments.family} on CUDA": waits_of_steps(arguments.family)} if arguments.count else {})
+
+
+@contextmanager
+def revision(name: str | None) -> Iterator[Path | None]:
+    """A worktree of a git revision for as long as it is needed; None for None.
+
+    Raises:
+        ValueError: git does not know the revision.
+    """
+    if name is None:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        tree = Path(folder) / "other"
+        try:
+            git("worktree", "add", "--detach", str(tree), name)
+        except subprocess.CalledProcessError as error:
+            why = error.stderr.strip().split("\n")[-1]
+            raise ValueError(f"--against must name a revision that git can check out. Got {name} ({why}).") from error
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+
+
+def git(*arguments: str) -> None:
+    """Run git in this repository."""
+    subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+
+
+def take_turns(trees: Mapping[str, Path], arguments: argparse.Namespace) -> dict[str, list[Rows]]:
+    """The numbers of every turn of every tree; the trees alternate, so what else the machine does hits all of them."""
+    passed = [sys.executable, __file__, "--turn", "--iterations", str(arguments.iterations)]
+    passed += ["--threads", str(arguments.threads), "--family", arguments.family]
+    passed += ["--configs", *arguments.configs, "--set", *arguments.set]
+    found: dict[str, list[Rows]] = {name: [] for name in trees}
+    for turn in range(arguments.turns):
+        for name, tree in trees.items() if turn % 2 == 0 else reversed(trees.items()):
+            print(f"turn {turn + 1} of {arguments.turns}: {name}", file=sys.stderr)
+            environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(arguments.threads)}
+            command = [*passed, *(["--count"] if turn == 0 else [])]
+            done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
+    """Medians over the turns, and over the turns' ratios where there are two trees; one row a number."""
+    rows = []
+    for run, named in turns[HERE][0].items():
+        for what, numbers in named.items():
+            for name in numbers:
+                values = {tree: values_of(own, run, what, name) for tree, own in turns.items()}
+                row = {"run": run, "what": what, "number": name, **{t: statistics.median(v) for t, v in values.items()}}
+                if THERE in values and name != "share" and all(values[HERE]):
+                    pairs = zip(values[HERE], values[THERE], strict=True)
+                    row["ratio"] = statistics.median(other / this for this, other in pairs)
+                rows.append(row)
+    return rows
+
+
+def values_of(turns: Sequence[Rows], run: str, what: str, name: str) -> list[float]:
+    """A number of every turn that has it; 0 where a tree has no such phase or wait."""
+    return [turn[run].get(what, {}).get(name, 0) for turn in turns if run in turn]
+
+
+def show(rows: Sequence[Mapping], arguments: argparse.Namespace) -> None:
+    """The rows as a table."""
+    title = f"{arguments.turns} turns of {arguments.iterations} iterations, {arguments.threads} thread(s)"
+    table = Table(title=title, title_justify="left")
+    columns = ("run", "what", "number", HERE, *([THERE, "ratio"] if arguments.against else []))
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:3] else "right")
+    for row in rows:
+        cells = [row.get(column, "") for column in columns]
+        table.add_row(*(f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""One process's measurement of training iterations: seconds by phase, what a rollout stores, what a step waits for."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from diffrl.config.load import load_config
+from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.meter import TRAINED, UNGRADED, PhaseClock
+from diffrl.records import Iteration
+from diffrl.training.loop import Trainer
+from diffrl.training.messages import Messages
+from diffrl.training.session import open_session
+
+DRAWN = ("explore", "rollout", "values")
+"""Phases in which the network runs forward; each counts its evaluations under its own name."""
+
+
+class ProcessClock(PhaseClock):
+    """A `PhaseClock` that adds up the process's CPU seconds too, of all its threads."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.cpu_seconds: dict[str, float] = {}
+        self._cpu_within = 0.0
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time the block as part of `phase`."""
+        start, before, self._cpu_within = time.process_time(), self._cpu_within, 0.0
+        try:
+            with super().__call__(phase):
+                yield
+        finally:
+            whole = time.process_time() - start
+            self.cpu_seconds[phase] = self.cpu_seconds.get(phase, 0.0) + whole - self._cpu_within
+            self._cpu_within = before + whole
+
+
+def matmul_rate(size: int = 1024, repeats: int = 5) -> float:
+    """Operations a CPU second of float32 matrix products, the best of some."""
+    x, best = torch.ones(size, size), float("inf")
+    for _ in range(repeats):
+        start = time.process_time()
+        x @ x
+        best = min(best, time.process_time() - start)
+    return 2 * size**3 / best
+
+
+def stored_bytes(iteration: Iteration) -> int:
+    """Of the recorded steps of an iteration; what several columns share counts once."""
+    columns = [column for column in vars(iteration.samples.rollout.edges).values() if isinstance(column, torch.Tensor)]
+    return sum({column.untyped_storage().data_ptr(): column.untyped_storage().nbytes() for column in columns}.values())
+
+
+def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[str, dict[str, float]]:
+    """Of a configuration, after one iteration to warm up: rows of numbers, by what they are about.
+
+    Args:
+        path: of a configuration.
+        overrides: "a.b=c" each.
+        iterations: that are measured.
+
+    Returns:
+        Means of an iteration: of each phase "cpu" and "wall" seconds, and where a network runs "share" of this
+        machine's matrix products in these CPU seconds; of "stored" the bytes of the recorded steps, also by sample
+        and stochastic step, and these in latents of float32.
+    """
+    with TemporaryDirectory() as folder:
+        fixed = [f"run.dir={folder}", "track.trees=null", f"run.iterations={iterations + 1}", "train.warmup_updates=0"]
+        config = load_config(path, [*fixed, *overrides])
+        session = open_session(config, Path(folder))
+        trainer = Trainer(session, Messages())
+        clock = ProcessClock(session.device)
+        trainer.clock = trainer.sampling.clock = trainer.crediting.clock = clock
+        assign = trainer.crediting.assign
+
+        def credited(*arguments):
+            with clock("credit"):
+                return assign(*arguments)
+
+        trainer.crediting.assign = credited
+        trainer.iterate()
+        best, before = matmul_rate(), dict(session.meter.evaluations)
+        clock.seconds, clock.cpu_seconds = {}, {}
+        wall, cpu, done = 0.0, 0.0, None
+        for _ in range(iterations):
+            done = None  # let go of the last one's samples
+            start, cpu_start = time.perf_counter(), time.process_time()
+            done = trainer.iterate()
+            wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - cpu_start
+        rate = max(best, matmul_rate())
+        counts = {name: count - before[name] for name, count in session.meter.evaluations.items()}
+    seconds = {
+        **{phase: (clock.cpu_seconds[phase], clock.seconds[phase]) for phase in clock.seconds},
+        "rest": (cpu - sum(clock.cpu_seconds.values()), wall - sum(clock.seconds.values())),
+        "iteration": (cpu, wall),
+    }
+    operations = flops_by_phase(counts, evaluation_flops(config))
+    rows = {
+        phase: {"cpu": c / iterations, "wall": w / iterations}
+        | ({"share": operations[phase] / c / rate} if operations.get(phase) and c else {})
+        for phase, (c, w) in seconds.items()
+    }
+    rollout, stored = done.samples.rollout, stored_bytes(done)
+    steps = len(rollout.edges.step.unique())
+    each, latent = stored / max(1, len(rollout) * steps), 4 * rollout.latents[0].numel()
+    rows["stored"] = {"bytes a sample-step": each, "latents a sample-step": each / latent, "MiB": stored / 2**20}
+    return rows
+
+
+def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str, float]:
+    """Operations of the network alone in each phase; the backward pass counts as two forward ones.
+
+    Args:
+        evaluations: by purpose, as `CostMeter` counts them.
+        each: operations of one; None where that is not known.
+    """
+    if each is None:
+        return {}
+    found = {phase: float(each * evaluations[phase]) for phase in DRAWN}
+    found["update"] = float(each * TRAINED * evaluations["update"])
+    found["update"] += each * sum(evaluations[name] for name in UNGRADED if name not in DRAWN)
+    return found | {"iteration": sum(found.values())}
