@@ -29,6 +29,7 @@ from tests.gallery.made import (
     add_evaluation,
     eval_sample,
     flat,
+    keep_columns,
     make_run,
     metrics_rows,
     write_metrics,
