@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffrl.gallery.curves import AXES, Line, is_drawn, lines_of, plain, thin
 from diffrl.gallery.panels import Panel
@@ -18,14 +18,41 @@ PALETTE = ("#1b7f6b", "#d1762a", "#3f6fb5", "#a8457f", "#7f8a1f", "#5b5fc7", "#b
 """Told apart with any kind of colour vision, together with the dashes; the page's style sheet has them too."""
 DASHES = ("solid", (0, (6, 2.5)), (0, (1.5, 2)), (0, (8, 2.5, 1.5, 2.5)))
 INK, FAINT, PAPER = "#23262b", "#d9d7d2", "#ffffff"
-WIDTH, HEIGHT = 5.6, 3.0
-LEFT, RIGHT, TOP, BOTTOM, TITLE = 0.85, 0.15, 0.32, 0.5, 0.35
-"""Inches around the axes of a panel, and above all panels where they have a title.
 
-matplotlib would measure these (`layout="constrained"`), by making every label three times: most of a drawing's time.
-"""
-HANDLE, LETTER = 0.5, 0.065
-"""Inches that the line in a legend takes, and a letter beside it."""
+
+class Look(NamedTuple):
+    """Measures of a panel, in inches and points; 72 points an inch are also the units of its SVG.
+
+    Margins are given: matplotlib would measure them (`layout="constrained"`), by making every label three times, which
+    is most of a drawing's time.
+
+    Args:
+        width: of a panel.
+        height: of a panel, without a legend below.
+        left: of the axes; `right`, `top` and `bottom` likewise: the room around them.
+        text: size of the letters; `legend`: of those in a legend.
+        below: whether the legend stands below the axes, a line of the drawing each, or beside them.
+    """
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    text: float
+    legend: float
+    below: bool
+
+
+PRINTED = Look(5.6, 3.0, 0.85, 0.15, 0.32, 0.5, 9, 7.5, False)
+"""To download: for a paper, or to be looked at as a whole."""
+IN_PAGE = Look(4.1, 2.9, 0.98, 0.12, 0.36, 0.58, 12.5, 12.5, True)
+"""Within a page, whose columns are hardly narrower than it: letters keep their size, on a phone too."""
+TITLE = 0.35
+"""Inches above all panels where they have a title."""
+HANDLE, LETTER, ROW = 0.5, 0.065, 0.24
+"""Inches that the line in a legend takes, and a letter beside it; and a row of a legend below."""
 FINE = 800
 """Points of a line, two a point of the typographer's: more do not show in a panel of this width."""
 MANY = 60
@@ -41,6 +68,7 @@ def panels_svg(
     columns: int = 2,
     title: str = "",
     colours: Mapping[str, int] | None = None,
+    look: Look = PRINTED,
 ) -> str:
     """Panels as one SVG document.
 
@@ -51,6 +79,7 @@ def panels_svg(
         columns: panels beside each other.
         title: above all.
         colours: of the runs, see `lines_of`.
+        look: measures of a panel.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -60,21 +89,25 @@ def panels_svg(
         "svg.fonttype": "none",
         "svg.hashsalt": "diffrl",
         "text.parse_math": False,
-        "font.size": 9,
+        "font.size": look.text,
     }
     with _LOCK, rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a font without a character of some name is the viewer's affair
         columns = min(columns, len(panels))
         rows = -(-len(panels) // columns)
-        wide, high = WIDTH * columns, HEIGHT * rows + (TITLE if title else 0)
+        drawn = [lines_of(panel, tracks, colours) for panel in panels]
+        under = max(below(lines, look) for lines in drawn)
+        tall = look.height + under
+        wide, high = look.width * columns, tall * rows + (TITLE if title else 0)
         figure = Figure(figsize=(wide, high), facecolor=PAPER)
         canvas = FigureCanvasSVG(figure)
-        for n, panel in enumerate(panels):
-            lines = lines_of(panel, tracks, colours)
-            left, bottom = n % columns * WIDTH + LEFT, (rows - 1 - n // columns) * HEIGHT + BOTTOM
-            width, height = WIDTH - LEFT - RIGHT - beside(lines), HEIGHT - BOTTOM - TOP
+        for n, (panel, lines) in enumerate(zip(panels, drawn, strict=True)):
+            left = n % columns * look.width + look.left
+            bottom = (rows - 1 - n // columns) * tall + look.bottom + under
+            width = look.width - look.left - look.right - beside(lines, look)
+            height = look.height - look.bottom - look.top
             axes = figure.add_axes((left / wide, bottom / high, width / wide, height / high))
-            draw(axes, panel, lines, tracks, x)
+            draw(axes, panel, lines, tracks, x, look)
         if title:
             figure.text(0.5, 1 - TITLE / 2 / high, plain(title), fontsize=11, color=INK, ha="center", va="center")
         out = io.StringIO()
@@ -83,13 +116,18 @@ def panels_svg(
     return out.getvalue()
 
 
-def beside(lines: Sequence[Line]) -> float:
+def beside(lines: Sequence[Line], look: Look) -> float:
     """Inches that the legend takes beside the axes, at most half of a panel."""
     longest = max((len(line.label) for line in lines), default=0)
-    return min(HANDLE + LETTER * longest, WIDTH / 2) if len(lines) > 1 else 0.0
+    return min(HANDLE + LETTER * longest, look.width / 2) if len(lines) > 1 and not look.below else 0.0
 
 
-def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track], x: str) -> None:
+def below(lines: Sequence[Line], look: Look) -> float:
+    """Inches that the legend takes below the axes."""
+    return ROW * len(lines) if len(lines) > 1 and look.below else 0.0
+
+
+def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track], x: str, look: Look) -> None:
     """A panel on matplotlib axes: titled, labelled, with a legend where there is more than one line."""
     column, words = AXES[x]
     handles = []
@@ -107,13 +145,13 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
             spread = [half * panel.scale if is_drawn(half := band[row]) else 0.0 for _, _, row in placed]
             low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_title(plain(panel.title), fontsize=10, loc="left", color=INK, y=1.0)
+    axes.set_title(plain(panel.title), fontsize=look.text + 1, loc="left", color=INK, y=1.0)
     axes.set_xlabel(words, color=INK)
     axes.set_ylabel(plain(panel.unit or panel.title), color=INK)
     box = axes.get_position()
     wide, high = axes.figure.get_size_inches() * (box.width, box.height)
-    axes.xaxis.set_label_coords(0.5, -0.28 / high)
-    axes.yaxis.set_label_coords(-0.62 / wide, 0.5)
+    axes.xaxis.set_label_coords(0.5, (0.22 - look.bottom) / high)
+    axes.yaxis.set_label_coords((0.23 - look.left) / wide, 0.5)
     axes.ticklabel_format(axis="y", scilimits=(-3, 5))  # labels that fit beside the axes
     axes.yaxis.set_offset_position("right")  # the title is on the left
     if x != "seconds":
@@ -126,9 +164,9 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
         spine.set_color(INK)
     if len(lines) > 1:
         labels = [f" {line.label}" for line in lines]  # matplotlib leaves out labels that begin with an underscore
-        axes.legend(
-            handles, labels, fontsize=7.5, frameon=False, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.02)
-        )
+        style = {"fontsize": look.legend, "frameon": False, "labelcolor": INK, "loc": "upper left"}
+        corner = (-look.left / wide, -look.bottom / high) if look.below else (1.0, 1.02)
+        axes.legend(handles, labels, bbox_to_anchor=corner, **style, **({"borderpad": 0} if look.below else {}))
 
 
 def inline(svg: str, prefix: str) -> str:

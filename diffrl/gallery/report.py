@@ -15,7 +15,7 @@ from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import finite, sign, three
-from diffrl.gallery.overview import before_and_after, flat, led_out, missing, read_json, text
+from diffrl.gallery.overview import before_and_after, flat, intervals, led_out, missing, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
 from diffrl.gallery.progress import Change, Progress, progress, said, updates_once
 from diffrl.gallery.records import told
@@ -27,6 +27,8 @@ from diffrl.gallery.site import Site
 REPORT = "report.html"
 STATIC = Path(__file__).parent / "static"
 STYLES = ("gallery.css", "series.css", "report.css")
+FIRST_FIGURES = 4
+"""Curves that show at once; held-out rewards come first."""
 PRECISION = ("precision", "engine", "compute_dtype", "outside_dtype", "scaling", "speed_up")
 
 
@@ -83,7 +85,9 @@ def report_values(run: RunSource) -> dict[str, Any]:
         "problems": problems,
         "pairs": shown,
         "pairs_words": words,
+        "intervals": intervals(run, found, course),
         "figures": drawn,
+        "first_figures": FIRST_FIGURES,
         "constant": constant,
         "tree": tree_part(run),
         "fidelity": fidelity(track),

@@ -239,7 +239,7 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
     sizes = (
         "[...document.querySelectorAll('.node .name')].map((one) => Number.parseFloat(getComputedStyle(one).fontSize))"
     )
-    assert min(page.evaluate(sizes)) >= 9
+    assert min(page.evaluate(sizes)) >= 12
     box = page.locator("#box").bounding_box()
     for css in ("#node-2 .words", "#node-2 .shot", ".head.last b"):
         found = page.locator(css).first.bounding_box()

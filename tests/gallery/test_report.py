@@ -29,6 +29,7 @@ from tests.gallery.made import (
     add_evaluation,
     eval_sample,
     flat,
+    keep_columns,
     make_run,
     metrics_rows,
     write_metrics,
@@ -240,11 +241,24 @@ def test_what_is_rounding_is_no_change(before, after, expected):
     assert lead(course.headline, course) == expected
 
 
-def test_the_chip_of_a_change_that_is_rounding_is_neither_gain_nor_loss(made):
-    rows = [{"iteration": i, "held_out/shapes": 0.5 + i * 1e-10, "held_out/other": 0.1 * i} for i in (0, 4)]
-    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = write_report(made).read_text(encoding="utf-8")
-    assert re.findall(r'<span class="chip (\w*)">', text) == ["", "gain"]
+def chips(page: str) -> list[str]:
+    """Classes of the held-out changes, in their order."""
+    return re.findall(r'<span class="chip (\w*)" title="last evaluation against the first', page)
+
+
+def test_a_change_is_coloured_where_its_interval_leaves_0_out(tmp_path, client_of):
+    """Two of three prompts get better and one worse: nothing is told. Of twenty one gets worse: better."""
+    few = make_run(tmp_path / "runs" / "few")
+    many = make_run(tmp_path / "runs" / "many", prompts=[f"prompt {n}" for n in range(20)])
+    config = (many / "config.yaml").read_text(encoding="utf-8")
+    (many / "config.yaml").write_text(config.replace("samples: 6", "samples: 40"), encoding="utf-8")
+    for run, expected in ((few, ["", ""]), (many, ["gain", "gain"])):
+        keep_columns(run, "held_out/shapes", "held_out/shapes_strict")
+        assert chips(write_report(run).read_text(encoding="utf-8")) == expected, run.name
+        client = client_of(run)
+        assert chips(client.get("/report").text) == chips(client.get("/run").text) == expected, run.name
+    (many / "config.yaml").write_text(config.replace("samples: 6", "samples: 41"), encoding="utf-8")
+    assert chips(write_report(many).read_text(encoding="utf-8")) == ["", ""], "not all samples are kept: no interval"
 
 
 def test_a_run_that_goes_on(tmp_path):

@@ -103,7 +103,7 @@
       scales: { x: { time: false, range: xRange }, y: logarithmic ? { distr: 3, log: 10, range: logRange } : { range: yRange } },
       axes: [
         { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick) },
-        { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif" },
+        { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "12px system-ui, sans-serif" },
       ],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false }, dataIdx: (u, s, closest, x) => (s ? nearest(u, s, closest, x) : closest),
@@ -266,6 +266,8 @@
   if ([...smooth.options].some((one) => one.value === asked.get("smooth"))) smooth.value = asked.get("smooth");
   log.checked = asked.get("log") === "1";
   document.querySelectorAll(".drawn").forEach((one) => { one.hidden = false; });
+  const phone = matchMedia("(max-width: 640px)").matches; // where rewards come first, and a page has an end
+  if (phone) document.querySelectorAll(".further").forEach((one) => { one.open = false; });
   document.addEventListener("run-changed", (event) => { if (!shown.length || !event.detail?.run || shown.includes(event.detail.run)) refresh(); });
   document.addEventListener("theme", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -48,7 +48,7 @@
     scale(Math.max(Math.floor(whole * 1000) / 1000 - 0.002, least));
   }
   const phone = () => box.clientWidth < 640;
-  const readable = () => (phone() ? (pool ? 0.8 : 0.47) : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
+  const readable = () => (phone() ? (pool ? 1 : 0.47) : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
 
   // --- choosing
   function element(tag, css, text) {
