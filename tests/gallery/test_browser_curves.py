@@ -152,15 +152,17 @@ def test_many_runs_on_a_phone_and_a_run_that_goes_on(tmp_path, served, page):
     page.wait_for_url("**run=made**")
     assert len(legend(page, "held_out/shapes")) == 2
 
+    for summary in page.locator(".further > summary").all():  # on a phone rewards alone are unfolded at first
+        summary.click()
     page.locator('[data-panel="ratio"] .u-series th').nth(1).click()
     page.locator('[data-panel="ratio"] summary').click()
-    page.locator(".fold summary").first.click()
+    page.locator(".fold:not(.further) > summary").first.click()
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
     page.evaluate('document.dispatchEvent(new CustomEvent("run-changed", {detail: {run: "made"}}))')
     expect(page.locator('[data-panel="ratio"] td').last).to_have_text("12")
     assert inked(page, "ratio") == 0 and inked(page, "clipped") > 50
     assert page.locator('[data-panel="ratio"] details').get_attribute("open") is not None
-    assert page.locator(".fold").first.get_attribute("open") is not None
+    assert page.locator(".fold:not(.further)").first.get_attribute("open") is not None
     until(lambda: inked(page, "update/odd") > 50)  # it is drawn once its fold is open
     expected = long[-1]["held_out/shapes"]
     cells = page.locator('[data-panel="held_out/shapes"] details tbody tr').first.locator("td").all_text_contents()
