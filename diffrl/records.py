@@ -85,32 +85,45 @@ class Forest:
 class Edges:
     """Stochastic denoising steps, each one a transition with a density.
 
-    Siblings leave the same latents, for which the network is asked once: U origins, E edges, U <= E.
+    Siblings leave the same latents, for which the network is asked once: U origins, E edges, U <= E. Latents in which
+    one step ends and the next begins are stored once.
 
     Args:
-        latents: (U, ...) latents before the step, as stored.
+        stored: (V, ...) latents, V <= U + E.
+        before: (U,) int64 row in `stored` of the latents before the step.
         sigma: (U,) float32 noise level before the step, in (0, 1].
         sigma_next: (U,) float32 noise level after the step, in (0, 1).
         step: (U,) int64 index of the step in the sigma grid.
         prompt: (U,) int64 row of the prompt in the batch.
         origin: (E,) int64 row of the edge's origin, ascending.
         node: (E,) int64 node of the forest in which the edge ends.
-        next_latents: (E, ...) latents after the step, as stored: what was scored.
+        after: (E,) int64 row in `stored` of the latents after the step: what was scored.
         old_log_prob: (E,) float32 density under the policy that drew the step, averaged over latent dimensions.
     """
 
-    latents: Tensor
+    stored: Tensor
+    before: Tensor
     sigma: Tensor
     sigma_next: Tensor
     step: Tensor
     prompt: Tensor
     origin: Tensor
     node: Tensor
-    next_latents: Tensor
+    after: Tensor
     old_log_prob: Tensor
 
     def __len__(self) -> int:
         return int(self.origin.shape[0])
+
+    @property
+    def latents(self) -> Tensor:
+        """(U, ...) latents before the step, a copy: ask few origins at a time for it."""
+        return self.stored[self.before]
+
+    @property
+    def next_latents(self) -> Tensor:
+        """(E, ...) latents after the step, a copy likewise."""
+        return self.stored[self.after]
 
     @property
     def edge_step(self) -> Tensor:

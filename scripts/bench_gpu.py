@@ -133,7 +133,7 @@ class Bench:
     def update(self) -> dict:
         """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""
         n = self.case.edges
-        recorder = EdgeRecorder()
+        recorder = EdgeRecorder(plan_forest(1, n, {0: 1}))
         self.draw(denoise, n, {0: 1}, observe=[recorder])
         edges, _ = take_origins(recorder.edges(), torch.arange(n, device=self.device))
         conditioning = take_rows(self.encodings, torch.zeros(n, dtype=torch.int64))
@@ -155,7 +155,8 @@ class Bench:
         splits = {int(share * steps): TREE["children"] for share in TREE["splits"]}
         leaves = TREE["roots"] * TREE["children"] ** len(splits)
         chains, _ = self.meter(lambda: self.draw(denoise, leaves, {}))
-        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], observe=[EdgeRecorder()]))
+        recorder = EdgeRecorder(plan_forest(1, TREE["roots"], splits))
+        forest, _ = self.meter(lambda: self.draw(denoise, leaves, splits, TREE["roots"], observe=[recorder]))
         return {"leaves": leaves, "chains_seconds": chains, "tree_seconds": forest, "saved": 1 - forest / chains}
 
 

@@ -58,7 +58,7 @@ def main() -> None:
         roots = root_addresses(forest, batch, seed=0)
         synchronise(device)
         start = time.perf_counter()
-        denoise(adapter, conditioning, forest, roots, sampler, observe=[EdgeRecorder()])
+        denoise(adapter, conditioning, forest, roots, sampler, observe=[EdgeRecorder(forest)])
         synchronise(device)
         return time.perf_counter() - start
 

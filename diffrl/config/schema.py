@@ -245,6 +245,12 @@ class Config(Section):
         return self.model.facts.exclude if e is None or e.exclude is None else e.exclude
 
     @property
+    def records_steps(self) -> bool:
+        """Whether anything looks at the rollout's stochastic steps once they are taken."""
+        trained = self.objective.trains_steps or self.objective.trains_nodes
+        return trained or self.credit.value == "ode" or self.credit.fusion == "path_probability"
+
+    @property
     def old_is_policy(self) -> bool:
         """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
         return not self.objective.lags and self.train.updates_per_iteration == 1

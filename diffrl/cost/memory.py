@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config.schema import Config
+from diffrl.cost.rollout_size import FLOAT32, RolloutSize
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
@@ -20,7 +21,6 @@ from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
 
 BYTES = {"float32": 4, "bfloat16": 2}
-FLOAT32 = 4
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
 """What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15.
@@ -82,7 +82,7 @@ class ParameterCounts:
 
 
 def estimate_memory(
-    config: Config, samples: int, edges: int, nodes: int, world_size: int = 1
+    config: Config, rollout: RolloutSize, nodes: int, world_size: int = 1
 ) -> tuple[Memory | None, tuple[str, ...]]:
     """Estimated memory of one process.
 
@@ -92,9 +92,8 @@ def estimate_memory(
 
     Args:
         config: the run.
-        samples: pictures of an iteration on this process.
-        edges: trained steps of an iteration on this process.
-        nodes: where they start, likewise; with tilt the nodes that split.
+        rollout: of an iteration on this process.
+        nodes: that train in it; with tilt those that split.
         world_size: processes; they share the transformer with train.sharding: fsdp.
 
     Returns:
@@ -120,7 +119,7 @@ def estimate_memory(
         if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
         return memory, (f"Memory without activations: {why}.",)
-    kept |= _records(config, geometry, samples, edges, nodes, world_size)
+    kept |= _records(config, geometry, rollout, nodes, world_size)
     passing = _stages(config, geometry, _adapted_streams(config, found))
     for stage in ("rollout", "update", "evaluation"):
         passing[stage] += _borrowed(config, parts, geometry, world_size)
@@ -200,10 +199,10 @@ def asked_size(config: Config) -> Size:
     return Size(**asked, text_tokens=m.facts.max_sequence_length if text is None else text)
 
 
-def _records(config: Config, g: Geometry, samples: int, edges: int, nodes: int, world_size: int) -> dict[str, int]:
+def _records(config: Config, g: Geometry, rollout: RolloutSize, nodes: int, world_size: int) -> dict[str, int]:
     """Bytes of what an iteration draws, and of prompts' encodings."""
-    e, o = config.rollout.explore, config.objective
-    kept = {"samples and steps": edges * 2 * FLOAT32 * g.latent_elements + samples * 3 * g.pixels}
+    e, o, samples = config.rollout.explore, config.objective, rollout.samples
+    kept = {"samples and steps": rollout.size(g)}
     if e is not None:
         candidates = samples * e.candidates // config.rollout.redrawn
         kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)

@@ -18,6 +18,7 @@ from diffrl.config.schema import Config
 from diffrl.cost.flops import evaluation_flops
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
+from diffrl.cost.rollout_size import RolloutSize
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
@@ -112,6 +113,7 @@ class PromptCost:
         inner: nodes whose picture is decoded and scored for their value.
         origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
         edges: stochastic steps.
+        rollout_size: what of the rollout is kept.
     """
 
     explore: int
@@ -120,6 +122,7 @@ class PromptCost:
     inner: int
     origins: int
     edges: int
+    rollout_size: RolloutSize
 
 
 def prompt_cost(config: Config, iteration: int) -> PromptCost:
@@ -142,6 +145,9 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
     inner = sum(starts.values())
     completions = starts[ordered[0]] * r.steps if ordered else 0
     completions += sum(ends[step] * (r.steps - 1 - step) for step in ordered[:-1])
+    fresh = sum(count for step, count in starts.items() if step - 1 not in branching)  # others are ends of that step
+    recorded = (inner, sum(ends.values()), sum(ends.values()) + fresh) if config.records_steps else (0, 0, 0)
+    nodes = alive[0] + sum(ends.values())
     return PromptCost(
         explore=explore,
         rollout=sum(alive),
@@ -149,6 +155,7 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
         inner=0 if value == "leaves" else inner,
         origins=sum(starts[step] for step in asked),
         edges=sum(ends.values()),
+        rollout_size=RolloutSize(r.redrawn, nodes, *recorded, nodes if value == "predicted_x0" else 0),
     )
 
 
@@ -186,11 +193,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = config.run.evaluations
     guided = config.model.facts.calls_per_step(r.guidance_scale)
-    memory, notes = estimate_memory(
-        config,
-        *(groups * count // world_size for count in (r.redrawn, first.edges, first.origins)),
-        world_size,
-    )
+    largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
+    memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),

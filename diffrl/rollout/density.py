@@ -27,7 +27,7 @@ def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], T
         policy: gives velocities of latents, noise levels and prompt rows, conditioned as when they were drawn.
         micro_batch: origins a network call.
     """
-    velocities = torch.zeros_like(edges.latents, dtype=torch.float32)
+    velocities = edges.stored.new_zeros((len(edges.step), *edges.stored.shape[1:]), dtype=torch.float32)
     for index, piece, _ in _pieces(edges, micro_batch):
         velocities[index] = policy(piece.latents, piece.sigma, piece.prompt).detach().float()
     return velocities

@@ -35,49 +35,65 @@ def of_whole(observer: Observer, rows: Tensor) -> Observer:
 class EdgeRecorder:
     """Keeps stochastic steps as edges.
 
-    Densities are taken of the latents as they are stored, so a recomputation under the same weights gives a ratio of
-    exactly 1.
+    Which there will be the forest tells, so each of the latents is written once, to its final place. Densities are
+    taken of the latents as they are stored, so a recomputation under the same weights gives a ratio of exactly 1.
 
     Args:
-        steps: which of them; None = all.
+        forest: the whole of what is drawn.
+        steps: which of its stochastic steps; None = all.
         prompts: only those of the first so many prompts of the batch; None = of all.
     """
 
-    def __init__(self, steps: Collection[int] | None = None, prompts: int | None = None):
-        self._steps, self._prompts = steps, prompts
-        self._columns: list[tuple[Tensor, ...]] = []
-        self._origins, self._parts = 0, 0
+    def __init__(self, forest: Forest, steps: Collection[int] | None = None, prompts: int | None = None):
+        wanted = (forest.step >= 0) & first_prompts(forest.prompt, prompts)
+        if steps is not None:
+            wanted &= torch.isin(forest.step, torch.tensor(list(steps), dtype=torch.int64))
+        self._node = torch.nonzero(wanted).flatten()
+        parents, self._origin = forest.parent[self._node].unique(return_inverse=True)
+        self._end_at, self._origin_at = torch.full((2, len(forest.parent)), -1).unbind()  # by node of the forest
+        self._end_at[self._node] = torch.arange(len(self._node))
+        self._origin_at[parents] = torch.arange(len(parents))
+        self._prompt, self._step = forest.prompt[parents], torch.zeros_like(parents)
+        self._step[self._origin] = forest.step[self._node]
+        self._fresh = (self._end_at[parents] < 0) | (forest.step[parents] != self._step - 1)
+        behind = len(self._node) + self._fresh.cumsum(0) - 1
+        self._before = torch.where(self._fresh, behind, self._end_at[parents])
+        self._stored: Tensor | None = None
 
     def __call__(self, level: Level) -> None:
         """Take a level's step, if it is one to keep."""
-        x = level.latents
-        if not self._columns:  # so that no steps give an empty record of the right shapes
-            none, index = x.new_zeros((0,)), level.nodes[:0]
-            self._columns.append((x[:0], none, none, index, index, index, index, x[:0], none))
-        self._parts += level.velocity is None
-        if level.branch is None or (self._steps is not None and level.step not in self._steps):
-            return
+        if self._stored is None:
+            rows, x = len(self._node) + int(self._fresh.sum()), level.latents
+            self._stored = x.new_empty((rows, *x.shape[1:]))
+            self._sigmas = x.new_full((2, len(self._before)), torch.nan, dtype=torch.float32)
+            self._density = x.new_full((len(self._node),), torch.nan, dtype=torch.float32)
         branch = level.branch
-        own: Tensor | slice = slice(None)
-        ends: Tensor | slice = slice(None)
-        place = branch.origin
-        if self._prompts is not None:
-            own = level.prompt < self._prompts
-            ends = own[branch.origin]
-            place = (own.cumsum(0) - 1)[branch.origin[ends]]
-        latents, next_latents = x[own], branch.next_latents[ends]
-        density = log_prob(next_latents, branch.mean[ends], branch.std[ends])
-        one = latents.new_ones(len(latents), dtype=torch.float32)
-        steps = torch.full((len(latents),), level.step)
-        columns = (steps, level.prompt[own], place + self._origins, branch.children[ends])
-        self._columns.append((latents, level.sigma * one, level.sigma_next * one, *columns, next_latents, density))
-        self._origins += len(latents)
+        if branch is None or not (wanted := self._end_at[branch.children] >= 0).any():
+            return
+        ends, kept = _span(torch.nonzero(wanted).flatten()), _span(self._end_at[branch.children[wanted]])
+        self._stored[kept] = branch.next_latents[ends]
+        self._density[kept] = log_prob(self._stored[kept], branch.mean[ends], branch.std[ends])
+        origin = self._origin_at[level.nodes]
+        rows_in, rows_out = torch.nonzero(origin >= 0).flatten(), origin[origin >= 0]
+        self._sigmas[0, _span(rows_out)], self._sigmas[1, _span(rows_out)] = level.sigma, level.sigma_next
+        fresh = self._fresh[rows_out]
+        if fresh.any():
+            self._stored[_span(self._before[rows_out[fresh]])] = level.latents[_span(rows_in[fresh])]
 
     def edges(self) -> Edges:
-        """All of them, step after step, as if the parts had been drawn together."""
-        columns = [torch.cat(column) for column in zip(*self._columns, strict=True)]
-        edges = Edges(*(column.to(columns[0].device) for column in columns))
-        return edges if self._parts < 2 else take_origins(edges, edges.step.argsort(stable=True))[0]
+        """All of them, step after step, whether or not the forest was drawn in parts."""
+        assert self._stored is not None
+        ends = torch.arange(len(self._node))
+        columns = (self._before, self._step, self._prompt, self._origin, self._node, ends)
+        sent = torch.cat(columns).to(self._stored.device).split([len(column) for column in columns])
+        before, step, prompt, origin, node, after = sent
+        return Edges(self._stored, before, *self._sigmas, step, prompt, origin, node, after, self._density)
+
+
+def _span(rows: Tensor) -> slice | Tensor:
+    """Ascending rows (n,) of the host, n >= 1, as a slice if none is left out: the device need not be told them."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 class PredictionRecorder:
@@ -119,7 +135,7 @@ def first_prompts(prompt: Tensor, below: int | None) -> Tensor:
 
 
 def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tuple[Edges, Tensor]:
-    """The origins at `index` with all their edges, and the rows of these edges.
+    """The origins at `index` with all their edges, and the rows of these edges; latents are shared, not copied.
 
     Args:
         edges: any.
@@ -132,6 +148,7 @@ def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tup
     taken = target >= 0 if keep is None else (target >= 0) & keep
     rows = torch.nonzero(taken).flatten()
     rows = rows[torch.argsort(target[rows], stable=True)]
-    origins = (edges.latents[index], edges.sigma[index], edges.sigma_next[index], edges.step[index])
-    ends = (edges.node[rows], edges.next_latents[rows], edges.old_log_prob[rows])
-    return Edges(*origins, edges.prompt[index], target[rows], *ends), rows
+    origins = (edges.before, edges.sigma, edges.sigma_next, edges.step, edges.prompt)
+    ends = (edges.node, edges.after, edges.old_log_prob)
+    columns = (*(column[index] for column in origins), target[rows], *(column[rows] for column in ends))
+    return Edges(edges.stored, *columns), rows

@@ -67,9 +67,9 @@ def regenerate(
         each: called with the pictures as they are decoded, in the order of the samples.
         prompts_at_once: prompts that are drawn together, and decoded before the next are drawn; None = all.
     """
-    edges, predicted = EdgeRecorder(record), PredictionRecorder(forest) if predict else None
+    edges, predicted = EdgeRecorder(forest, record), PredictionRecorder(forest) if predict else None
     observers = [edges, *([predicted] if predicted else []), *observe]
-    latents, images = [], []
+    latents, images = list[Tensor](), list[Tensor]()
     for samples in prompts_apart(forest, prompts_at_once):
         part, drawn = subset(forest, samples), paths_to(forest, samples)
         rows = torch.nonzero(drawn).flatten()
@@ -84,8 +84,7 @@ def regenerate(
         batch,
         forest,
         sampler.sigmas,
-        torch.cat(latents),
-        torch.cat(images),
+        *(parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (latents, images)),
         edges.edges(),
         predicted.latents if predicted else None,
     )
@@ -124,4 +123,4 @@ def decode(
             ) from error
         each(pictures[-1])
         pulse.advance(pulse.DECODED, len(pictures[-1]))
-    return torch.cat(pictures)
+    return pictures[0] if len(pictures) == 1 else torch.cat(pictures)

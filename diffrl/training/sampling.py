@@ -133,7 +133,7 @@ class Sampling:
                 forest,
                 root_addresses(forest, batch, self.config.run.seed),
                 self.sampler(),
-                record=list(forest.branching) if self.keeps_steps else (),
+                record=list(forest.branching) if self.config.records_steps else (),
                 predict=self.config.credit.value == "predicted_x0",
                 observe=() if tracer is None else tracer.observers(forest),
                 decode_batch=self.config.rollout.decode_batch,
@@ -143,13 +143,6 @@ class Sampling:
             )
         with self.clock("reward"):
             return rollout, agreed(s.accelerator, scoring.table)
-
-    @property
-    def keeps_steps(self) -> bool:
-        """Whether anything looks at the stochastic steps once they are taken."""
-        c = self.config
-        trained = c.objective.trains_steps or c.objective.trains_nodes
-        return trained or c.credit.value == "ode" or c.credit.fusion == "path_probability"
 
     def explore(
         self,

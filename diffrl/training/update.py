@@ -250,7 +250,8 @@ def _idle_passes(accelerator: Any, own: Sequence[int]) -> list[int]:
 
 def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> int:
     """Call the networks as a loss does and go back with a gradient of zero; the number of evaluations."""
-    latents, sigma, prompt = (column[:1] for column in examples.start)
+    first = torch.arange(len(examples.prompt), device=examples.prompt.device)[:1]
+    latents, sigma, prompt = examples.take(first).start
     nothing = torch.zeros_like(latents)  # whatever is wrong with a unit that is not trained stays out of the gradient
     velocity = predict(nothing, sigma, prompt)
     if reference is not None:

@@ -43,7 +43,7 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
         "updates": config.train.updates_per_iteration,
         "skipped": skipped,
         "learning_rate": learning_rate,
-        "dimensions": edges.next_latents[0].numel() if len(edges) else None,
+        "dimensions": edges.stored[0].numel() if len(edges) else None,
         "dtype": config.model.dtype,
     }
 

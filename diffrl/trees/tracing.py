@@ -48,12 +48,13 @@ class Tracer:
 
     def __init__(self, prompts: int, pictures: int | None, clock: Clock = no_clock):
         self.prompts, self._asked, self._clock = prompts, pictures, clock
-        self._edges = EdgeRecorder(prompts=prompts)
+        self._edges: EdgeRecorder | None = None
         self._predicted: PredictionRecorder | None = None
         self._held = list[Tensor]()
 
     def observers(self, forest: Forest) -> list[Observer]:
         """What is to be shown every level while the forest is drawn."""
+        self._edges = EdgeRecorder(forest, prompts=self.prompts)
         self._predicted = PredictionRecorder(forest, self.prompts)
         return [self._edges, self._predicted]
 
@@ -70,7 +71,7 @@ class Tracer:
 
     def trace(self, samples: Samples) -> Trace:
         """What was seen, once all is drawn."""
-        assert self._predicted is not None
+        assert self._predicted is not None and self._edges is not None
         proxies = self._proxies(samples)
         return Trace(self.prompts, self._predicted.nodes, self._predicted.latents, self._edges.edges(), proxies)
 

@@ -139,7 +139,9 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
     memory = make_plan(config_of(tmp_path, train={"ema": {"decay": 0.9}}, model={"dtype": "bfloat16"})).memory
     n, frozen = count(transformer), count(vae)
     assert memory.trained_parameters == n and memory.frozen_parameters == {"vae": frozen}
-    stored = 90 * 2 * 4 * (3 * 6 * 6) + 30 * 3 * 24 * 24  # latents before and after each edge, uint8 pictures
+    latents = 30 + 90 + 30  # of the first trained step's beginnings, of every end (the next beginning), of the samples
+    columns = 8 * (120 * 5 + 30) + 90 * (3 * 8 + 2 * 4) + 90 * (3 * 8 + 4)  # forest, origins, edges
+    stored = latents * 4 * (3 * 6 * 6) + 30 * 3 * 24 * 24 + columns
     assert memory.kept == {
         "libraries": 2**30,
         "policy weights": 4 * n,
@@ -268,7 +270,7 @@ def test_two_networks_train_and_a_video_is_counted_in_frames():
     assert set(memory.frozen_parameters) == {"transformer", "transformer_2", "vae", "text_encoder"}
     assert memory.kept["frozen components"] == 2 * 5_680_910_336 + 4 * 126_892_531  # the decoder stays float32
     latents, pixels = 16 * 9 * 30 * 52, 33 * 240 * 416
-    assert memory.kept["samples and steps"] == 90 * 8 * latents + 30 * 3 * pixels
+    assert memory.kept["samples and steps"] == 150 * 4 * latents + 30 * 3 * pixels + 10_440
     assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * (5120 * 18 + 16) * 2
 
 

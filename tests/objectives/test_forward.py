@@ -25,7 +25,7 @@ USED = torch.tensor([True, True, True, True, True, False])
 def rollout_of(groups, latents):
     forest = plan_forest(len(groups), 3, {})
     batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, 4)
-    none, zero = EdgeRecorder(), torch.zeros(())
+    none, zero = EdgeRecorder(forest), torch.zeros(())
     none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
     return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 

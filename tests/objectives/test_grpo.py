@@ -45,7 +45,7 @@ def rollout():
     step = torch.tensor([int(forest.step[forest.parent == parent][0]) for parent in parents])
     sigma = 0.9 - 0.15 * step
     edges = Edges(
-        latents[parents], sigma, sigma - 0.1, step, forest.prompt[parents], origin, node, latents[node],
+        latents, parents, sigma, sigma - 0.1, step, forest.prompt[parents], origin, node, node,
         torch.zeros(len(node)),
     )  # fmt: skip
     old = Network(0.28)

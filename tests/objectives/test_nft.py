@@ -18,7 +18,7 @@ OUTCOME = torch.tensor([1.3, -0.7, 0.0, 7.0, -9.0, 0.4])
 def rollout_of(groups, latents, iteration=4):
     forest = plan_forest(len(groups), 3, {})
     batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, iteration)
-    none, zero = EdgeRecorder(), torch.zeros(())
+    none, zero = EdgeRecorder(forest), torch.zeros(())
     none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
     return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 

@@ -43,7 +43,7 @@ def rollout_of(forest: Forest) -> Rollout:
     v = Network()(at, sigma, forest.prompt[parents]).detach()
     mean, std = transition(at, v, sigma, sigma - 0.1)
     density = log_prob(latents[node], mean[origin], std[origin])
-    edges = Edges(at, sigma, sigma - 0.1, step, forest.prompt[parents], origin, node, latents[node], density)
+    edges = Edges(latents, parents, sigma, sigma - 0.1, step, forest.prompt[parents], origin, node, node, density)
     batch = PromptBatch([Prompt("one"), Prompt("two")], [0, 1], 0)
     clean = torch.randn(len(forest), *SHAPE, generator=torch.Generator().manual_seed(5))
     return Rollout(batch, forest, torch.linspace(1, 0, 6), clean, torch.zeros(len(forest), 3, 4, 4), edges)
@@ -152,6 +152,9 @@ def test_the_gate_sees_other_weights_and_other_latents():
     moved = dict(Tilt(transition).on_policy_errors(rollout, Network(0.301), 3))
     assert min(moved.values()) > 1e-5
     edges = rollout.edges
-    off = edges.latents + 1e-3 * (edges.step == 3).reshape(-1, 1, 1, 1)
-    shifted = dict(Tilt(transition).on_policy_errors(replace(rollout, edges=replace(edges, latents=off)), Network(), 3))
+    apart = {"stored": torch.cat([edges.latents, edges.next_latents]), "before": torch.arange(len(edges.step))}
+    apart["after"] = len(edges.step) + torch.arange(len(edges))
+    apart["stored"][: len(edges.step)] += 1e-3 * (edges.step == 3).reshape(-1, 1, 1, 1)
+    off = replace(rollout, edges=replace(edges, **apart))
+    shifted = dict(Tilt(transition).on_policy_errors(off, Network(), 3))
     assert shifted[0] < 1e-6 and shifted[3] > 1e-5

@@ -99,7 +99,7 @@ class Case:
     def draw(self, adapter, forest=None, record=None, predict=False, micro_batch=128):
         """The library's own denoising."""
         forest = self.forest if forest is None else forest
-        edges, predicted = EdgeRecorder(record), PredictionRecorder(forest)
+        edges, predicted = EdgeRecorder(forest, record), PredictionRecorder(forest)
         latents = denoise(
             adapter, adapter.encode_prompts([prompt.text for prompt in BATCH.prompts]), forest,
             root_addresses(forest, BATCH, SEED), self.sampler(adapter, micro_batch),

@@ -117,7 +117,7 @@ def test_chains_without_noise_are_the_ode():
     roots = [Address("eval", 0, 0, 0, i) for i in range(4)]
     conditioning = adapter.encode_prompts([prompt.text for prompt in BATCH.prompts])
     sampler = Sampler(adapter.sigmas(5), micro_batch=3)
-    recorder = EdgeRecorder()
+    recorder = EdgeRecorder(chains(prompt))
     latents = denoise(adapter, conditioning, chains(prompt), roots, sampler, observe=[recorder])
     net, sigmas = net_of(adapter), sampler.sigmas.double().tolist()
     for row in range(4):
@@ -147,6 +147,18 @@ def test_one_origin_serves_all_its_children():
     for row in (edges.edge_step == 3).nonzero().flatten().tolist():  # step 3 begins where step 2 ended
         before = ending[int(forest.parent[edges.node[row]])]
         assert torch.equal(edges.latents[edges.origin[row]], edges.next_latents[before])
+    assert (
+        len(edges.stored) == 6 + 12 + 12 + 12 + 36
+    )  # roots; ends of 0; beginnings of 2, not its ends; ends of 2; of 3
+
+
+def test_every_latent_of_a_chain_is_stored_once():
+    case = Case(dict.fromkeys(range(6), 1))
+    edges = case.draw(FakeAdapter()).edges
+    assert len(edges.stored) == len(edges.stored.flatten(1).unique(dim=0)) == 6 + len(edges)
+    assert edges.before[6:].tolist() == edges.after[:-6].tolist()
+    part = take_origins(edges, torch.tensor([7, 2]))[0]
+    assert part.stored.data_ptr() == edges.stored.data_ptr(), "a micro-batch copies none of them"
 
 
 @pytest.mark.parametrize("record", [(), (0,), (3,), (4, 2), (0, 2, 3, 4)], ids=str)
@@ -191,7 +203,7 @@ def bare_noise(forest, correlation, seed=SEED, levels=None, steps=7):
         adapter.sigmas(steps), levels, lambda x, v, s, n: Step(torch.zeros_like(x), torch.ones(1, 1)), correlation
     )
     roots = root_addresses(forest, BATCH, seed)
-    recorder = EdgeRecorder()
+    recorder = EdgeRecorder(forest)
     denoise(adapter, {"gain": torch.zeros(3)}, forest, roots, sampler, observe=[recorder])
     edges = recorder.edges()
     noise = torch.zeros(len(forest.parent), 60)

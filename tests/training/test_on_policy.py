@@ -91,7 +91,7 @@ def shifted_density(trainer, monkeypatch):
 
 def rounded_after_scoring(trainer, monkeypatch):
     """Latents were scored in float32 and then stored in bfloat16."""
-    with_edges(monkeypatch, lambda e: replace(e, next_latents=e.next_latents.bfloat16().float()))
+    with_edges(monkeypatch, lambda e: replace(e, stored=e.stored.bfloat16().float()))
 
 
 def dropout_in_the_update(trainer, monkeypatch):

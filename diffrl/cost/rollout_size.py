@@ -1,0 +1,41 @@
+"""How many bytes a rollout holds, counted: what `records.Rollout` stores, before anything is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diffrl.models.geometry import Geometry
+
+FLOAT32, INDEX = 4, 8
+
+
+@dataclass(frozen=True)
+class RolloutSize:
+    """What a rollout holds until its update is done; of one prompt or of many.
+
+    Args:
+        samples: finished pictures with their latents.
+        nodes: of the forest.
+        origins: recorded steps' beginnings, siblings' once.
+        edges: recorded steps.
+        stored: latents of the recorded steps, each once.
+        predicted: latents of pictures predicted at nodes.
+    """
+
+    samples: int
+    nodes: int
+    origins: int
+    edges: int
+    stored: int
+    predicted: int
+
+    def times(self, count: int, processes: int) -> RolloutSize:
+        """That of one of some processes that share `count` as large rollouts."""
+        return RolloutSize(*(value * count // processes for value in vars(self).values()))
+
+    def size(self, g: Geometry) -> int:
+        """Bytes: latents in float32, pictures in uint8, the rest as indices, noise levels and densities."""
+        latents = (self.stored + self.samples + self.predicted) * FLOAT32 * g.latent_elements
+        columns = self.nodes * 5 * INDEX + self.samples * INDEX
+        columns += self.origins * (3 * INDEX + 2 * FLOAT32) + self.edges * (3 * INDEX + FLOAT32)
+        return latents + self.samples * 3 * g.pixels + columns
