@@ -29,6 +29,12 @@ SELECTIONS: Mapping[str, str] = {
     "random": "diffrl.functional.selection:random_choice",
     "all": "diffrl.functional.selection:select_all",
 }
+CREDIT_RULES: Mapping[str, str] = {
+    "outcome": "diffrl.credit.assign:outcome",
+    "fused": "diffrl.credit.assign:fused",
+    "incremental": "diffrl.credit.assign:incremental",
+    "turning_point": "diffrl.credit.assign:turning_point",
+}
 DYNAMICS: Mapping[str, str] = {
     "ode": "diffrl.functional.dynamics:ode_step",
     "flow_sde": "diffrl.functional.dynamics:flow_sde_step",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from reward_models.messages import show
+from diffrl.errors import ConfigError
+from diffrl.registry import require_call, resolve
+from reward_models.messages import closest, show
 
 Item = TypeVar("Item")
 ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
@@ -37,7 +39,7 @@ OWN = "module:Object"
 
 OWN_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
-__all__ = ["ListOf", "OwnKind", "Section", "kind_of", "only", "problems", "rule", "show"]
+__all__ = ["ListOf", "OwnKind", "Section", "kind_of", "known_or_own", "only", "problems", "rule", "show"]
 
 
 class Section(BaseModel):
@@ -73,6 +75,31 @@ def only(value: Any, why: str, fix: str) -> BeforeValidator:
         return given
 
     return BeforeValidator(check)
+
+
+def known_or_own(key: str, table: Mapping[str, str], arguments: Sequence[str]) -> Callable[[str], str]:
+    """Accept a registered name, or a function of the user's own that can be called as diffrl is going to.
+
+    Args:
+        key: dotted path of the key, for the message.
+        table: registered names; their objects are not imported.
+        arguments: names of what a function of the user's own is given, in their places.
+    """
+
+    def check(name: str) -> str:
+        if name in table:
+            return name
+        if ":" not in name:
+            close = closest(name, table)
+            hint = f" Did you mean {close!r}?" if close else ""
+            raise rule(f"must be one of {', '.join(table)}, or 'module:function'. Got {show(name)}.{hint}")
+        try:
+            require_call(key, name, resolve(key, table, name), arguments, {})
+        except ConfigError as error:
+            raise rule(str(error).removeprefix(f"{key} ")) from error
+        return name
+
+    return check
 
 
 def _own_path(path: str) -> str:

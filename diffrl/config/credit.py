@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from diffrl.config.base import Section, problems, show
+from diffrl.config.base import OWN_PATH, Section, known_or_own, problems, show
 from diffrl.functional.steps import stochastic_steps
+from diffrl.registry import CREDIT_RULES
+
+CreditName = Annotated[
+    str,
+    AfterValidator(known_or_own("credit.reward", CREDIT_RULES, ("scored",))),
+    WithJsonSchema({"anyOf": [{"enum": list(CREDIT_RULES)}, {"type": "string", "pattern": OWN_PATH}]}),
+]
+"""What steps earn: a name of the registry, or a function of the user's own."""
 
 
 class TurningPointSettings(Section):
@@ -59,15 +67,17 @@ class PruneSettings(Section):
 class CreditSettings(Section):
     """How rewards of samples become advantages of steps."""
 
-    reward: Literal["outcome", "fused", "incremental", "turning_point"] = Field(
+    reward: CreditName = Field(
         "outcome",
         description="outcome = each step gets the advantage of its samples; fused = the value of the node it leads to; "
-        "incremental = what it adds to the value; turning_point = that, with the long-term reward at turns.",
+        "incremental = what it adds to the value; turning_point = that, with the long-term reward at turns; or "
+        "'module:function' of your own (docs/python.md).",
     )
     value: Literal["leaves", "ode", "predicted_x0"] = Field(
         "leaves",
-        description="Worth of a node, for incremental and turning_point: leaves = its samples' rewards; ode = that "
-        "of its deterministic completion; predicted_x0 = of the picture predicted there.",
+        description="Worth of a node, for incremental, turning_point and rules of your own: "
+        "leaves = its samples' rewards; ode = that of its deterministic completion; predicted_x0 = of the image "
+        "predicted there.",
     )
     fusion: Literal["uniform", "path_probability"] = Field(
         "uniform", description="How samples weigh in a value: all the same, or by the probability of their path."
@@ -111,7 +121,7 @@ class CreditSettings(Section):
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         found = []
-        stepwise = self.reward in ("incremental", "turning_point")
+        stepwise = self.reward not in ("outcome", "fused")
         if self.reward == "outcome" and self.normalise != "group":
             found.append(
                 "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples. "
@@ -119,8 +129,8 @@ class CreditSettings(Section):
             )
         if self.value != "leaves" and not stepwise:
             found.append(
-                "credit.value must be leaves unless credit.reward is incremental or turning_point, which alone look at "
-                f"it. Got value={show(self.value)}, reward={show(self.reward)}. Change one of them."
+                "credit.value must be leaves unless credit.reward is incremental, turning_point or a rule of your own, "
+                f"which alone look at it. Got value={show(self.value)}, reward={show(self.reward)}. Change one of them."
             )
         if self.std == "batch" and self.reward != "outcome":
             found.append(

@@ -14,32 +14,14 @@ from diffrl.config.base import (
     OWN_PATH,
     ListOf,
     Section,
-    rule,
-    show,
+    known_or_own,
 )
 from diffrl.config.tree import TreeSettings
-from diffrl.errors import ConfigError
-from diffrl.registry import SELECTIONS, require_call, resolve
-from reward_models.messages import closest
-
-
-def _known_selection(name: str) -> str:
-    if ":" not in name and name not in SELECTIONS:
-        close = closest(name, SELECTIONS)
-        hint = f" Did you mean {close!r}?" if close else ""
-        raise rule(f"must be one of {', '.join(SELECTIONS)}, or 'module:function'. Got {show(name)}.{hint}")
-    try:
-        chosen = resolve("rollout.explore.select", SELECTIONS, name)
-        if ":" in name:
-            require_call("rollout.explore.select", name, chosen, ("rewards", "keep"), {})
-    except ConfigError as error:
-        raise rule(str(error).removeprefix("rollout.explore.select ")) from error
-    return name
-
+from diffrl.registry import SELECTIONS
 
 SelectionName = Annotated[
     str,
-    AfterValidator(_known_selection),
+    AfterValidator(known_or_own("rollout.explore.select", SELECTIONS, ("rewards", "keep"))),
     WithJsonSchema({"anyOf": [{"enum": list(SELECTIONS)}, {"type": "string", "pattern": OWN_PATH}]}),
 ]
 """How candidates are chosen: a name of the registry, or a function of the user's own."""
@@ -62,10 +44,10 @@ class FidelitySettings(Section):
 
 
 class ExploreSettings(Section):
-    """A larger pool of candidates, drawn cheaply; only the chosen ones are drawn again and train the policy."""
+    """A larger pool of candidates, generated cheaply; only the chosen ones are regenerated and train the policy."""
 
     precision: Literal["training", "bfloat16", "nvfp4", "mxfp8", "fp8", "int8"] = Field(
-        description="Of the network that draws the pool; training = the policy itself."
+        description="Of the network that generates the pool; training = the policy itself."
     )
     engine: Literal["auto", "emulated", "torch", "torchao", "te", "modelopt"] = Field(
         "auto",
@@ -91,7 +73,9 @@ class ExploreSettings(Section):
         ge=2, le=MOST_SAMPLES, description="Samples of a prompt's pool, a multiple of the leaves of a tree."
     )
     keep: int = Field(
-        ge=2, le=MOST_SAMPLES, description="Samples of a prompt that are drawn again: roots * leaves of a tree."
+        ge=2,
+        le=MOST_SAMPLES,
+        description="Samples of a prompt that are regenerated in the training precision: roots * leaves of a tree.",
     )
     select: SelectionName = Field(
         "best_worst",
@@ -104,7 +88,7 @@ class ExploreSettings(Section):
         1,
         ge=0,
         le=MOST_SAMPLES,
-        description="Further samples of a prompt, drawn again at random to check the ranking; not trained.",
+        description="Further samples of a prompt, chosen at random and regenerated to check the ranking; not trained.",
     )
     fidelity: FidelitySettings = FidelitySettings()
 

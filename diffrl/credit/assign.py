@@ -1,7 +1,8 @@
 """Rewards of samples to advantages of samples and of the steps that led to them.
 
-A rule is a function from what is known of a forest to what its steps earn, and a line in `RULES`; a comparison is a
-function from what steps earn to their advantages, and a line in `COMPARISONS`.
+A rule is a function from what is known of a forest to what its steps earn, and a line in `registry.CREDIT_RULES`, or a
+function of the user's own (`credit.own`); a comparison is a function from what steps earn to their advantages, and a
+line in `COMPARISONS`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from diffrl.credit.own import own_step_rewards
 from diffrl.functional.advantages import Comparison, compare, origin_value, population_std
 from diffrl.functional.groups import group_table, joint_ids, layout
 from diffrl.functional.tree_values import fuse, levels, path_weights, step_rewards, sum_below
 from diffrl.functional.turning_points import Turns, find_turning_points
 from diffrl.records import Credit, CreditDetail, Forest
+from diffrl.registry import CREDIT_RULES, resolve
 
 NO_TURNS = Turns(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
 
@@ -27,7 +30,7 @@ class CreditRule:
     """How rewards become advantages.
 
     Args:
-        reward: what a step is credited with, one of `RULES`.
+        reward: what a step is credited with: a name of `registry.CREDIT_RULES`, or "module:function" of the user's own.
         fusion: how samples weigh in a node's value: all the same, or by the probability of their path.
         beta: with `path_probability`, softmax(beta * sum of dimension-averaged log-probs).
         constraint: of turning points, see `turning_point_rewards`.
@@ -55,8 +58,8 @@ class CreditRule:
     minimum: int = 2
 
     def __post_init__(self) -> None:
-        for name, table in {"reward": RULES, "normalise": COMPARISONS}.items():
-            if getattr(self, name) not in table:
+        for name, table in {"reward": CREDIT_RULES, "normalise": COMPARISONS}.items():
+            if getattr(self, name) not in table and not (name == "reward" and ":" in self.reward):
                 raise ValueError(f"{name} must be one of {', '.join(table)}. Got {getattr(self, name)!r}.")
         if self.reward == "outcome" and self.normalise != "group":
             raise ValueError(f"normalise must be 'group' with reward 'outcome'. Got {self.normalise!r}.")
@@ -97,6 +100,13 @@ class Scored(NamedTuple):
         """(N,) worth of each node by whichever estimator there is."""
         return self.fused if self.values is None else self.values
 
+    @property
+    def adds_nothing(self) -> Tensor:
+        """(N,) bool, steps that cannot change `worth`: it rests on the leaves below, and no sibling leads to any."""
+        if self.values is not None:
+            return torch.zeros_like(self.forest.parent, dtype=torch.bool)
+        return _lone(self.forest, self.usable)
+
 
 class StepCredit(NamedTuple):
     """What steps deserve, by the nodes in which they end.
@@ -128,7 +138,8 @@ def fused(scored: Scored, rule: CreditRule) -> StepCredit:
 
 def incremental(scored: Scored, rule: CreditRule) -> StepCredit:
     """A step earns what it adds to the value of the node that it leaves."""
-    return _compared(scored, rule, _without_lone(scored, step_rewards(scored.worth, scored.forest.parent)))
+    reward = step_rewards(scored.worth, scored.forest.parent)
+    return _compared(scored, rule, reward.where(~scored.adds_nothing, torch.nan))
 
 
 def turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
@@ -137,27 +148,16 @@ def turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
     points, turns = find_turning_points(
         scored.worth, scored.leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
     )
-    return _compared(scored, rule, _without_lone(scored, points.rewards))._replace(turns=turns)
+    return _compared(scored, rule, points.rewards.where(~scored.adds_nothing, torch.nan))._replace(turns=turns)
 
 
-class Rule(NamedTuple):
-    """How steps are credited.
-
-    Args:
-        credit: the function.
-        differences: steps earn differences of values, which may then come from another estimator than the samples.
-    """
-
-    credit: Callable[[Scored, CreditRule], StepCredit]
-    differences: bool
+def own(scored: Scored, rule: CreditRule) -> StepCredit:
+    """A step earns what a function of the user's own says; see `own_step_rewards`."""
+    return _compared(scored, rule, own_step_rewards(rule.reward, scored))
 
 
-RULES: Mapping[str, Rule] = {
-    "outcome": Rule(outcome, differences=False),
-    "fused": Rule(fused, differences=False),
-    "incremental": Rule(incremental, differences=True),
-    "turning_point": Rule(turning_point, differences=True),
-}
+WITHOUT_VALUES = ("outcome", "fused")
+"""Rules that look at samples' rewards alone, and at no other estimator of a node's worth."""
 
 
 def with_prompt(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
@@ -224,8 +224,9 @@ def assign_credit(
 
     Raises:
         ValueError: `values` or `log_prob` is given to a rule that has no use for it, or log_prob is missing.
+        DiffrlError: a rule of the user's own does not say what each step earns.
     """
-    if values is not None and not RULES[rule.reward].differences:
+    if values is not None and rule.reward in WITHOUT_VALUES:
         raise ValueError(f"values go with reward 'incremental' and 'turning_point'. Got them with {rule.reward!r}.")
     if (log_prob is not None) != (rule.fusion == "path_probability"):
         got = "none" if log_prob is None else "one"
@@ -251,7 +252,8 @@ def assign_credit(
         values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
     fused_values = fuse(forest.parent, leaf_reward, weight)
     scored = Scored(forest, usable, advantage, leaf_reward, weight, fused_values, values)
-    steps = RULES[rule.reward].credit(scored, rule)
+    credit = own if ":" in rule.reward else resolve("credit.reward", CREDIT_RULES, rule.reward)
+    steps: StepCredit = credit(scored, rule)
 
     trains = (forest.parent >= 0) & _on_the_way(forest, trained)
     turning = torch.zeros_like(trains)
@@ -327,11 +329,6 @@ def _compared(scored: Scored, rule: CreditRule, reward: Tensor, centre: Tensor |
     reward = reward.where(scored.fused.isfinite() & (scored.forest.parent >= 0), torch.nan)
     compared = COMPARISONS[rule.normalise](reward, scored.forest, centre, rule)
     return StepCredit(compared.group.advantage, reward, compared)
-
-
-def _without_lone(scored: Scored, reward: Tensor) -> Tensor:
-    """Step rewards (N,), NaN where the leaves below are all that values rest on and no sibling has any."""
-    return reward if scored.values is not None else reward.where(~_lone(scored.forest, scored.usable), torch.nan)
 
 
 def _at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:

@@ -117,6 +117,32 @@ class Raising(Brightness):
         raise ValueError("out of paint")
 
 
+def gains(scored):
+    """What a step adds to the value of its node, one node at a time; in place, on what must be a copy."""
+    given, parents, level = scored.worth, scored.forest.parent.tolist(), scored.adds_nothing.tolist()
+    worth = given.tolist()
+    given.zero_()
+    return torch.tensor(
+        [torch.nan if up < 0 or level[n] else worth[n] - worth[up] for n, up in enumerate(parents)], dtype=torch.float32
+    )
+
+
+def gains_of_edges(scored):
+    return gains(scored)[scored.forest.parent >= 0]
+
+
+def counts(scored):
+    return torch.ones(len(scored.worth), dtype=torch.int64)
+
+
+def boundless(scored):
+    return scored.worth / 0.0
+
+
+def unsaid(scored):
+    return None
+
+
 def middle(rewards, keep):
     """The candidates whose rewards are nearest to the mean; what could not be scored comes last."""
     return (rewards - rewards.nanmean()).abs().nan_to_num(torch.inf).argsort()[:keep]

@@ -1,4 +1,4 @@
-"""Objectives, selections and dynamics of the user's own: they train as they are named, or say what is wrong."""
+"""Objectives, credit rules, selections and dynamics of the user's own: they train, or say what is wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 
 from diffrl.config.load import load_config, make_config
 from diffrl.cost.plan import make_plan
+from diffrl.credit.assign import CreditRule, assign_credit
 from diffrl.errors import ConfigError, DiffrlError, GuardStop
 from diffrl.functional.schedules import sigma_grid
 from diffrl.gallery.report import write_report
 from diffrl.rollout.select import own_selection
 from diffrl.rollout.transition import make_transition
+from diffrl.rollout.tree import plan_forest
 from diffrl.trees.read import list_trees, read_tree
 from tests.training import own
 from tests.training.harness import EXPLORE, flat, make_trainer, rows_of, settings, start, weights_of
@@ -75,6 +77,82 @@ def test_unclipped_steps_train_as_grpo_does_before_the_clip_acts(random_sd3, tmp
         trainer.iterate()
         updates.append(flat(weights_of(trainer)) - before)
     assert torch.equal(*updates) and updates[0].abs().max() > 0
+
+
+TREE = {"steps": 5, "stochastic": {"kind": "splits"}, "tree": {"roots": 2, "branches": 2, "splits": [0, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "credit"),
+    [(TREE, {"normalise": "depth"}), (TREE, {"normalise": "siblings"}), ({}, {"value": "ode"})],
+    ids=["depth", "siblings", "chains"],
+)
+def test_an_own_credit_rule_trains_as_the_built_in_one_of_the_same_formula(random_sd3, tmp_path, rollout, credit):
+    weights, told = [], []
+    for name in ("incremental", OWN + "gains"):
+        trainer = make_trainer(
+            settings(
+                random_sd3,
+                tmp_path / name[-5:],
+                rollout=rollout_with(**rollout),
+                credit={"reward": name, **credit},
+                track={"trees": {"prompts": 1, "every": 1}},
+            )
+        )
+        before = flat(weights_of(trainer))
+        told.append([tree.record for done in trainer.iterations() for tree in done.trees])
+        weights.append(flat(weights_of(trainer)) - before)
+    assert torch.equal(*weights) and weights[0].abs().max() > 0
+    theirs, ours = told
+    assert len(ours) == 2 and any(node.advantage for node in ours[0].nodes)
+    assert [[(n.credited, n.advantage) for n in tree.nodes] for tree in ours] == [
+        [(n.credited, n.advantage) for n in tree.nodes] for tree in theirs
+    ]
+
+
+def test_the_gallery_tells_an_own_credit_rule_by_its_name(random_sd3, tmp_path):
+    run_dir, _ = trained(
+        random_sd3,
+        tmp_path,
+        rollout=rollout_with(**TREE),
+        credit={"reward": OWN + "gains", "normalise": "depth"},
+        track={"trees": {"prompts": 1, "every": 1}},
+    )
+    write_report(run_dir)
+    page = (run_dir / "report.html").read_text()
+    assert f"{OWN}gains: " in page and "what it adds to the worth" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gains_of_edges", "one number a node, (14,). Got torch.float32 (12,)"),
+        ("counts", "Got torch.int64 (14,)"),
+        ("boundless", "finite numbers"),
+        ("unsaid", "Got NoneType"),
+    ],
+)
+def test_a_credit_rule_that_breaks_its_contract_is_told_which(name, said):
+    forest = plan_forest(1, 2, {0: 2, 2: 2})
+    with pytest.raises(DiffrlError) as raised:
+        assign_credit(forest, torch.rand(8), torch.ones(8, dtype=torch.bool), CreditRule(OWN + name))
+    assert said in str(raised.value) and OWN + name in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("credit", "said"),
+    [
+        ({"reward": OWN + "absent"}, "cannot be imported"),
+        ({"reward": OWN + "middle"}, "called with (scored)"),
+        ({"reward": "incrementl"}, "Did you mean 'incremental'?"),
+        ({"reward": OWN + "gains", "std": "batch"}, "credit.std must be group or mad"),
+    ],
+)
+def test_a_credit_rule_that_cannot_be_called_is_one_problem_of_the_configuration(tmp_path, credit, said):
+    with pytest.raises(ConfigError) as raised:
+        make_config(settings("", tmp_path, credit=credit, model={"path": "assets/tiny-sd3"}))
+    (problem,) = raised.value.problems
+    assert said in problem and problem.startswith("credit.")
 
 
 def test_an_own_dynamics_is_that_which_it_computes(random_sd3, tmp_path):

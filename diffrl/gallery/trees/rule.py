@@ -77,6 +77,7 @@ RULE: Mapping[str, Gloss] = {
     "dimensions": lambda value: "numbers that a step changes at once",
     "dtype": lambda value: "numbers that the network computes with",
 }
+OWN_RULE = "a step counts as what this function of your own says"
 SAMPLES_BY: Mapping[str, str] = {
     "nft": "DiffusionNFT's contrast (nft)",
     "awm": "advantage-weighted matching (awm)",
@@ -88,10 +89,10 @@ EXPLORED: Mapping[str, Gloss] = {
     "precision": lambda value: "numbers that the exploring stage computes with",
     "engine": lambda value: "how it computes with them",
     "steps": lambda value: "steps of a candidate",
-    "select": lambda value: "how candidates are chosen to be drawn again",
+    "select": lambda value: "how candidates are chosen to be regenerated",
     "candidates": lambda value: "candidates explored",
-    "keep": lambda value: "candidates drawn again to train",
-    "audit": lambda value: "drawn again at random, only to check the ranking",
+    "keep": lambda value: "candidates regenerated to train",
+    "audit": lambda value: "regenerated at random, only to check the ranking",
 }
 
 
@@ -115,7 +116,7 @@ def _idle_clip(rule: Mapping[str, Any]) -> str:
     """
     if number(rule.get("updates")) != 1:
         return ""
-    lags = " unless the policy that draws lags behind (old_limit above 0)" if rule.get("objective") == "nft" else ""
+    lags = " unless the policy that samples lags behind (old_limit above 0)" if rule.get("objective") == "nft" else ""
     return f"; with one update an iteration it has no effect{lags}"
 
 
@@ -138,7 +139,9 @@ def _said(value: Any, gloss: Gloss | None) -> str:
         return text
     if callable(gloss):
         return f"{text}: {gloss(size or 0.0)}"
-    return f"{text}: {gloss[value]}" if value in gloss else text
+    if value in gloss:
+        return f"{text}: {gloss[value]}"
+    return f"{text}: {OWN_RULE}" if gloss is RULE["reward"] and ":" in text else text
 
 
 def _number(value: float) -> str:
