@@ -15,6 +15,22 @@ from diffrl.models.family import MOST_OPTIONS, Family
 MOST_RANK = 4096
 """The highest rank of a LoRA: the width of the largest networks, where it would be no longer low."""
 
+SHA256 = r"^[0-9a-f]{64}$"
+
+
+class LoraStartSettings(Section):
+    """A LoRA that exists already, to go on training from."""
+
+    path: str = Field(
+        min_length=1,
+        max_length=LONGEST_PATH,
+        description="Its safetensors file, or a folder with one, as diffusers loads it; relative to where diffrl is "
+        "started. Its rank and layers must be those of model.lora; another alpha is scaled in.",
+    )
+    sha256: str | None = Field(
+        None, pattern=SHA256, description="Of the file. null = the run writes it down when it begins."
+    )
+
 
 class LoraSettings(Section):
     """Low-rank adapters, trained in place of the network's own weights."""
@@ -31,6 +47,11 @@ class LoraSettings(Section):
         description="Linear layers that get an adapter: their names' last parts, as peft matches them. null = the "
         "family's attention layers.",
     )
+    start: LoraStartSettings | None = Field(
+        None,
+        description="A LoRA that the run begins with; the reference of objective.kl stays the pipeline without it. "
+        "null = one that changes nothing yet.",
+    )
 
 
 class InitSettings(Section):
@@ -42,7 +63,7 @@ class InitSettings(Section):
     step: int = Field(ge=1, le=MOST_ITERATIONS, description="Iteration of its checkpoint: step-000040 is 40.")
     sha256: str | None = Field(
         None,
-        pattern=r"^[0-9a-f]{64}$",
+        pattern=SHA256,
         description="Of that checkpoint's manifest.json, which names the sums of its files. null = the run writes it "
         "down when it begins.",
     )
@@ -166,9 +187,18 @@ class ModelSettings(Section):
                 "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
                 f"{show(self.base_precision)}. Add model.lora or remove it."
             )
+        if self.init_from is not None and self.lora_start is not None:
+            found.append(
+                "model.lora.start and model.init_from each say what the run begins with. Got both. Remove one of them."
+            )
         if found:
             raise problems(found)
         return self
+
+    @property
+    def lora_start(self) -> LoraStartSettings | None:
+        """The LoRA that the run begins with, if any."""
+        return None if self.lora is None else self.lora.start
 
     @property
     def facts(self) -> Family:

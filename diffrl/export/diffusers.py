@@ -14,6 +14,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
+from diffrl.models.lora_file import SECOND_LORA
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
@@ -37,8 +38,6 @@ pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
     prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
 ).{field}[0]
 ```"""
-SECOND_LORA = "pytorch_lora_weights_2.safetensors"
-"""The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
 
 
 def export_run(run: Path, out: Path, choice: Choice = NEWEST) -> list[str]:
@@ -160,7 +159,9 @@ def _method(kind: str) -> str:
 
 def _origin(config: Config) -> str:
     """What the run began with, where that was not the base itself."""
-    begun = config.model.init_from
+    begun, start = config.model.init_from, config.model.lora_start
+    if start is not None:
+        return f" from the LoRA {start.path}"
     return "" if begun is None else f" from the weights of the run {begun.run} after its iteration {begun.step}"
 
 

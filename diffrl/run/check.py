@@ -26,7 +26,8 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
 from diffrl.run.downloads import Download, downloads, is_away, require_reader, unloaded, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
-from diffrl.run.initial import pin_initial
+from diffrl.run.initial import begins_elsewhere, pin_initial
+from diffrl.run.lora_start import check_start
 from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
@@ -97,7 +98,7 @@ class _Checks:
             ("rewards", self.rewards),
             ("model", self.model),
             ("lora", self.lora),
-            *([("begins with", self.begins_with)] if self.config.model.init_from is not None else []),
+            *([("begins with", self.begins_with)] if begins_elsewhere(self.config) else []),
             ("device", self.device),
             ("memory", self.memory),
             ("trackers", lambda: ", ".join(["metrics.jsonl", *check_trackers(self.config)])),
@@ -161,7 +162,8 @@ class _Checks:
 
     def begins_with(self) -> str:
         begun = pin_initial(self.config).model.init_from
-        assert begun is not None
+        if begun is None:
+            return check_start(self.config.model)
         return f"the weights of {begun.run} after iteration {begun.step}"
 
     def device(self) -> str:

@@ -1,10 +1,11 @@
-"""A run that begins with another run's trained weights (`model.init_from`), and not with those of its pipeline.
+"""A run that begins with another run's weights (`model.init_from`) or a LoRA's file (`model.lora.start`).
 
-Only the weights are taken, the averaged ones where that run has an EMA: those that it is evaluated and exported with.
+Of a run only the weights are taken, averaged ones where it has an EMA: those that it is evaluated and exported with.
 Optimiser, prompts and counters begin anew. The model before alignment (the reference of `objective.kl`, `--base`) stays
 the pipeline itself, as with LoRA, whose reference is the network without its adapters.
 
-The other run is read until this one has a checkpoint of its own; the sha256 sees to it that its weights are the same.
+The other run, or the file, is read until this one has a checkpoint of its own; the sha256 sees to it that the weights
+are the same.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from diffrl.errors import ConfigError
 from diffrl.run.aligned import aligned_weights
 from diffrl.run.choose import Choice, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
+from diffrl.run.lora_start import pin_start, restore_start
 from diffrl.training.policy import Policy
 
 
 def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str], None]) -> Config:
-    """A configuration that begins with the weights of a run, in place of what its model.init_from says.
+    """A configuration that begins with the weights of a run, in place of its model.init_from and model.lora.start.
 
     Args:
         config: of the new run.
@@ -48,9 +50,11 @@ def pin_initial(config: Config) -> Config:
     """The configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, it is of another model, or is not what the sha256 says.
+        ConfigError: there is no such run, checkpoint or file, it is of another model, or is not what the sha256 says.
     """
     begun = config.model.init_from
+    if config.model.lora_start is not None:
+        return pin_start(config)
     if begun is None:
         return config
     _, found = _find(config.model, begun)
@@ -72,6 +76,8 @@ def restore_initial(policy: Policy, config: Config) -> str | None:
         CheckpointError: that checkpoint is damaged, or its weights are not those that this configuration trains.
     """
     begun = config.model.init_from
+    if config.model.lora_start is not None:
+        return restore_start(policy, config.model)
     if begun is None:
         return None
     path, _ = _find(config.model, begun)
@@ -83,8 +89,15 @@ def restore_initial(policy: Policy, config: Config) -> str | None:
 
 def origin(config: Config) -> dict[str, Any]:
     """What environment.json says of where a run's first weights are from; empty where they are the pipeline's own."""
-    begun = config.model.init_from
+    begun, start = config.model.init_from, config.model.lora_start
+    if start is not None:
+        return {"lora_start": {**start.model_dump(), "path": str(Path(start.path).resolve())}}
     return {} if begun is None else {"init_from": {**begun.model_dump(), "run": str(Path(begun.run).resolve())}}
+
+
+def begins_elsewhere(config: Config) -> bool:
+    """Whether a run's first weights are other than its pipeline's own."""
+    return config.model.init_from is not None or config.model.lora_start is not None
 
 
 def require_same_model(own: ModelSettings, other: ModelSettings, run_dir: Path) -> None:
@@ -141,4 +154,5 @@ def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
 
 
 def _with(config: Config, begun: InitSettings) -> Config:
-    return config.model_copy(update={"model": config.model.model_copy(update={"init_from": begun})})
+    lora = config.model.lora and config.model.lora.model_copy(update={"start": None})
+    return config.model_copy(update={"model": config.model.model_copy(update={"init_from": begun, "lora": lora})})

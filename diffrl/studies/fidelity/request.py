@@ -91,7 +91,8 @@ def request_problems(
         found.append(f"--prompts must be from 1 to the prompts there are. Got {request.prompts} of {len(prompts)}.")
     if request.run is not None:
         own, other = (
-            c.model.model_dump(exclude={"device", "init_from"}) for c in (open_run_dir(request.run)[1], config)
+            c.model.model_dump(exclude={"device": True, "init_from": True, "lora": {"start"}})
+            for c in (open_run_dir(request.run)[1], config)
         )
         if odd := [f"model.{key}" for key, value in own.items() if value != other[key]]:
             found.append(
