@@ -61,7 +61,8 @@ def test_completions_cost_what_the_plan_says(branching):
     tree = {"roots": 2, "splits": splits, "branches": [branching[step] for step in splits]}
     settings = {"steps": 7, "dynamics": {"kind": "flow_sde"}, "stochastic": {"kind": "splits"}, "tree": tree}
     rollout = RolloutSettings.model_validate(settings)
-    config = SimpleNamespace(rollout=rollout, credit=SimpleNamespace(value="ode"), objective=GrpoSettings(kind="grpo"))
+    grpo, credit = GrpoSettings(kind="grpo"), SimpleNamespace(value="ode")
+    config = SimpleNamespace(rollout=rollout, credit=credit, objective=grpo, records_steps=True)
     plan = prompt_cost(config, 0)
     assert sum(adapter.rows) == 3 * plan.values
     assert len(found) == 3 * plan.inner
