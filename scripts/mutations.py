@@ -183,8 +183,8 @@ MUTATIONS = [
     # --- credit and objectives
     Mutation(
         "credit/assign.py",
-        "reward.where(~_lone(scored.forest, scored.usable), torch.nan)",
-        "reward",
+        "return _lone(self.forest, self.usable)",
+        "return torch.zeros_like(_lone(self.forest, self.usable))",
         "credit/test_assign.py",
     ),
     Mutation(
