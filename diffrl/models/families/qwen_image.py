@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FAMILY = Family(
     masks_prompts=True,
     idle_weights=True,  # of the last block's text half
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
+    comfyui=comfyui_as_diffusers,
 )
 
 
