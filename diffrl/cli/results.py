@@ -23,6 +23,9 @@ def generate(
     family: Annotated[
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="With --model: a LoRA's file or folder, as diffrl export writes it.")
+    ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
@@ -52,6 +55,7 @@ def generate(
         run=run,
         choice=choice(step, best, run),
         family=family,
+        lora=lora,
         prompts=tuple(prompt or ()),
         source=prompts,
         limit=limit,

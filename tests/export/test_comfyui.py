@@ -43,8 +43,8 @@ ORIGINAL = {
     ],
     "qwen_image": [(r"(transformer_blocks\.\d+\.attn\.(?:to|add)_\w+(?:\.0)?)", None, "{}")],
 }
-"""Layers of ComfyUI's networks in terms of diffusers': a pattern of names, whose parts are its rows in this order, and its
-name. Written down from comfy/utils.py (mmdit_, flux_ and z_image_to_diffusers) and comfy/lora.py."""
+"""Layers of ComfyUI's networks in terms of diffusers': a pattern of names, whose parts are its rows in this order, and
+its name. Written down from comfy/utils.py (mmdit_, flux_ and z_image_to_diffusers) and comfy/lora.py."""
 
 
 def looked_up(family, layers):
