@@ -38,8 +38,8 @@ DECODER_MAPS: Mapping[str, float] = {
     "still": 18,
 }
 """Most that a decoder holds at once, in maps of its last block's channels at full resolution: live storages of a dry
-run of the published autoencoders. Wan's decodes one latent frame after another; `residual` is Wan 2.2's, in patches; `still` is
-Wan 2.1's for a single frame, which is Qwen-Image's."""
+run of the published autoencoders. Wan's decodes one latent frame after another; `residual` is Wan 2.2's, in patches;
+`still` is Wan 2.1's for a single frame, which is Qwen-Image's."""
 
 
 @dataclass(frozen=True)
