@@ -15,6 +15,7 @@ OF_CALLS = {"qwen_image": {"to device": (2, 2, 3)}, "z_image": {"read": (8, 8, 1
 each; Z-Image's network takes each text at its length, which the host asks for (one wait, but each number is counted).
 """
 
+FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -26,7 +27,7 @@ def fake(monkeypatch):
     return fake_cuda
 
 
-@pytest.mark.parametrize("family", daily(["sd3", "flux", "sana", "wan", "qwen_image", "z_image"], ["sd3"]))
+@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3"]))
 def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     """FakeTensorMode refuses every operation on tensors of two devices, as the device would."""
     with fake.FakeCuda() as cuda:
@@ -42,3 +43,14 @@ def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     assert all(found[what] >= known[what] for found, known in zip(waits, of_calls, strict=True) for what in known)
     assert second == {"to device": 1, "read": 1}, "a stochastic step sends its noise, and asks once for its density"
     assert first == third == {}, "a deterministic step waits for nothing"
+
+
+@pytest.mark.parametrize("family", daily(FAMILIES, ["flux"]))
+def test_a_pool_is_explored_and_an_evaluation_drawn_on_the_device(fake, family):
+    """Their pictures come back to the host, where they are scored and written."""
+    with fake.FakeCuda():
+        pool, held_out = fake.explored_and_evaluated(family)
+    size = fake.CASES[family].size
+    for pictures, count in ((pool, 6), (held_out, 3)):
+        assert pictures.dtype == torch.uint8 and pictures.device.type == "cpu" and len(pictures) == count
+        assert pictures.shape[-3:] == (3, size["height"], size["width"])
