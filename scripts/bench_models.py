@@ -41,6 +41,8 @@ CASES = {
     "sd3": Case("sd3", "stabilityai/stable-diffusion-3.5-large", SQUARE, samples=8, edges=2),
     "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
+    "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
+    "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
 }
 
 
@@ -86,15 +88,15 @@ def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, 
 def random_encodings(adapter, family: str, device: torch.device) -> dict:
     """What the family's text encoders would give for one prompt, in shape; the numbers are noise."""
     config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim"}
+    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
     if family in ("sd3", "flux"):
         shapes["pooled"] = (1, config["pooled_projection_dim"])
     generator = torch.Generator(device).manual_seed(0)
     own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-    if family == "sana":
-        own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64)
+    if family in ("sana", "qwen_image", "z_image"):
+        own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
     return own if family == "flux" else own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
 
 

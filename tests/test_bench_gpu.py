@@ -18,8 +18,10 @@ SMALLER = {
         "cross_attention_dim": 128, "caption_channels": 64,
     },
     "wan": {"num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64},
+    "qwen_image": {"num_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
+    "z_image": {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1, "dim": 128, "cap_feat_dim": 64},
 }  # fmt: skip
-SIZES = {"flux": (64, 64), "sd3": (64, 64), "sana": (64, 64), "wan": (32, 32)}
+SIZES = {family: (32, 32) if family == "wan" else (64, 64) for family in SMALLER}
 
 
 @pytest.fixture

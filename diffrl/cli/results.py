@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from diffrl.cli.shared import BestOption, StepOption, app, choice, console, quiet
+from diffrl.errors import ConfigError
 from diffrl.export.request import EvaluateRequest
 from reward_models.options import grouped
 
@@ -21,6 +22,9 @@ def generate(
     best: BestOption = False,
     family: Annotated[
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
+    ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="With --model: a LoRA's file or folder, as diffrl export writes it.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
@@ -51,6 +55,7 @@ def generate(
         run=run,
         choice=choice(step, best, run),
         family=family,
+        lora=lora,
         prompts=tuple(prompt or ()),
         source=prompts,
         limit=limit,
@@ -96,6 +101,7 @@ def export(
             "--format", help="diffusers, or quantised for deployment, LoRA merged: modelopt-fp8, modelopt-nvfp4."
         ),
     ] = "diffusers",
+    comfyui: Annotated[bool, typer.Option("--comfyui", help="A LoRA with ComfyUI's keys, too.")] = False,
     step: StepOption = None,
     best: BestOption = False,
 ) -> None:
@@ -104,11 +110,13 @@ def export(
     from diffrl.run.watch import watched
 
     chosen = choice(step, best, run)
+    if comfyui and form != "diffusers":
+        raise ConfigError(f"--comfyui goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
     with watched(console(), f"exporting {run}", lambda: f"What is in {out} is not whole: remove it and export again."):
         if form == "diffusers":
             from diffrl.export.diffusers import export_run
 
-            lines = export_run(run, out, chosen)
+            lines = export_run(run, out, chosen, comfyui)
         else:
             from diffrl.export.modelopt import export_quantised
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
+from diffrl.export.comfyui import comfyui_files, require_comfyui
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.lora_file import SECOND_LORA
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.directory import open_run_dir
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.metrics import read_metrics
 
@@ -39,26 +43,38 @@ pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
 ).{field}[0]
 ```"""
 
+COMFYUI_USE = """In ComfyUI: {files} into `models/loras`, and the node `LoraLoaderModelOnly` with strength 1 behind the
+base model."""
+COMFYUI_USE_OF_TWO = (
+    COMFYUI_USE + " The first file belongs to the network for high noise, the second to that for low noise."
+)
 
-def export_run(run: Path, out: Path, choice: Choice = NEWEST) -> list[str]:
+
+def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = False) -> list[str]:
     """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
 
     Args:
         run: a run's directory.
         out: new or empty.
         choice: of the run's checkpoints.
+        comfyui: whether the LoRA is also written with ComfyUI's keys.
 
     Returns:
         Lines for the user.
 
     Raises:
-        ConfigError: no such run, or `out` is not empty.
+        ConfigError: no such run, or `out` is not empty, or ComfyUI cannot have it.
         CheckpointError: the run has no checkpoint that can be used.
     """
     require_empty(out, "--out")
+    if comfyui:
+        require_comfyui(open_run_dir(run)[1])
     model = load_aligned(run, torch.device("cpu"), choice)
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
+    files = comfyui_files(model) if comfyui else {}
     out.mkdir(parents=True, exist_ok=True)
+    for name, tensors in files.items():
+        save_file(tensors, out / name)
     if model.config.model.lora is not None:
         for name, module in model.adapter.trainable_modules().items():
             type(pipeline).save_lora_weights(
@@ -77,12 +93,13 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST) -> list[str]:
         if settings.is_file():
             (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
         what = "pipeline"
-    (out / "README.md").write_text(model_card(model, out), encoding="utf-8")
-    return [*model.messages, f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."]
+    (out / "README.md").write_text(model_card(model, out, tuple(files)), encoding="utf-8")
+    said = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
+    return [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
 
 
-def model_card(model: AlignedModel, out: Path) -> str:
-    """The card: what was trained on what, what it gained, how to use it."""
+def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> str:
+    """The card: what was trained on what, what it gained, how to use it; `comfyui` names the files for ComfyUI."""
     config = model.config
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base, plain = config.model.path, config.model.dtype == "float32"
@@ -123,6 +140,7 @@ def model_card(model: AlignedModel, out: Path) -> str:
         "",
         use,
         "",
+        *_comfyui_use(comfyui),
         "## Configuration",
         "",
         "```yaml",
@@ -150,6 +168,12 @@ def _second_lora(model: AlignedModel, out: Path) -> str:
     if "transformer_2" not in model.adapter.trainable_modules():
         return ""
     return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
+
+
+def _comfyui_use(files: Sequence[str]) -> list[str]:
+    """How the files for ComfyUI are used, if there are any."""
+    use = COMFYUI_USE_OF_TWO if len(files) > 1 else COMFYUI_USE
+    return [use.format(files=" and ".join(f"`{file}`" for file in files)), ""] if files else []
 
 
 def _method(kind: str) -> str:

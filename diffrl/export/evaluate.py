@@ -122,6 +122,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             "--frames": request.frames,
             "--family": request.family,
             "--dtype": request.dtype != "float32",
+            "--lora": request.lora,
         },
         Choice(request.step, request.best),
     )
@@ -217,7 +218,7 @@ def _of_pipeline(request: EvaluateRequest) -> _Setting:
     )
     prompts, device = load_prompts(request.prompts), choose_device(request.device)
     model, sizes = str(request.model), (request.height, request.width, request.frames)
-    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes)
+    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes, request.lora)
     return _Setting(
         adapter=adapter,
         family=family,

@@ -39,6 +39,7 @@ class GenerateRequest:
     run: Path | None = None
     choice: Choice = NEWEST
     family: str | None = None
+    lora: str | None = None
     prompts: tuple[str, ...] = ()
     source: str | None = None
     limit: int | None = None
@@ -94,7 +95,7 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
     sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
-    only_of_model = {**sizes, "--dtype": request.dtype != "float32"}
+    only_of_model = {**sizes, "--dtype": request.dtype != "float32", "--lora": request.lora}
     require_run_or_model("generate", request.run, request.model, only_of_model, request.choice)
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
@@ -108,7 +109,7 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
         model = str(request.model)
-        adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes.values())
+        adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes.values(), request.lora)
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
     sampler = Sampler(

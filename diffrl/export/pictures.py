@@ -14,6 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
+from diffrl.models.lora_file import attach_lora
 from diffrl.records import Prompt
 from diffrl.run.choose import NEWEST, Choice, require_choice
 from reward_models.media import save_media, to_pil
@@ -57,6 +58,7 @@ def open_pipeline(
     height: int | None,
     width: int | None,
     frames: int | None,
+    lora: str | None = None,
 ) -> tuple[ModelAdapter, str]:
     """A pipeline as it is, and the name of its family.
 
@@ -68,6 +70,7 @@ def open_pipeline(
         height: in pixels; None: the model's own, and so for the others.
         width: in pixels.
         frames: of a video.
+        lora: a file or folder, loaded at scale 1.
 
     Raises:
         ConfigError: it cannot be loaded so.
@@ -78,6 +81,8 @@ def open_pipeline(
     if frames is not None and find_family(name).fps is None:
         raise ConfigError(f"--frames needs a family that draws videos. Got one of {name}. Remove --frames.")
     adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
+    if lora is not None:
+        attach_lora(adapter.pipeline, adapter.trainable_modules(), lora, "--lora")  # type: ignore[attr-defined]
     return adapter, name
 
 

@@ -28,6 +28,9 @@ class EvaluateRequest:
     base: Annotated[bool, in_panel(MODEL, "With --run: measure its model before alignment too.", "--base")] = False
     model: Annotated[str | None, in_panel(MODEL, "A pipeline's directory or hub id.")] = None
     family: Annotated[str | None, in_panel(MODEL, "Of --model. Default: what its pipeline class says.")] = None
+    lora: Annotated[
+        str | None, in_panel(MODEL, "With --model: a LoRA's file or folder, as diffrl export writes it.")
+    ] = None
     device: Annotated[str, in_panel(MODEL, "auto, cpu or cuda.")] = "auto"
     dtype: Annotated[str, in_panel(MODEL, "Of --model: float32 or bfloat16.")] = "float32"
 

@@ -17,6 +17,14 @@ MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 40
 settings (`models.shipped`)."""
 
 
+def comfyui_as_diffusers(layer: str) -> str:
+    """ComfyUI's key where it finds a layer by diffusers' own name, parts of its fused layers too.
+
+    Source: github.com/Comfy-Org/ComfyUI, comfy/lora.py (model_lora_keys_unet), comfy/utils.py (*_to_diffusers).
+    """
+    return f"transformer.{layer}"
+
+
 @dataclass(frozen=True)
 class Family:
     """Facts of a model family.
@@ -40,6 +48,8 @@ class Family:
         fps: frames per second of the videos that it was trained on; None for pictures.
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
         vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
+        comfyui: the key under which ComfyUI looks for the LoRA of a layer, from the layer's name in diffusers; it gives
+            None for a layer that ComfyUI does not know. None: ComfyUI does not load such a model by itself.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
 
@@ -60,6 +70,7 @@ class Family:
     fps: float | None = None
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
     vae_dtype: Literal["float32"] | None = None
+    comfyui: Callable[[str], str | None] | None = None
     geometry: Callable[[Architecture, Size], Geometry] | None = None
 
     def calls_per_step(self, guidance_scale: float) -> int:

@@ -30,9 +30,16 @@ class Activations:
     forward: float
 
 
-DECODER_MAPS: Mapping[str, float] = {"AutoencoderKL": 6, "AutoencoderDC": 7, "AutoencoderKLWan": 52, "residual": 86}
+DECODER_MAPS: Mapping[str, float] = {
+    "AutoencoderKL": 6,
+    "AutoencoderDC": 7,
+    "AutoencoderKLWan": 52,
+    "residual": 86,
+    "still": 18,
+}
 """Most that a decoder holds at once, in maps of its last block's channels at full resolution: live storages of a dry
-run of the published autoencoders. Wan's decodes one latent frame after another; `residual` is Wan 2.2's, in patches."""
+run of the published autoencoders. Wan's decodes one latent frame after another; `residual` is Wan 2.2's, in patches;
+`still` is Wan 2.1's for a single frame, which is Qwen-Image's."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +129,20 @@ def network_width(network: Mapping[str, Any]) -> int:
     return int(network["num_attention_heads"] * network["attention_head_dim"])
 
 
-def decoder_elements(vae: Mapping[str, Any], pixels: int) -> tuple[int, int]:
-    """Numbers that decoding a picture of `pixels` (of a video one frame) holds at once, and with tiles."""
+def decoder_elements(vae: Mapping[str, Any], pixels: int, still: bool = False) -> tuple[int, int]:
+    """Numbers that decoding a picture of `pixels` (of a video one frame) holds at once, and with tiles.
+
+    Args:
+        vae: its config.
+        pixels: of the picture.
+        still: whether a decoder of videos draws single frames alone.
+    """
     if "block_out_channels" in vae:
         maps, channels, tile = DECODER_MAPS["AutoencoderKL"], vae["block_out_channels"][0], vae["sample_size"]
     elif "decoder_block_out_channels" in vae:
         maps, channels, tile = DECODER_MAPS["AutoencoderDC"], vae["decoder_block_out_channels"][0], 512
     else:
-        maps, channels, tile = DECODER_MAPS["AutoencoderKLWan"], vae["base_dim"], 256
+        maps, channels, tile = DECODER_MAPS["still" if still else "AutoencoderKLWan"], vae["base_dim"], 256
         if vae.get("is_residual"):
             maps, channels = DECODER_MAPS["residual"], vae.get("decoder_base_dim") or channels
         maps /= (vae.get("patch_size") or 1) ** 2

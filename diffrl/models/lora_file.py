@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import Shapes, header_shapes
+from diffrl.models.architecture import NETWORKS, Shapes, header_shapes
 from diffrl.models.targets import names_layer
 from reward_models.messages import cut, show
 
@@ -21,6 +21,8 @@ FIRST_LORA = "pytorch_lora_weights.safetensors"
 
 SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 """The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
+
+START = "model.lora.start.path"
 
 WITHOUT = ("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "bias")
 """Of peft's settings, what makes more of a LoRA than W + (alpha / rank) B A with one rank and one alpha."""
@@ -48,12 +50,13 @@ class LoraWeights:
         return len(next(iter(self.down.values())))
 
 
-def lora_files(start: str, networks: Sequence[str]) -> dict[str, Path]:
+def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[str, Path]:
     """The files of a LoRA, one for each network.
 
     Args:
         start: a safetensors file, or a folder with one; of two networks, a folder as `diffrl export` writes it.
         networks: names of the pipeline's trained networks.
+        asked: the key or option that names it, for messages.
 
     Raises:
         ConfigError: they are not there.
@@ -61,14 +64,14 @@ def lora_files(start: str, networks: Sequence[str]) -> dict[str, Path]:
     path = Path(start)
     if not path.exists():
         raise ConfigError(
-            f"model.lora.start.path must be a LoRA's file or folder on this machine. Got {show(start)}, which does not "
+            f"{asked} must be a LoRA's file or folder on this machine. Got {show(start)}, which does not "
             "exist. Check the spelling; one on the hub must be fetched first: hf download NAME --local-dir FOLDER."
         )
     if len(networks) > 1:
         files = dict(zip(networks, (path / FIRST_LORA, path / SECOND_LORA), strict=True))
         if missing := [file.name for file in files.values() if not file.is_file()]:
             raise ConfigError(
-                "model.lora.start.path must be a folder with a LoRA for each of the pipeline's two networks, "
+                f"{asked} must be a folder with a LoRA for each of the pipeline's two networks, "
                 f"{FIRST_LORA} and {SECOND_LORA}. Got {show(start)} without {' and '.join(missing)}. Put them there."
             )
         return files
@@ -77,7 +80,7 @@ def lora_files(start: str, networks: Sequence[str]) -> dict[str, Path]:
         named = [file for file in found if file.name == FIRST_LORA] or found
         if len(named) != 1:
             raise ConfigError(
-                f"model.lora.start.path must name one LoRA. Got the folder {show(start)}, which has "
+                f"{asked} must name one LoRA. Got the folder {show(start)}, which has "
                 f"{', '.join(file.name for file in found[:8]) or 'no safetensors file'}. Name the file."
             )
         path = named[0]
@@ -99,24 +102,25 @@ def sha256_of(files: Mapping[str, Path]) -> str:
     return digest.hexdigest()
 
 
-def read_lora(file: Path, pipeline_class: Any) -> LoraWeights:
+def read_lora(file: Path, pipeline_class: Any, asked: str = START) -> LoraWeights:
     """A LoRA of a pipeline's transformer, whatever trainer wrote it: the class's own converters read it.
 
     Args:
         file: safetensors.
         pipeline_class: of diffusers.
+        asked: the key or option that names it, for messages.
 
     Raises:
         ConfigError: it is none of this pipeline's transformer, or more than a LoRA with one rank and one alpha.
     """
-    refused = f"model.lora.start.path must be a LoRA of a {pipeline_class.__name__}'s transformer. Got {file}, "
+    refused = f"{asked} must be a LoRA of a {pipeline_class.__name__}'s transformer. Got {file}, "
     header_shapes(file)
     if not hasattr(pipeline_class, "lora_state_dict"):
         raise ConfigError(
-            f"model.lora.start must be null for a {pipeline_class.__name__}, which loads no LoRA. Remove it."
+            f"{asked} must be left out for a {pipeline_class.__name__}, which loads no LoRA. Got {file}. Remove it."
         )
-    asked = inspect.signature(pipeline_class.lora_state_dict).parameters
-    options = {"return_alphas": True} if "return_alphas" in asked else {}  # else multiplied in, or among the tensors
+    takes = inspect.signature(pipeline_class.lora_state_dict).parameters
+    options = {"return_alphas": True} if "return_alphas" in takes else {}  # else multiplied in, or among the tensors
     try:
         tensors, *alphas, metadata = pipeline_class.lora_state_dict(
             str(file), use_safetensors=True, local_files_only=True, return_lora_metadata=True, **options
@@ -176,16 +180,44 @@ def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequ
             f"model.lora.targets must name the layers of model.lora.start. Got {', '.join(targets)}, and {found.file} "
             f"{' and '.join(differs)}. Its layers: {', '.join(sorted({_ending(n) for n in found.down})[:20])}."
         )
-    for name in sorted(wanted & found.down.keys()):
-        shape = (len(found.up[name]), found.down[name].shape[1])
-        if shape != tuple(layers[name]):
-            wrong.append(
-                f"model.lora.start.path must be a LoRA of this network. Got {found.file}, whose {name} is "
-                f"{shape[0]} x {shape[1]}, here {layers[name][0]} x {layers[name][1]}. Take one of the same base."
-            )
-            break
+    wrong += _other_shapes(found, layers, wanted, START)
     if wrong:
         raise ConfigError(wrong)
+
+
+def attach_lora(pipeline: Any, networks: Mapping[str, nn.Module], start: str, asked: str) -> None:
+    """Load a LoRA to draw with: by diffusers' own loader, at scale 1, for each of a pipeline's networks.
+
+    Args:
+        pipeline: of diffusers; of the LoRA's base, or of a sibling with the same layers (a distilled one).
+        networks: that denoise, by their names in the pipeline.
+        start: as for `lora_files`.
+        asked: the option that names it, for messages.
+
+    Raises:
+        ConfigError: it is not there, or not of these layers.
+    """
+    for network, file in lora_files(start, list(networks), asked).items():
+        found = read_lora(file, type(pipeline), asked)
+        modules = networks[network].named_modules()
+        layers = {name: tuple(one.weight.shape) for name, one in modules if isinstance(one, nn.Linear)}
+        if wrong := _other_shapes(found, layers, found.down.keys(), asked):
+            raise ConfigError(wrong)
+        second = {"load_into_transformer_2": True} if network == NETWORKS[1] else {}
+        pipeline.load_lora_weights(str(file), **second)
+
+
+def _other_shapes(found: LoraWeights, layers: Shapes, names: Collection[str], asked: str) -> list[str]:
+    """What is wrong with the first of a LoRA's layers that this network has otherwise, or not at all; else nothing."""
+    for name in sorted(found.down.keys() & names):
+        shape, own = (len(found.up[name]), found.down[name].shape[1]), layers.get(name)
+        if own is None or shape != tuple(own):
+            here = "here there is none" if own is None else f"here {own[0]} x {own[1]}"
+            return [
+                f"{asked} must be a LoRA of this network. Got {found.file}, whose {name} is {shape[0]} x {shape[1]}, "
+                f"{here}. Take one of the same base."
+            ]
+    return []
 
 
 def _ending(layer: str) -> str:

@@ -277,8 +277,81 @@ def _flux() -> Published:
     )
 
 
+def _flow_match(**config: Any) -> Component:
+    return Component("diffusers", "FlowMatchEulerDiscreteScheduler", config)
+
+
+def _qwen_image() -> Published:
+    network = {
+        "patch_size": 2,
+        "in_channels": 64,
+        "out_channels": 16,
+        "num_layers": 60,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 3584,
+        "axes_dims_rope": [16, 56, 56],
+    }
+    text = {
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    }
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
+    vae = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True]}
+    encoder = "Qwen2_5_VLForConditionalGeneration"
+    shift = {"base_image_seq_len": 256, "max_image_seq_len": 8192, "base_shift": 0.5, "max_shift": 0.9}
+    return Published(
+        "QwenImagePipeline",
+        {
+            "transformer": Component("diffusers", "QwenImageTransformer2DModel", network),
+            "vae": Component("diffusers", "AutoencoderKLQwenImage", vae),
+            "text_encoder": Component("transformers", encoder, {"text_config": text, "vision_config": vision}),
+        },
+        _flow_match(**shift, use_dynamic_shifting=True, shift_terminal=0.02),
+    )
+
+
+def _z_image() -> Published:
+    network = {
+        "in_channels": 16,
+        "dim": 3840,
+        "n_layers": 30,
+        "n_refiner_layers": 2,
+        "n_heads": 30,
+        "n_kv_heads": 30,
+        "cap_feat_dim": 2560,
+        "axes_dims": [32, 48, 48],
+        "axes_lens": [1536, 512, 512],
+    }
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    }
+    return Published(
+        "ZImagePipeline",
+        {
+            "transformer": Component("diffusers", "ZImageTransformer2DModel", network),
+            "vae": _autoencoder_kl(0.3611, 0.1159),
+            "text_encoder": Component("transformers", "Qwen3Model", text),
+        },
+        _flow_match(shift=6.0),
+    )
+
+
 PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.1-dev": _flux(),
+    "Qwen/Qwen-Image": _qwen_image(),
+    "Qwen/Qwen-Image-2512": _qwen_image(),
+    "Tongyi-MAI/Z-Image": _z_image(),
     "stabilityai/stable-diffusion-3-medium-diffusers": _sd3(24, 192, None),
     "stabilityai/stable-diffusion-3.5-medium": _sd3(24, 384, "rms_norm", dual=13),
     "stabilityai/stable-diffusion-3.5-large": _sd3(38, 192, "rms_norm"),

@@ -41,7 +41,10 @@ def shifted_sigmas(scheduler: Any, steps: int, tokens: int = 0, mu: float | None
         (steps + 1,) float32, 1 down to 0.
     """
     import numpy as np
+    import torch
 
+    if steps == 1:  # any shift leaves 1 where it is; to stretch a single level, as Qwen-Image's does, divides 0 by 0
+        return torch.tensor([1.0, 0.0])
     own = copy.deepcopy(scheduler)
     own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(own, tokens) if mu is None else mu)
     sigmas: Tensor = own.sigmas.float()

@@ -19,11 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from diffrl.config.schema import EvalSettings
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler
+from diffrl.rollout.explore import explore
 from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
+from diffrl.training.evaluate import draw
 
 CUDA = torch.device("cuda", 0)
 READ = torch.ops.aten._local_scalar_dense.default
@@ -35,6 +38,8 @@ SHALLOW = {
     "sd3": {"num_layers": 2},
     "sana": {"num_layers": 1},
     "wan": {"num_layers": 1},
+    "qwen_image": {"num_layers": 1},
+    "z_image": {"n_layers": 1, "n_refiner_layers": 1},
 }
 """Two blocks or one of each model: every operation and every shape of the whole, in seconds."""
 VALUES = {torch.int64: 1, torch.int32: 1}
@@ -131,6 +136,23 @@ def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
             **options,
         )
     return rollout, [dict(after - before) for before, after in itertools.pairwise(waits)]
+
+
+def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
+
+    Args:
+        family: a key of `SHALLOW`.
+    """
+    forest, batch = plan_forest(2, 3, {}), PromptBatch([Prompt("a"), Prompt("b")], range(2), 0)
+    with shallow_model(family) as (adapter, case, conditioning):
+        sampler = Sampler(adapter.sigmas(3), guidance_scale=case.guidance_scale, micro_batch=4)
+        roots = root_addresses(forest, batch, 0)
+        pool = explore(adapter, conditioning, batch, forest, roots, sampler, decode_batch=2)
+        scale, rewards = case.guidance_scale, [{"name": "contrast"}]
+        settings = EvalSettings(rewards=rewards, samples=3, steps=2, guidance_scale=scale, batch=2)
+        _, held_out = draw(adapter, conditioning, batch.prompts, [(0, 0), (1, 0), (0, 1)], settings, 2, "eval")
+    return pool, held_out
 
 
 def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:

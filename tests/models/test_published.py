@@ -14,6 +14,8 @@ from diffrl.models.vetting import vet_numbers
 
 SIZES = {
     "black-forest-labs/FLUX.1-dev": (11_901_408_320, "12 B: model card"),
+    "Qwen/Qwen-Image": (20_430_401_088, "20 B: arXiv 2508.02324"),
+    "Tongyi-MAI/Z-Image": (6_154_908_736, "6 B: model card"),
     "stabilityai/stable-diffusion-3-medium-diffusers": (2_028_328_000, "2 B: model card"),
     "stabilityai/stable-diffusion-3.5-medium": (2_243_171_520, "2.5 B with its position table: model card"),
     "stabilityai/stable-diffusion-3.5-large": (8_056_627_520, "8.1 B: model card"),
@@ -31,6 +33,9 @@ OTHERS = {
     ("black-forest-labs/FLUX.1-dev", "text_encoder"): 123_060_480,  # CLIP ViT-L/14's text model: 123 M
     ("black-forest-labs/FLUX.1-dev", "text_encoder_2"): 4_762_310_656,  # the encoder of T5-XXL, 11 B in all
     ("black-forest-labs/FLUX.1-dev", "vae"): 83_819_683,  # 84 M
+    ("Qwen/Qwen-Image", "text_encoder"): 8_292_166_656,  # Qwen2.5-VL 7B: 8.29 B in its files
+    ("Qwen/Qwen-Image", "vae"): 126_892_531,  # Wan 2.1's: 127 M
+    ("Tongyi-MAI/Z-Image", "text_encoder"): 4_022_468_096,  # Qwen3 4B: 4.02 B
     ("stabilityai/stable-diffusion-3.5-large", "text_encoder"): 123_650_304,  # with its projection
     ("stabilityai/stable-diffusion-3.5-large", "text_encoder_2"): 694_659_840,  # OpenCLIP ViT-bigG/14's: 695 M
     ("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "text_encoder"): 2_614_341_888,  # Gemma 2 2B: 2.61 B

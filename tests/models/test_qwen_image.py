@@ -62,3 +62,9 @@ def test_the_only_weights_without_a_gradient_are_those_that_the_default_lora_lea
         f"transformer_blocks.1.{part}" for part in ("attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
     }
     assert not any(layer.endswith(f".{target}") for layer in layers for target in FAMILIES["qwen_image"].lora_targets)
+
+
+def test_a_single_step_goes_from_noise_to_the_picture(load):
+    """The stock scheduler stretches the levels so that the last is .02, and of one makes nan."""
+    assert load().sigmas(1).tolist() == [1.0, 0.0]
+    assert load().sigmas(2)[1].item() == pytest.approx(0.02, abs=1e-6)

@@ -67,6 +67,7 @@ def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
 CHOICES = [
     *(("sd3", preset) for preset in ("flow_grpo", "crd", "sol_rl", "dance_grpo", "mix_grpo", "diffrl")),
     *(("flux", "diffrl"), ("sana", "flow_grpo"), ("wan", "flow_grpo"), ("wan", "diffrl")),
+    *(("qwen_image", "flow_grpo"), ("z_image", "diffusion_nft"), ("z_image", "diffrl")),
 ]
 """A recipe of real size with each choice of rewards, and one at least of each family."""
 
@@ -84,7 +85,7 @@ def chosen_of(family, preset):
 @pytest.mark.long
 def test_every_choice_of_rewards_is_among_them():
     trained, judges = zip(*(chosen_of(family, preset) for family, preset in CHOICES), strict=True)
-    for family in ("sd3", "flux", "sana", "wan"):
+    for family in ("sd3", "flux", "sana", "wan", "qwen_image", "z_image"):
         for path in (ROOT / "configs" / family).glob("*.yaml"):
             own, others = chosen_of(family, path.stem)
             assert own in trained and others <= set.union(*judges), path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
@@ -40,6 +40,7 @@ FAMILY = Family(
         "norm.linear",
     ),
     distilled=(*Family.distilled, "schnell"),
+    comfyui=comfyui_as_diffusers,
     geometry=read_sizes,
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
@@ -21,6 +21,11 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     network = found.configs["transformer"]
     text = 2 * size.text_tokens * network["joint_attention_dim"]
     return packed_geometry(found, size, text, Activations(saved=22, forward=23))
+
+
+def comfyui_key(layer: str) -> str | None:
+    """As diffusers calls it; ComfyUI's table for FLUX lacks what only FLUX.2 has outside its blocks."""
+    return None if "modulation" in layer or "time_guidance_embed" in layer else comfyui_as_diffusers(layer)
 
 
 FAMILY = Family(
@@ -40,6 +45,7 @@ FAMILY = Family(
         "proj_out",
     ),
     distilled=(*Family.distilled, "klein-4b", "klein-9b"),  # the base models are klein-base-4b and klein-base-9b
+    comfyui=comfyui_key,
     geometry=read_sizes,
 )
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
+from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
@@ -14,6 +16,28 @@ if TYPE_CHECKING:
 
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
+
+STOCK_SIDE = 1024
+"""Height and width that the stock call takes, in pixels."""
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; text and picture pass through the blocks together."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale = 2 ** len(vae["temperal_downsample"])
+    rows, columns = latent_grid(size, STOCK_SIDE, scale)
+    patches, pixels = (rows // 2) * (columns // 2), rows * columns * scale**2
+    return Geometry(
+        network["in_channels"] * patches,
+        pixels,
+        patches + size.text_tokens,
+        network_width(network),
+        network["num_layers"],
+        2 * size.text_tokens * (network["joint_attention_dim"] + 1),  # and the mask
+        *decoder_elements(vae, pixels, still=True),
+        Activations(saved=20, forward=20),
+    )
+
 
 FAMILY = Family(
     name="qwen_image",
@@ -26,6 +50,8 @@ FAMILY = Family(
     masks_prompts=True,
     idle_weights=True,  # of the last block's text half
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
+    comfyui=comfyui_as_diffusers,
+    geometry=read_sizes,
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 
@@ -52,6 +52,7 @@ FAMILY = Family(
         "norm1_context.linear",
     ),
     max_sequence_length=256,
+    comfyui=comfyui_as_diffusers,
     geometry=read_sizes,
 )
 

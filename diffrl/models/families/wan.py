@@ -41,6 +41,29 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     )
 
 
+COMFYUI = {
+    "attn1.to_": "self_attn.",
+    "attn2.to_": "cross_attn.",
+    "out.0": "o",
+    "ffn.net.0.proj": "ffn.0",
+    "ffn.net.2": "ffn.2",
+    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+    "condition_embedder.time_proj": "time_projection.1",
+    "proj_out": "head.head",
+}
+"""Parts of layers' names in diffusers, and in the original code, whose names ComfyUI keeps."""
+
+
+def comfyui_key(layer: str) -> str:
+    """The original name, under the prefix that ComfyUI has for layers of any model."""
+    for ours, theirs in COMFYUI.items():
+        layer = layer.replace(ours, theirs)
+    return f"diffusion_model.{layer}"
+
+
 FAMILY = Family(
     name="wan",
     title="Wan 2.1 and 2.2, text to video",
@@ -51,6 +74,7 @@ FAMILY = Family(
     exclude=("patch_embedding", "condition_embedder", "proj_out"),
     distilled=(*Family.distilled, "causvid", "self-forcing", "fastwan", "lightx2v"),
     vae_dtype="float32",  # as its makers run it; bfloat16 shows banding
+    comfyui=comfyui_key,
     geometry=read_sizes,
 )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import Family
+from diffrl.models.family import Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
@@ -48,6 +48,7 @@ FAMILY = Family(
     exclude=("t_embedder", "cap_embedder", "all_x_embedder", "all_final_layer", "adaLN_modulation"),
     guidance_offset=-1.0,  # it is how often the difference is added to the prompt's own prediction
     masks_prompts=True,
+    comfyui=comfyui_as_diffusers,
     geometry=read_sizes,
 )
 

@@ -1,0 +1,83 @@
+"""A LoRA for ComfyUI, beside the one for diffusers: other keys, and each layer's alpha, because it reads no metadata.
+
+ComfyUI adds alpha / rank * up @ down to a layer's weight, where `lora_B` is up and `lora_A` is down; to the rows of one
+of its fused layers where diffusers' layer is a part of that. Source: github.com/Comfy-Org/ComfyUI, comfy/lora.py
+(load_lora, calculate_weight), comfy/weight_adapter/lora.py. Other trainers' files have the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from diffrl.config import Config
+from diffrl.errors import ConfigError
+from diffrl.models.family import Family
+from diffrl.models.lora import lora_layers
+from diffrl.run.aligned import AlignedModel
+
+FIRST_FILE, SECOND_FILE = "comfyui.safetensors", "comfyui_2.safetensors"
+"""Of a pipeline's network, and of the second where there are two (Wan 2.2: low noise)."""
+
+
+def require_comfyui(config: Config) -> None:
+    """Refuse before anything is loaded what has no file for ComfyUI.
+
+    Raises:
+        ConfigError: the run trained no LoRA, or ComfyUI has no such model.
+    """
+    if config.model.lora is None:
+        raise ConfigError(
+            "--comfyui needs a run with model.lora. Got one of full fine-tuning, whose export is a whole pipeline. "
+            "Leave --comfyui out."
+        )
+    if config.model.facts.comfyui is None:
+        raise ConfigError(
+            f"--comfyui needs a family that ComfyUI knows. Got {config.model.family} ({config.model.facts.title}), "
+            "which it does not load by itself. Leave --comfyui out."
+        )
+
+
+def comfyui_tensors(layers: Mapping[str, Tensor], alpha: float, family: Family) -> dict[str, Tensor]:
+    """A LoRA's tensors by ComfyUI's keys, with an alpha () for each layer.
+
+    Args:
+        layers: `<layer>.lora_A.weight` (rank, in), `<layer>.lora_B.weight` (out, rank), layers named as in diffusers.
+        alpha: the update is scaled by alpha / rank.
+        family: one with `comfyui`.
+
+    Raises:
+        ConfigError: ComfyUI does not know a layer, and would go on without it.
+    """
+    tensors, unknown = dict[str, Tensor](), set[str]()
+    for name, tensor in layers.items():
+        layer, _, side = name.rpartition(".lora_")
+        key = family.comfyui and family.comfyui(layer)
+        if key is None:
+            unknown.add(layer)
+            continue
+        tensors[f"{key}.lora_{side}"] = tensor.contiguous()
+        tensors[f"{key}.alpha"] = torch.tensor(float(alpha))
+    if unknown:
+        raise ConfigError(
+            f"--comfyui needs layers that ComfyUI knows. Got {', '.join(sorted(unknown)[:3])}, which it would leave "
+            "out without an error. Leave --comfyui out, or train other model.lora.targets."
+        )
+    return tensors
+
+
+def comfyui_files(model: AlignedModel) -> dict[str, dict[str, Tensor]]:
+    """What `comfyui_tensors` has of each of a run's networks, by the file's name.
+
+    Raises:
+        ConfigError: ComfyUI does not know a layer.
+    """
+    lora, family = model.config.model.lora, model.config.model.facts
+    assert lora is not None  # require_comfyui
+    networks = model.adapter.trainable_modules().values()
+    return {
+        file: comfyui_tensors(lora_layers(network), lora.alpha, family)
+        for file, network in zip((FIRST_FILE, SECOND_FILE), networks, strict=False)
+    }
