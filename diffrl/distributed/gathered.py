@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is this rank's part of one. Nobody can have split it without torch.distributed.tensor, which is
-    not imported just to ask: that takes a third as long as torch itself."""
+    """Whether a tensor is this rank's part of one.
+
+    Nobody can have split it without torch.distributed.tensor, which is not imported just to ask: that takes a third as
+    long as torch itself.
+    """
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
