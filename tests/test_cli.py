@@ -73,8 +73,6 @@ def test_a_command_imports_nothing_heavy_that_it_does_not_need(command, heavy, t
     code = """
 import sys
 from diffrl.cli import main
-
-RECIPES = Path(__file__).parents[1] / "configs"
 try:
     main(sys.argv[2:])
 except SystemExit as stop:
