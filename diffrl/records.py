@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # prompts and plans need no tensors, and importing torch takes longer than making them
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,8 @@ class Samples:
     @property
     def trains(self) -> Tensor:
         """(S,) bool, False for samples that were drawn only to check the ranking."""
+        import torch
+
         return torch.ones(len(self.rollout), dtype=torch.bool) if self.chosen is None else ~self.chosen.audit
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from diffrl.checkpoint.files import (
     SHARDED_FORMAT,
@@ -30,6 +29,7 @@ from diffrl.checkpoint.files import (
     write_group,
 )
 from diffrl.checkpoint.split import part_name
+from diffrl.distributed.gathered import is_sharded
 from diffrl.distributed.sharding import own_rows
 from diffrl.errors import CheckpointError
 
@@ -95,10 +95,10 @@ def own_groups(tensors: Mapping[str, Mapping[str, Tensor]], rank: int, world: in
     """What a rank writes, by the name of the file without its ending."""
     own: dict[str, dict[str, Tensor]] = {}
     for group, named in tensors.items():
-        sharded = any(isinstance(tensor, DTensor) for tensor in named.values())
+        sharded = any(is_sharded(tensor) for tensor in named.values())
         if sharded or rank == 0:  # whole tensors are equal on all ranks: one copy is enough
             own[part_name(group, rank, world) if sharded else group] = {
-                name: own_rows(tensor)[0] for name, tensor in named.items() if rank == 0 or isinstance(tensor, DTensor)
+                name: own_rows(tensor)[0] for name, tensor in named.items() if rank == 0 or is_sharded(tensor)
             }
     return own
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from diffrl import pulse
+
+if TYPE_CHECKING:  # a plan counts as a run does, and needs no tensors
+    import torch
 
 UNGRADED = ("explore", "rollout", "values", "old", "group", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
@@ -50,6 +52,8 @@ class PhaseClock:
 
     def _now(self) -> float:
         if self._cuda:
+            import torch
+
             torch.cuda.synchronize()
         return time.perf_counter()
 
@@ -68,6 +72,8 @@ class CostMeter:
 
     def watch(self, transformers: Iterable[torch.nn.Module], precision: str) -> None:
         """Count the samples that pass through these networks as evaluations in `precision`."""
+        import torch
+
         self.by_precision.setdefault(precision, 0)
         for transformer in transformers:
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is this rank's part of one.
+
+    Nobody can have split it without torch.distributed.tensor, which is not imported just to ask: that takes a third as
+    long as torch itself.
+    """
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor itself, gathered if it is sharded; then every rank must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 class Gathered(Mapping[str, Tensor]):

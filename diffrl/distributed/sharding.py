@@ -12,9 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from diffrl.distributed.gathered import whole
+from diffrl.distributed.gathered import is_sharded, whole
 from diffrl.errors import ConfigError
 
 
@@ -106,7 +105,7 @@ def _problem(network: nn.Module, found: list[nn.Module]) -> str | None:
 def _widen(module: nn.Module) -> None:
     """Turn the weights that are not sharded yet into float32."""
     for parameter in module.parameters():
-        if not isinstance(parameter, DTensor):
+        if not is_sharded(parameter):
             parameter.data = parameter.data.to(torch.float32)
     for buffer in module.buffers():
         if buffer.is_floating_point():
@@ -115,7 +114,7 @@ def _widen(module: nn.Module) -> None:
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """This rank's rows of a tensor, sharing its storage, and the first one's number; of a plain tensor all of them."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor, 0
     mesh, (placement,) = tensor.device_mesh, tensor.placements
     assert placement.is_shard(0)
@@ -157,10 +156,12 @@ def read_like(source: Mapping[str, Tensor], name: str, like: Tensor | None) -> T
         name: of the tensor.
         like: the weight that it belongs to; None = whole.
     """
-    if not isinstance(like, DTensor) or shape_of(source, name) != tuple(like.shape):
+    if like is None or not is_sharded(like) or shape_of(source, name) != tuple(like.shape):
         return source[name].clone()
     own, start = own_rows(like)
     part = _read(source, name, own, start).clone().to(own.device)
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

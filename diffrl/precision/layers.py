@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from diffrl.errors import ConfigError
-from diffrl.precision.pointwise import as_linear
+
+if TYPE_CHECKING:  # a plan reads names, and needs no layers
+    from torch import nn
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -66,6 +67,10 @@ def choose_layers(
 
 def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """Linear layers by name, and pointwise convolutions as the linear layers that they are, without weights."""
+    from torch import nn
+
+    from diffrl.precision.pointwise import as_linear
+
     found = {}
     for name, layer in module.named_modules():
         linear = layer if isinstance(layer, nn.Linear) else as_linear(layer)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils.flop_counter import flop_registry
 
 Shape = tuple[int, int, int]
 """M rows, K inputs, N outputs of a matrix product."""
@@ -67,7 +66,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True  # torchao multiplies int8 on CUDA by one, and hides its refusal
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # only now: it imports triton
+
         super().__init__()  # type: ignore[no-untyped-call]
+        self._operations = flop_registry
         self.layers: list[str] = []
         self.seen = Observation()
 
@@ -95,10 +97,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, packet: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if name == "linear":
             self.seen.flops[LINEAR] += 2 * out.numel() * args[0].shape[-1]
-        elif packet in flop_registry:
+        elif packet in self._operations:
             kind = LINEAR if name in FIRST_OPERAND and not _batched(name, args) else ATTENTION
             kind = CONVOLUTION if "conv" in name else kind
-            self.seen.flops[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+            self.seen.flops[kind] += self._operations[packet](*args, **kwargs, out_val=out)
         elif name.startswith(SCALED_DOT_PRODUCT):
             self.seen.flops[ATTENTION] += attention_flops(*args[:3])
         elif any(part in name for part in KERNELS):

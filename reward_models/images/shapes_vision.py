@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 Array = NDArray[np.floating[Any]]
 Pictures = NDArray[np.uint8]
@@ -262,6 +260,9 @@ def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
     which = np.full(core.shape, -1, dtype=np.int32)
     if not total:
         return which
+    from scipy.sparse import coo_array  # here, because the world's prompts need this file and no graphs
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(start), dtype=np.int8), (start, end)), shape=(total, total))
     _, labels = connected_components(graph, directed=False)
     sizes = np.bincount(labels)

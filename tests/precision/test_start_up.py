@@ -98,7 +98,7 @@ def test_coverage_without_a_copy():
 def test_attention_that_torch_does_not_count_is_counted(monkeypatch):
     """Before 2.15 torch's table lacks the CPU's kernel."""
     counted = {op: count for op, count in flop_registry.items() if "for_cpu" not in str(op)}
-    monkeypatch.setattr("diffrl.precision.observe.flop_registry", counted)
+    monkeypatch.setattr("torch.utils.flop_counter.flop_registry", counted)
     made = make_copy(block(), "int8", "auto", ["kept"], CPU)
     made.check(block(), lambda: made.module(*inputs()))
     assert made.report.flops == expected_flops() and not made.report.notes
