@@ -23,6 +23,7 @@ from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
+from diffrl.statistics import Estimate
 
 REPORT = "report.html"
 STATIC = Path(__file__).parent / "static"
@@ -77,15 +78,16 @@ def report_values(run: RunSource) -> dict[str, Any]:
     found = before_and_after(run, PAIRS)
     problems += [*led_out(run), *missing(course, found)]
     shown, words = pairs(run, found, [change.name for change in changes])
+    known = intervals(run, found, course)
     return {
         "run": run,
         "status": status(course, summary),
-        "lead": lead(changes, course),
+        "lead": lead(changes, course, known),
         "changes": changes,
         "problems": problems,
         "pairs": shown,
         "pairs_words": words,
-        "intervals": intervals(run, found, course),
+        "intervals": known,
         "figures": drawn,
         "first_figures": FIRST_FIGURES,
         "constant": constant,
@@ -113,8 +115,14 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
     return f"Not finished: {done:,}{of} iterations so far."
 
 
-def lead(changes: Sequence[Change], course: Progress | None) -> str:
-    """What became of the first held-out reward, in a sentence."""
+def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
+    """What became of the first held-out reward, in a sentence.
+
+    Args:
+        changes: of all held-out rewards.
+        course: of the run; None if it cannot be read.
+        known: intervals of the changes, by reward; one that leaves 0 out says whether the run got better or worse.
+    """
     if not changes or course is None:
         return "There is no held-out evaluation yet."
     first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
@@ -129,7 +137,17 @@ def lead(changes: Sequence[Change], course: Progress | None) -> str:
     between = f"from {before} to {after}" if word else f"at {after}"
     word = word or "stayed"
     name = told(first.name, first.lower)
-    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
+    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
+        first, (known or {}).get(first.name)
+    )
+
+
+def judged(change: Change, interval: Estimate | None) -> str:
+    """Whether a change is told from none, in a sentence after another; "" without an interval."""
+    if interval is None:
+        return ""
+    word = {"gain": "better", "loss": "worse"}.get(sign(interval.mean, change.lower)) if interval.resolved else None
+    return f" That is {word}: its 95 % interval leaves 0 out." if word else " Its 95 % interval holds 0."
 
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:
