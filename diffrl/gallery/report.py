@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,14 @@ from diffrl.gallery.costs import costs_of
 from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
-from diffrl.gallery.numbers import finite, sign, three
-from diffrl.gallery.overview import before_and_after, flat, intervals, led_out, missing, read_json, text
+from diffrl.gallery.numbers import finite, three
+from diffrl.gallery.overview import before_and_after, flat, intervals, lead, led_out, missing, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
-from diffrl.gallery.progress import Change, Progress, progress, said, updates_once
-from diffrl.gallery.records import told
+from diffrl.gallery.progress import Progress, progress, said, updates_once
 from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
-from diffrl.statistics import Estimate
 
 REPORT = "report.html"
 STATIC = Path(__file__).parent / "static"
@@ -113,41 +111,6 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
     if course and course.ended:
         return f"{course.ended[0].upper()}{course.ended[1:]} after {done:,}{of} iterations."
     return f"Not finished: {done:,}{of} iterations so far."
-
-
-def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
-    """What became of the first held-out reward, in a sentence.
-
-    Args:
-        changes: of all held-out rewards.
-        course: of the run; None if it cannot be read.
-        known: intervals of the changes, by reward; one that leaves 0 out says whether the run got better or worse.
-    """
-    if not changes or course is None:
-        return "There is no held-out evaluation yet."
-    first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
-    if len(iterations) == 1:
-        return (
-            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
-        )
-    if first.change is None:
-        return f"The change of the held-out {first.name} is not known: its scorer failed."
-    before, after = three(first.before), three(first.after)
-    word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
-    between = f"from {before} to {after}" if word else f"at {after}"
-    word = word or "stayed"
-    name = told(first.name, first.lower)
-    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
-        first, (known or {}).get(first.name)
-    )
-
-
-def judged(change: Change, interval: Estimate | None) -> str:
-    """Whether a change is told from none, in a sentence after another; "" without an interval."""
-    if interval is None:
-        return ""
-    word = {"gain": "better", "loss": "worse"}.get(sign(interval.mean, change.lower)) if interval.resolved else None
-    return f" That is {word}: its 95 % interval leaves 0 out." if word else " Its 95 % interval holds 0."
 
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 from diffrl.gallery.costs import costs_of
+from diffrl.gallery.overview import lead
 from diffrl.gallery.progress import Progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.report import lead, write_report
+from diffrl.gallery.report import write_report
 from diffrl.gallery.report_parts import PAIRS, telling_tree
 from diffrl.gallery.series import Track
 from diffrl.gallery.site import Site
