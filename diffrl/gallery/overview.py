@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
 from diffrl.gallery.compare import Row, likeness, match, only, pictured
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.progress import Progress, setting
-from diffrl.gallery.records import Source
+from diffrl.gallery.numbers import sign, three
+from diffrl.gallery.progress import Change, Progress, setting
+from diffrl.gallery.records import Source, told
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.standings import paired_change
@@ -97,6 +98,41 @@ def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[
         if change is not None and change.low is not None:
             found[one.name] = change
     return found
+
+
+def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
+    """What became of the first held-out reward, in a sentence.
+
+    Args:
+        changes: of all held-out rewards.
+        course: of the run; None if it cannot be read.
+        known: intervals of the changes, by reward; one that leaves 0 out says whether the run got better or worse.
+    """
+    if not changes or course is None:
+        return "There is no held-out evaluation yet."
+    first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
+    if len(iterations) == 1:
+        return (
+            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
+        )
+    if first.change is None:
+        return f"The change of the held-out {first.name} is not known: its scorer failed."
+    before, after = three(first.before), three(first.after)
+    word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
+    between = f"from {before} to {after}" if word else f"at {after}"
+    word = word or "stayed"
+    name = told(first.name, first.lower)
+    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
+        first, (known or {}).get(first.name)
+    )
+
+
+def judged(change: Change, interval: Estimate | None) -> str:
+    """Whether a change is told from none, in a sentence after another; "" without an interval."""
+    if interval is None:
+        return ""
+    word = {"gain": "better", "loss": "worse"}.get(sign(interval.mean, change.lower)) if interval.resolved else None
+    return f" That is {word}: its 95 % interval leaves 0 out." if word else " Its 95 % interval holds 0."
 
 
 def missing(course: Progress | None, pairs: Pairs) -> list[str]:

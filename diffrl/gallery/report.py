@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from diffrl.gallery.costs import costs_of
 from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
-from diffrl.gallery.numbers import finite, sign, three
-from diffrl.gallery.overview import before_and_after, flat, intervals, led_out, missing, read_json, text
+from diffrl.gallery.numbers import finite, three
+from diffrl.gallery.overview import before_and_after, flat, intervals, lead, led_out, missing, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
-from diffrl.gallery.progress import Change, Progress, progress, said, updates_once
-from diffrl.gallery.records import told
+from diffrl.gallery.progress import Progress, progress, said, updates_once
 from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
@@ -77,15 +76,16 @@ def report_values(run: RunSource) -> dict[str, Any]:
     found = before_and_after(run, PAIRS)
     problems += [*led_out(run), *missing(course, found)]
     shown, words = pairs(run, found, [change.name for change in changes])
+    known = intervals(run, found, course)
     return {
         "run": run,
         "status": status(course, summary),
-        "lead": lead(changes, course),
+        "lead": lead(changes, course, known),
         "changes": changes,
         "problems": problems,
         "pairs": shown,
         "pairs_words": words,
-        "intervals": intervals(run, found, course),
+        "intervals": known,
         "figures": drawn,
         "first_figures": FIRST_FIGURES,
         "constant": constant,
@@ -111,25 +111,6 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
     if course and course.ended:
         return f"{course.ended[0].upper()}{course.ended[1:]} after {done:,}{of} iterations."
     return f"Not finished: {done:,}{of} iterations so far."
-
-
-def lead(changes: Sequence[Change], course: Progress | None) -> str:
-    """What became of the first held-out reward, in a sentence."""
-    if not changes or course is None:
-        return "There is no held-out evaluation yet."
-    first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
-    if len(iterations) == 1:
-        return (
-            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
-        )
-    if first.change is None:
-        return f"The change of the held-out {first.name} is not known: its scorer failed."
-    before, after = three(first.before), three(first.after)
-    word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
-    between = f"from {before} to {after}" if word else f"at {after}"
-    word = word or "stayed"
-    name = told(first.name, first.lower)
-    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}."
 
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffrl.gallery.columns import label
@@ -33,6 +33,21 @@ def chosen(site: Site, query: Query, every: Sequence[Vote]) -> list[Vote]:
         path = home(site.source(query.text("run")))
         return [vote for vote in every if path in (vote.a.path, vote.b.path)]
     return list(every)
+
+
+def opening(matches: Sequence[Mapping[str, Any]], ranked: Sequence[Mapping[str, Any]]) -> str:
+    """The page's first words: who is preferred to whom; of many matches the ranking, or their number."""
+    if ranked:
+        return str(ranked[0]["verdict"])
+    if len(matches) != 1:
+        return f"{len(matches)} blind comparisons" if matches else "Blind votes"
+    (one,) = matches
+    rate, count = one["tally"].rate, len(one["tally"].votes)
+    votes = f"{count} vote{'s' if count != 1 else ''}"
+    if not rate.decides:
+        return f"{votes} cannot tell {one['a']} from {one['b']}"
+    first, second = (one["b"], one["a"]) if rate.low > 0.5 else (one["a"], one["b"])
+    return f"{first} is preferred to {second}: {votes}"
 
 
 def match_view(site: Site, tally: Tally, page: int) -> dict[str, Any]:

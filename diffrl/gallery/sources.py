@@ -25,7 +25,7 @@ SCAN = 3.0
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Runs and folders, in the order in which they were given; of a folder of runs, the newest first.
+    """Runs and folders, in the order in which they were given; of a folder of runs, the last begun first.
 
     Args:
         paths: from the command line; none means runs/.
@@ -45,7 +45,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         if not path.is_dir():
             default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
             raise ConfigError(f"The gallery shows directories of runs or of pictures. There is no {path}.{default}")
-        runs = [path] if is_run(path) else sorted(runs_below(path), key=lambda run: run.stat().st_mtime, reverse=True)
+        runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
         if runs:
             found += [(run, "run") for run in runs]
         elif holds_pictures(path):
@@ -57,6 +57,15 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
             )
     unique = list({path.resolve(): (path, kind) for path, kind in reversed(found)}.values())[::-1]
     return _named(unique)
+
+
+def begun(run: Path) -> float:
+    """When a run began, seconds since 1970, by the first file that it wrote.
+
+    The time of its directory changes when its store is read: by it, runs would change places whenever they are shown.
+    """
+    times = [(run / name).stat().st_mtime for name in (*BEGINNINGS, INDEX) if (run / name).is_file()]
+    return min(times, default=run.stat().st_mtime)
 
 
 class Watched:

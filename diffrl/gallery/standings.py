@@ -43,6 +43,23 @@ class Standing:
         return self.change is not None and self.change.resolved
 
 
+@dataclass(frozen=True)
+class Leading:
+    """The column with the best mean.
+
+    Args:
+        column: which.
+        next: the next best.
+        mean: of the best one.
+        change: paired difference of the best from the next, its interval over prompts.
+    """
+
+    column: Column
+    next: Column
+    mean: float
+    change: Estimate
+
+
 def paired_change(rows: Sequence[Row]) -> Estimate | None:
     """The mean change of rows between their compared columns, its interval over prompts; None if no row has one.
 
@@ -71,6 +88,25 @@ def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, low
         counts = summarise(versus, lower)
         found.append(Standing(column, place, len(values), mean, change, counts, *spent(column)))
     return found
+
+
+def leading(columns: Sequence[Column], rows: Sequence[Row], found: Sequence[Standing], lower: bool) -> Leading | None:
+    """The best column of three or more against the next best; None of fewer, and where nothing is paired.
+
+    Args:
+        columns: that stand beside each other.
+        rows: all that stand beside each other.
+        found: their standings.
+        lower: whether less is better of the reward.
+    """
+    known = sorted(
+        (-(one.mean or 0.0) if not lower else one.mean or 0.0, one.place) for one in found if one.mean is not None
+    )
+    if len(known) < 3:
+        return None
+    first, second = (place for _, place in known[:2])
+    change = paired_change([row._replace(pair=(first, second)) for row in rows])
+    return change and Leading(columns[first], columns[second], found[first].mean or 0.0, change)
 
 
 def spent(column: Column) -> tuple[float | None, float | None]:

@@ -15,14 +15,16 @@ import pytest
 from PIL import Image
 
 from diffrl.gallery.costs import costs_of
+from diffrl.gallery.overview import lead
 from diffrl.gallery.progress import Progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.report import lead, write_report
+from diffrl.gallery.report import write_report
 from diffrl.gallery.report_parts import PAIRS, telling_tree
 from diffrl.gallery.series import Track
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
+from diffrl.statistics import clustered_estimate
 from diffrl.tracking.store import SampleStore
 from tests.gallery.made import (
     PROMPTS,
@@ -239,6 +241,15 @@ def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
 def test_what_is_rounding_is_no_change(before, after, expected):
     course = Progress("finished", 4, 4, 0.0, [(0, {"shapes": before}), (4, {"shapes": after})], [], 0)
     assert lead(course.headline, course) == expected
+
+
+@pytest.mark.parametrize(("lower", "word"), [((), "worse"), ({"blur"}, "better")])
+def test_the_first_sentence_judges_by_the_interval_and_the_direction(lower, word):
+    evaluations = [(0, {"blur": 0.5}), (4, {"blur": 0.4})]
+    course = Progress("finished", 4, 4, 0.0, evaluations, [], 0, lower=lower)
+    clear, unclear = (clustered_estimate(changes, "abc") for changes in ((-0.1, -0.12, -0.08), (-0.6, 0.3, 0.0)))
+    assert f" That is {word}:" in lead(course.headline, course, {"blur": clear})
+    assert "interval holds 0" in lead(course.headline, course, {"blur": unclear})
 
 
 def chips(page: str) -> list[str]:

@@ -1,5 +1,7 @@
 """What is found on the command line, and what comes to it while the gallery is open."""
 
+import os
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -47,6 +49,18 @@ def test_a_run_that_begins_later_is_shown(tmp_path, monkeypatch):
     assert site.source("first") is sources[0], "what was there keeps its place in memory"
     assert set(client.get("/state").json()) == {"first", "second", "first-2"}
     assert "second" in client.get("/").text
+
+
+def test_runs_keep_their_order_when_they_are_looked_at(tmp_path):
+    """A store that is read is a directory that was changed."""
+    runs = [make_run(tmp_path / "runs" / name) for name in ("b", "c", "a")]
+    for age, run in enumerate(runs):
+        for file in (*run.glob("*.*"), run):
+            os.utime(file, (1e9 - 100 * age,) * 2)
+    sources = find_sources([tmp_path / "runs"])
+    assert [source.key for source in sources] == ["b", "c", "a"], "the last begun first"
+    os.utime(runs[-1])
+    assert [source.key for source in find_sources([tmp_path / "runs"])] == ["b", "c", "a"]
 
 
 def test_an_empty_folder_waits_for_its_first_run(tmp_path, monkeypatch):

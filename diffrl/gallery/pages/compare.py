@@ -39,7 +39,7 @@ from diffrl.gallery.rows import EXPORTED, PAGE, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scatter import Scatter, scatter
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import standings
+from diffrl.gallery.standings import leading, standings
 
 Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 """Samples beside each other, and those of each column."""
@@ -66,6 +66,8 @@ def compare(site: Site, query: Query) -> Answer:
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
+    table = standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
+    chosen = any(query.text(name) for name in ("of", "against"))
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
     values: dict[str, Any] = {
         "run": run,
@@ -77,7 +79,8 @@ def compare(site: Site, query: Query) -> Answer:
         "matched": matched,
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows, asked.falling),
-        "standings": standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else [],
+        "standings": table,
+        "leading": None if chosen else leading(choice.columns, every, table, asked.falling),
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],

@@ -44,6 +44,7 @@ def curves(site: Site, query: Query) -> Answer:
             x=x,
             axes={name: words for name, (_, words) in AXES.items()},
             problems=[(track.title, track.problem) for track in tracks if track.problem],
+            lead=lead(panels, lines),
             sections=_sections(site, panels, lines, keys, x),
             data=page_data(panels, lines, tracks, x),
             all_csv=site.links.page("curves.csv", run=keys),
@@ -52,6 +53,26 @@ def curves(site: Site, query: Query) -> Answer:
     )
 
 
+def lead(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
+    """Of the first panel its lines' first and last values; of more than `NAMED` those that end lowest and highest."""
+    if not panels or not lines[panels[0].id]:
+        return "Curves"
+    panel = panels[0]
+    found = [summary_of(panel, line) for line in lines[panel.id]]
+    if len(found) <= NAMED:
+        several = len(found) > 1
+        ways = (
+            f"{one['label']} {one['first']} → {one['last']}" if several else f"{one['first']} → {one['last']}"
+            for one in found
+        )
+        return f"{panel.title}: {', '.join(ways)}"
+    ends = sorted((next(v for _, v in reversed(line.points) if v == v), n) for n, line in enumerate(lines[panel.id]))
+    low, high = (found[n] for _, n in (ends[0], ends[-1]))
+    return f"{panel.title} ends between {low['last']} ({low['label']}) and {high['last']} ({high['label']})"
+
+
+NAMED = 3
+"""Lines whose values the page's first words all give."""
 OTHERWISE = "mean; each run by its own prompts, noise, samples or steps: heights do not compare"
 
 

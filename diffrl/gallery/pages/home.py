@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import three
 from diffrl.gallery.overview import before_and_after, intervals, missing
 from diffrl.gallery.pages.compare import compare
+from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
 from diffrl.gallery.progress import Progress, progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source
+from diffrl.gallery.records import Answer, Source, told
 from diffrl.gallery.rows import View
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
@@ -49,7 +51,23 @@ def home(site: Site, query: Query) -> Answer:
     if site.sources and not site.runs:  # folders were given to be compared
         return compare(site, query)
     cards = sorted((card(source) for source in site.sources), key=lambda card: -card.written)
-    return Answer(site.render("home.html", cards=cards))
+    return Answer(site.render("home.html", cards=cards, lead=lead(cards)))
+
+
+def lead(cards: Sequence[Card]) -> str:
+    """Which run's last evaluation has the best first held-out reward, where all are measured alike; "" otherwise."""
+    runs = [card for card in cards if card.course and card.course.headline and isinstance(card.source, RunSource)]
+    firsts = [card.course.headline[0] for card in runs if card.course]
+    known = [one.after for one in firsts if one.after is not None]
+    if len(runs) < 2 or len(known) < len(runs) or len({(one.name, one.lower) for one in firsts}) > 1:
+        return ""
+    if not measured_alike([card.source for card in runs if isinstance(card.source, RunSource)]):
+        return ""
+    best = min(known) if firsts[0].lower else max(known)
+    if known.count(best) > 1:
+        return ""
+    name, title = told(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
+    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}: {title}, {three(best)}"
 
 
 def card(source: Source) -> Card:

@@ -8,7 +8,7 @@ from typing import Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, led_out, missing, read_json
+from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, read_json
 from diffrl.gallery.parts import folded
 from diffrl.gallery.progress import Change, Progress, progress, said, setting
 from diffrl.gallery.query import Query
@@ -39,6 +39,7 @@ def overview(site: Site, source: RunSource) -> Answer:
         notes.append(str(error))
     pairs = before_and_after(source, PAIRS, WORST)
     alarms, lines = said(source)
+    known = intervals(source, pairs, course)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
         "run": source,
@@ -47,7 +48,8 @@ def overview(site: Site, source: RunSource) -> Answer:
         "written": _when(course.written) if course and course.written else "",
         "numbers": numbers(course.changes) if course else [],
         "means": means(source, pairs),
-        "intervals": intervals(source, pairs, course),
+        "intervals": known,
+        "lead": lead(course.headline, course, known) if course and course.evaluations else "",
         "sparks": sparks(course) if course else [],
         "size": (WIDE, HIGH),
         "columns": pairs.columns,

@@ -34,6 +34,7 @@ def samples(site: Site, query: Query) -> Answer:
     def address(of: State) -> str:
         return site.links.page("samples", run=source.key, state=None if of == last else of.key)
 
+    known = [value for row in found if (value := row.values[0]) is not None]
     values = {
         "source": source,
         "run": run,
@@ -42,6 +43,8 @@ def samples(site: Site, query: Query) -> Answer:
         "label": label(state),
         "notes": [*([asked.note] if asked.note else []), *of_folders(columns)],
         "asked": asked,
+        "mean": sum(known) / len(known) if known else None,
+        "scored": len(known),
         "sorts": orders(False, asked.reward),
         "found": len(rows),
         "views": views(columns, shown, asked.names, asked.lower),

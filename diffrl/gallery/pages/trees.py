@@ -18,7 +18,7 @@ from diffrl.gallery.trees.numbers import counted, three
 from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
 from diffrl.gallery.trees.rule import place, rules
 from diffrl.gallery.trees.splits import pictures, rows, train
-from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.story import opening, story
 from diffrl.gallery.trees.words import sums, total
 from diffrl.trees.read import NAME, list_trees, read_tree
 from diffrl.trees.record import TREES, TreeRecord, tree_name
@@ -113,6 +113,7 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         run=run,
         record=record,
         figure=tree_figure(record, small, interactive=True, scale=1),
+        opening=opening(record),
         story=story(record),
         shots=lambda id, size=256: node_view(given, record.nodes[id], address(size=size, still=True)),
         words=glossary(given),

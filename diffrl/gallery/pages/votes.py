@@ -13,7 +13,7 @@ from diffrl.gallery.preferences import exported_address, has_pair, jsonl, pairs,
 from diffrl.gallery.query import Query
 from diffrl.gallery.ranking import rankings
 from diffrl.gallery.records import Answer, state_key
-from diffrl.gallery.results import chosen, match_view, ranking_view
+from diffrl.gallery.results import chosen, match_view, opening, ranking_view
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.tally import tallies
@@ -28,6 +28,7 @@ def votes(site: Site, query: Query) -> Answer:
     page = query.whole("page", 1, low=1)
     found_of = tallies(wanted)
     matches = [match_view(site, tally, page) for tally in found_of]
+    ranked = [ranking_view(site, ranking) for ranking in rankings(found_of)]
     run = _run(site, query)
     given = {name: query.text(name) for name in ("a", "b", "run")}
     offers, begin = ([], ("", "")) if site.links.exported else _begin(site, given)
@@ -38,7 +39,8 @@ def votes(site: Site, query: Query) -> Answer:
             run=run,
             file=file.name,
             matches=matches,
-            rankings=[ranking_view(site, ranking) for ranking in rankings(found_of)],
+            opening=opening(matches, ranked),
+            rankings=ranked,
             unreadable=found.unreadable,
             hidden=len(chosen(site, Query(), found.votes)) - len(wanted),
             offers=offers,

@@ -10,6 +10,8 @@ from diffrl.gallery.trees.splits import asked, draws, train, why_not
 from diffrl.gallery.trees.words import Sums, left_out, pushed, total
 from diffrl.trees.record import TreeNode
 
+Split = tuple[list[TreeNode], TreeNode]
+"""Branches of a split, best first, and the node from which they grow."""
 SPLITS = 2
 """How many splits are shown that mattered as much."""
 MOST = 3
@@ -35,14 +37,28 @@ def decision(given: Sums) -> Paragraph | None:
     facts = [fact("Largest difference between branches", three(largest))]
     shown: list[int] = []
     note = ""
-    if largest > NOTHING:
-        near = [split for split in splits if _gap(split[0]) >= (1 - ALIKE) * largest]
-        near.sort(key=lambda split: (split[0][0].step or 0, -len(given.usable_below(split[1])), -_apart(split[0])))
+    if near := _largest(given, splits):
         facts.append(fact("Splits within 5 % of it", f"{len(near)} of {len(splits)}"))
         for worth, node in near[:SPLITS]:
             facts += _split(given, worth, node)
         shown, note = _pictured(given, near[0][0][0], near[0][0][-1])
     return Paragraph("decision", "Which decision mattered most", facts + _noises(given), shown=shown, note=note)
+
+
+def deciding(given: Sums) -> tuple[TreeNode, TreeNode, TreeNode] | None:
+    """The split that mattered most, its best and its worst branch; None where no branches differ."""
+    splits = [(worth, node) for node in given.record.nodes if (worth := _siblings(given, node))]
+    near = _largest(given, splits)
+    return (near[0][1], near[0][0][0], near[0][0][-1]) if near else None
+
+
+def _largest(given: Sums, splits: Sequence[Split]) -> list[Split]:
+    """The splits that differ most, and those nearly as much; the earliest, which decides for most, first."""
+    largest = max((_gap(worth) for worth, _ in splits), default=0.0)
+    near = [split for split in splits if _gap(split[0]) >= (1 - ALIKE) * largest] if largest > NOTHING else []
+    return sorted(
+        near, key=lambda split: (split[0][0].step or 0, -len(given.usable_below(split[1])), -_apart(split[0]))
+    )
 
 
 def _split(given: Sums, worth: Sequence[TreeNode], node: TreeNode) -> list[Fact]:

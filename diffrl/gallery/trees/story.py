@@ -5,11 +5,11 @@ Each function below fills one table, or none where there is nothing to tell.
 
 from __future__ import annotations
 
-from diffrl.gallery.trees.decision import decision
+from diffrl.gallery.trees.decision import deciding, decision
 from diffrl.gallery.trees.drawn import drawn
 from diffrl.gallery.trees.facts import Fact, Paragraph, fact, listed
 from diffrl.gallery.trees.idle import idle
-from diffrl.gallery.trees.numbers import NOTHING, known, push, share, three
+from diffrl.gallery.trees.numbers import NOTHING, known, level, push, share, three
 from diffrl.gallery.trees.rule import SAMPLES_BY, rules
 from diffrl.gallery.trees.splits import lesson, train
 from diffrl.gallery.trees.turning import turning
@@ -37,6 +37,25 @@ def story(record: TreeRecord) -> list[Paragraph]:
     fill = (drawn, scored, decision, credit, contrast, lesson, update, idle, reckoning)
     filled = [paragraph(given) for paragraph in fill]
     return [paragraph for paragraph in filled if paragraph is not None and (paragraph.facts or paragraph.text)]
+
+
+def opening(record: TreeRecord) -> str:
+    """The tree in two short sentences: what was chosen of a pool, and the split, or the images, that mattered most."""
+    given = sums(record)
+    found, candidates = given.scored, len(given.leaves)
+    words = f"{len(given.drawn_leaves)} of {candidates:,} candidates were drawn again. " if record.explored else ""
+    if not found:
+        return f"{words}No image has a reward."
+    best, worst = found[0], found[-1]
+    if total(best) - total(worst) <= NOTHING:
+        return f"{words}All {len(found)} images have the same reward, {three(total(best))}: nothing to tell apart."
+    if split := deciding(given):
+        node, above, below = split
+        ends = " and ".join(f"{given.names[end.id]} {three(end.value)}" for end in (above, below))
+        where = f"{given.names[node.id]}, noise level {level(record.sigmas[above.step or 0])}"
+        return f"{words}The split at {where}, mattered most: its branches came to {ends}."
+    ends = [f"{given.names[end.id]} with {three(total(end))}" for end in (best, worst)]
+    return f"{words}The best image is {ends[0]}, the worst {ends[1]}."
 
 
 def scored(given: Sums) -> Paragraph | None:
