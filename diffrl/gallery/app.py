@@ -1,4 +1,4 @@
-"""The server: pages, pictures, the gallery's own files. It reads; votes are written, by their own page."""
+"""The server: pages, pictures, the gallery's own files. It reads; votes and exports are written, by their own pages."""
 
 from __future__ import annotations
 
@@ -77,9 +77,10 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
     def media(request: Request, key: str, file: str, size: int | None = None, still: bool = False) -> Response:
         return picture(site, key, file, size, still, request.headers.get("if-none-match", ""))
 
-    from diffrl.gallery.pages.vote import add_routes
+    from diffrl.gallery.pages import export, vote
 
-    add_routes(app, site)
+    vote.add_routes(app, site)
+    export.add_routes(app, site)
 
     @app.get("/")
     @app.get("/{name}")

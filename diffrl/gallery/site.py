@@ -48,6 +48,7 @@ PAGES: Mapping[str, str] = {
     "curves.csv": "diffrl.gallery.pages.curves:curves_csv",
     "report": "diffrl.gallery.pages.report:report",
     "vote": "diffrl.gallery.pages.vote:vote",
+    "export": "diffrl.gallery.pages.export:export",
     "votes": "diffrl.gallery.pages.votes:votes",
     "preferences.jsonl": "diffrl.gallery.pages.votes:preferences_jsonl",
     "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",

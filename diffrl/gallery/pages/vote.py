@@ -57,7 +57,7 @@ def add_routes(app: FastAPI, site: Site) -> None:
     async def take(request: Request) -> Response:
         wants_json = "application/json" in request.headers.get("accept", "")
         try:
-            body = await _body(request)
+            body = await body_of(request)
             ballot = await run_in_threadpool(take_vote, site, ballots, request.headers, body)
         except GalleryError as error:
             if not wants_json:
@@ -140,12 +140,17 @@ def same_origin(headers: Mapping[str, str]) -> bool:
     return origin is None or (urlsplit(origin).netloc or None) == headers.get("host")
 
 
-async def _body(request: Request) -> bytes:
+async def body_of(request: Request) -> bytes:
+    """The body of a form, at most `BODY` bytes.
+
+    Raises:
+        GalleryError: it is longer (413).
+    """
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > BODY:
-            raise GalleryError(f"A vote has at most {BODY} bytes. Got more.", 413)
+            raise GalleryError(f"A form has at most {BODY} bytes. Got more.", 413)
     return body
 
 
