@@ -110,10 +110,14 @@ def export(site: Site, query: Query) -> Answer:
 
 def add_routes(app: FastAPI, site: Site) -> None:
     """The page that asks for an export and tells how far it is, and the file."""
-    from diffrl.gallery.export import export_site
     from diffrl.gallery.pages.vote import body_of, same_origin
 
-    exports = Exports(lambda sources, place, far: export_site(sources, place, site.options, far))
+    def make(sources: Sequence[Source], place: Path, far: Callable[[int, int], None]) -> list[str]:
+        from diffrl.gallery.export import export_site  # numpy comes with it: only whoever exports waits for that
+
+        return export_site(sources, place, site.options, far)
+
+    exports = Exports(make)
 
     def show(request: Request) -> Response:
         run = request.query_params.get("run", "")
