@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from diffrl.config.base import OWN, Section, kind_of, problems, show
-from diffrl.config.objective_base import LossSettings, ObjectiveSettings
+from diffrl.config.objective_base import LossSettings, ObjectiveSettings, PulledSettings
 from diffrl.config.own_objective import OwnObjectiveSettings
 
 
@@ -26,7 +26,7 @@ class EdgeLoss(Section):
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
 
-class GrpoSettings(ObjectiveSettings):
+class GrpoSettings(PulledSettings):
     """Clipped surrogate on log-probs averaged over latent dimensions, hence the small clip."""
 
     kind: Literal["grpo"] = Field(description="Group-relative policy optimisation on denoising steps.")
@@ -128,7 +128,7 @@ class SampleSettings(ObjectiveSettings):
         return min(self.old_slope * updates, self.old_limit)
 
 
-class NftSettings(SampleSettings):
+class NftSettings(PulledSettings, SampleSettings):
     """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
 
     kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
@@ -157,7 +157,7 @@ class NftSettings(SampleSettings):
         return None if self.edges is None else self.edges.clips
 
 
-class AwmSettings(SampleSettings):
+class AwmSettings(PulledSettings, SampleSettings):
     """AWM, advantage-weighted matching: the loss of pretraining on the policy's own samples, weighted by advantages."""
 
     kind: Literal["awm"] = Field(description="Advantage-weighted matching, arXiv 2509.25050.")
@@ -232,7 +232,7 @@ class DgpoSettings(GroupSettings):
         return True
 
 
-class CrdSettings(GroupSettings):
+class CrdSettings(PulledSettings, GroupSettings):
     """CRD, centred reward distillation: rewards that the policy implies differ within a group as the given ones do."""
 
     kind: Literal["crd"] = Field(description="Centred reward distillation, arXiv 2603.14128.")
@@ -272,7 +272,7 @@ class CrdSettings(GroupSettings):
         return True
 
 
-class TiltSettings(ObjectiveSettings):
+class TiltSettings(PulledSettings):
     """Tree tilt: the clean prediction at each split moves along the covariance of reward and sample below it."""
 
     kind: Literal["tilt"] = Field(description="Covariance of advantage and sample below each split.")

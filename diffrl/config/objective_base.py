@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from diffrl.config.base import Section
+from pydantic import Field, model_validator
+
+from diffrl.config.base import MOST_GUIDANCE, Section, problems, show
 
 
 class LossSettings(NamedTuple):
@@ -75,6 +77,11 @@ class ObjectiveSettings(Section):
         return float(getattr(self, "kl", 0.0)) > 0
 
     @property
+    def reference_guidance(self) -> float | None:
+        """Guidance of the reference, on the rollout's scale; None = as the rollout."""
+        return None
+
+    @property
     def samples_are_pulled(self) -> bool:
         """Whether finished samples without advantage train too."""
         return float(getattr(self, "kl", 0.0)) > 0
@@ -92,3 +99,31 @@ class ObjectiveSettings(Section):
     def clips(self) -> tuple[float, float] | None:
         """How far below and above 1 the ratio of a step counts; None without steps."""
         return None
+
+
+class PulledSettings(ObjectiveSettings):
+    """What the objectives have in common whose reference does nothing but pull."""
+
+    kl_guidance: float | None = Field(
+        None,
+        ge=1,
+        le=MOST_GUIDANCE,
+        description="Guidance of the reference that kl pulls to. Above rollout.guidance_scale the policy learns what "
+        "guidance gives, and each reference costs two network evaluations. null = as rollout.guidance_scale.",
+    )
+
+    @model_validator(mode="after")
+    def _pulls_if_guided(self) -> Self:
+        if self.kl_guidance is not None and not self.asks_reference:
+            raise problems(
+                [
+                    "objective.kl_guidance must be left at null while objective.kl is 0, where no reference is asked. "
+                    f"Got {show(self.kl_guidance)}. Set kl above 0, such as 0.1, or remove kl_guidance."
+                ]
+            )
+        return self
+
+    @property
+    def reference_guidance(self) -> float | None:
+        """See the base class; `kl_guidance`."""
+        return self.kl_guidance

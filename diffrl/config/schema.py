@@ -251,6 +251,12 @@ class Config(Section):
         return trained or self.credit.value == "ode" or self.credit.fusion == "path_probability"
 
     @property
+    def reference_guidance(self) -> float:
+        """Guidance of the model before alignment, where the objective asks it."""
+        asked = self.objective.reference_guidance
+        return self.rollout.guidance_scale if asked is None else asked
+
+    @property
     def old_is_policy(self) -> bool:
         """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
         return not self.objective.lags and self.train.updates_per_iteration == 1

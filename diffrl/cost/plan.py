@@ -192,7 +192,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = config.run.evaluations
-    guided = config.model.facts.calls_per_step(r.guidance_scale)
+    guided, before = (
+        config.model.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.reference_guidance)
+    )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
     memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
     per_iteration = {
@@ -226,6 +228,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         evaluations=evaluations,
         network_evaluations={
             **{name: guided * groups * count for name, count in per_iteration.items()},
+            "reference": before * groups * per_iteration["reference"],
             "gate": guided * groups * first.origins,
             "evaluation": evaluations
             * config.eval.samples

@@ -110,7 +110,7 @@ class Trainer:
         trace = tracer and tracer.trace(samples)
         before = self.trees.velocities(trace, conditioning)
         with self.clock("update"):
-            metrics |= self.update(samples.rollout, examples, predict)
+            metrics |= self.update(samples.rollout, examples, predict, conditioning)
         trees = self.trees.record(
             *(trace, samples, credit, kept, examples, conditioning),
             before=before,
@@ -146,11 +146,14 @@ class Trainer:
             if errors := joined_errors(self.accelerator, own):
                 self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
 
-    def update(self, rollout: Rollout, examples: Sequence[Examples], predict: Velocity) -> Metrics:
+    def update(
+        self, rollout: Rollout, examples: Sequence[Examples], predict: Velocity, conditioning: Conditioning
+    ) -> Metrics:
         """The iteration's optimiser updates."""
         c, s = self.config, self.session
         self._count_skipped(examples)
-        reference = reference_of(s.policy, metered(s.meter, "reference", predict))
+        before = velocity_of(s.adapter, conditioning, c.reference_guidance)
+        reference = reference_of(s.policy, metered(s.meter, "reference", before))
         shares = [
             minibatches(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed, getattr(e, "cell", None))
             for e in examples
@@ -169,7 +172,8 @@ class Trainer:
                     reference,
                     c.train.micro_batch,
                 )
-            s.meter.skipped -= gradient.joined * c.model.facts.calls_per_step(c.rollout.guidance_scale)
+            calls, calls_before = self._calls()
+            s.meter.skipped -= gradient.joined * calls + gradient.joined_reference * calls_before
             culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
@@ -211,11 +215,17 @@ class Trainer:
 
     def _count_skipped(self, examples: Sequence[Examples]) -> None:
         """Evaluations that inactive units would have cost, of whichever network the objective asks."""
-        guided = self.config.model.facts.calls_per_step(self.config.rollout.guidance_scale)
+        calls, calls_before = self._calls()
         for loss, own in zip(self.session.losses, examples, strict=True):
             grouped = loss.objective.group_evaluations if isinstance(loss.objective, GroupObjective) else 0
-            each = 1 + loss.objective.asks_old + loss.objective.needs_reference + grouped
-            self.session.meter.skipped += int((~own.active).sum()) * each * guided
+            each = (1 + loss.objective.asks_old + grouped) * calls + loss.objective.needs_reference * calls_before
+            self.session.meter.skipped += int((~own.active).sum()) * each
+
+    def _calls(self) -> tuple[int, int]:
+        """Network evaluations of one velocity: of the policy, and of the model before alignment."""
+        c = self.config
+        scales = (c.rollout.guidance_scale, c.reference_guidance)
+        return c.model.facts.calls_per_step(scales[0]), c.model.facts.calls_per_step(scales[1])
 
     def learning_rate(self) -> float:
         """Of the next update."""

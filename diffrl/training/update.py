@@ -46,7 +46,9 @@ class Gradient:
         largest_ratio_error: max |ratio - 1| over them.
         evaluated: network evaluations on this rank, guidance and references left out.
         bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
-        joined: evaluations that this rank made for nothing but to take part in the ranks' exchange.
+        joined: evaluations that this rank made for nothing but to take part in the ranks' exchange, guidance and
+            references left out.
+        joined_reference: the same, of the reference.
     """
 
     loss: float
@@ -56,6 +58,7 @@ class Gradient:
     evaluated: int
     bad_prompts: Sequence[int] = ()
     joined: int = 0
+    joined_reference: int = 0
 
 
 def minibatches(
@@ -150,14 +153,15 @@ def accumulate_gradient(
     terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
     planned = terms.tolist()
     sums = [_Sums() for _ in shares]
-    joined = 0
+    joined = joined_reference = 0
     with lockstep.equal_calls() if lockstep else nullcontext():
         for count, (number, piece) in enumerate(passes, 1):
             term, examples, _ = shares[number]
             asked = reference if term.objective.needs_reference else None
             with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
                 if piece is None:
-                    joined += _join_with_nothing(examples, predict, asked)
+                    _join_with_nothing(examples, predict, asked)
+                    joined, joined_reference = joined + 1, joined_reference + (asked is not None)
                     continue
                 taken = examples.take(piece)
                 loss, metrics = term.objective.loss(taken, predict, asked)
@@ -177,6 +181,7 @@ def accumulate_gradient(
         sum(len(own) for own in active),
         sorted({prompt for one in sums for prompt in one.bad_prompts()}),
         joined,
+        joined_reference,
     )
 
 
@@ -248,8 +253,8 @@ def _idle_passes(accelerator: Any, own: Sequence[int]) -> list[int]:
     return [int(any(most) and not any(own)), *[0] * (len(own) - 1)]
 
 
-def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> int:
-    """Call the networks as a loss does and go back with a gradient of zero; the number of evaluations."""
+def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> None:
+    """Call the networks as a loss does and go back with a gradient of zero."""
     first = torch.arange(len(examples.prompt), device=examples.prompt.device)[:1]
     latents, sigma, prompt = examples.take(first).start
     nothing = torch.zeros_like(latents)  # whatever is wrong with a unit that is not trained stays out of the gradient
@@ -257,7 +262,6 @@ def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocit
     if reference is not None:
         reference(nothing, sigma, prompt)
     (0.0 * velocity.sum()).backward()
-    return 1 if reference is None else 2
 
 
 def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:

@@ -94,6 +94,7 @@ def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
         ("model.fps=24", "model.fps must be null for model.family: sd3"),
         ("model={family: sd3, path: x, base_precision: nf4}", "model.base_precision must be null without model.lora"),
         ("objective={kind: grpo, kl_form: mean}", "objective.kl_form must be left at velocity while objective.kl is 0"),
+        ("objective={kind: grpo, kl_guidance: 3}", "objective.kl_guidance must be left at null while objective.kl"),
         ("train.final_learning_rate=0.2", "train.final_learning_rate must be left at 0.1"),
     ],
 )  # fmt: skip

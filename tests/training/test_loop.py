@@ -134,6 +134,7 @@ CASES = {
     "guidance": {"rollout": {"guidance_scale": 2.0}, "eval": {"guidance_scale": 2.0}},
     "kl, full": {"objective": {"kl": 0.1}},
     "kl, lora, guidance": {"objective": {"kl": 0.1}, "model": {"lora": LORA}, "rollout": {"guidance_scale": 2.0}},
+    "kl to a guided reference": {"objective": {"kl": 0.1, "kl_guidance": 3.0}},
     "sliding window": {"rollout": {"stochastic": {"kind": "window", "size": 2, "slide_every": 1}}},
     "uneven micro-batches": {"rollout": {"micro_batch": 5, "decode_batch": 4}, "train": {"micro_batch": 4}},
     "gradient checkpointing": {"train": {"gradient_checkpointing": True}},
@@ -146,7 +147,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", daily(CASES, ["kl, lora, guidance", "uneven micro-batches", "every step, two rewards"])
+    "case",
+    daily(CASES, ["kl, lora, guidance", "kl to a guided reference", "uneven micro-batches", "every step, two rewards"]),
 )
 def test_what_is_planned_is_what_happens(random_sd3, tmp_path, monkeypatch, case):
     data = changed(settings(random_sd3, tmp_path), tmp_path, **merged(CASES[case], random_sd3))

@@ -5,6 +5,8 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.errors import GuardStop
+from diffrl.models.loading import load_adapter
+from diffrl.objectives.tilt import split_origins
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, assert_same_run, crash_at
@@ -114,6 +116,27 @@ def test_a_reference_pulls_back(random_sd3, tmp_path):
     assert pulled[0]["update/reference_kl"] == 0 and pulled[2]["update/reference_kl"] > 0
     assert "update/reference_kl" not in found[0.0][0][0]
     assert trainer.session.meter.evaluations["reference"] == trainer.session.meter.evaluations["update"]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path, lora):
+    """At the start the policy is the reference, and what guidance adds is (g - 1) (v - v of the empty prompt)."""
+    model, scale = {"family": "sd3", "path": str(random_sd3), "lora": lora}, 3.5
+    data = tilt_data(random_sd3, tmp_path, kl=0.7, model=model, train={"max_grad_norm": None})
+    data["objective"] |= {"kl_guidance": scale}
+    trainer = make_trainer(data)
+    done = trainer.iterate()
+    adapter = load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"))
+    edges, batch = done.samples.rollout.edges, done.samples.rollout.batch
+    origins = split_origins(done.samples.rollout)
+    texts = [batch.prompts[row].text for row in edges.prompt[origins].tolist()]
+    x, sigma = edges.latents[origins], edges.sigma[origins]
+    with torch.no_grad():
+        asked, empty = (adapter.velocity(x, sigma, adapter.encode_prompts(t), 1.0) for t in (texts, [""] * len(x)))
+    added = ((scale - 1) * (asked - empty)).square().flatten(1).mean(1)
+    assert added.min() > 0
+    assert done.metrics["update/reference_kl"] == pytest.approx(float(added.mean()), rel=1e-4)
+    assert trainer.session.meter.evaluations["reference"] == 2 * trainer.session.meter.evaluations["update"]
 
 
 @pytest.mark.long
