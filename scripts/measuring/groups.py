@@ -38,8 +38,15 @@ class Group:
 
 
 RATES = {
-    "shapes": {"tilt": 3e-4, "chains, nft": 2e-4, "chains, awm": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 6e-4},
-    "words": {"chains, nft": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 3e-4},
+    "shapes": {
+        "diffrl": 3e-4,
+        "tilt": 3e-4,
+        "chains, nft": 2e-4,
+        "chains, awm": 2e-4,
+        "chains, crd": 2e-4,
+        "chains, dgpo": 6e-4,
+    },
+    "words": {"diffrl": 3e-4, "chains, nft": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 3e-4},
 }
 """Learning rates that are not 1.5e-4, as chosen on `tune` (docs/results.md)."""
 
@@ -59,7 +66,8 @@ def factorial(world: str) -> dict[str, str]:
         return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
 
     arms = {
-        "tilt": arm("diffrl"),
+        "diffrl": arm("diffrl"),
+        "tilt": arm("diffrl", "objective={kind: tilt, kl: 0.0}"),
         "chains, nft": arm("diffusion_nft", ONE),
         "chains, grpo": arm("flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2"),
         "tree, grpo, incremental": tree(GRPO, credit("incremental")),
@@ -91,6 +99,8 @@ QUESTIONS = {
     ),
     "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
     "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
+    "Does the guided reference pay?": (("tilt", "diffrl"),),
+    "Does diffrl pay?": tuple((rival, "diffrl") for rival in RIVALS),
 }
 
 
@@ -105,17 +115,25 @@ def _answered(
 LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
 """What other budgets are spent on: the project's two, and a rival of either kind."""
 
+RIVALS_LONGER = ("chains, nft", "chains, grpo", "chains, awm")
+"""What diffrl at small budgets is held against: the baseline, and the rivals that are best at 20,000 evaluations."""
 
-def longer_or_shorter(world: str, budget: int, evals: int, labels: Iterable[str] = LONGER, **options: Any) -> Group:
+
+def longer_or_shorter(
+    world: str, budget: int, evals: int, seeds: int, labels: Iterable[str] = LONGER, **options: Any
+) -> Group:
     """Some arms of the factorial at another budget, with a cosine that ends with it."""
     arms = {label: factorial(world)[label] for label in labels}
     questions = {
         "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
         "Does a tree with step credit pay?": (("chains, grpo", "tree, grpo, incremental"),),
     }
+    if "diffrl" in arms:
+        questions["Does the guided reference pay?"] = (("tilt", "diffrl"),)
+        questions["Does diffrl pay?"] = (("chains, nft", "diffrl"), ("chains, grpo", "diffrl"))
     if "tilt" not in arms:
-        questions = {"Does NFT pay?": (("chains, grpo", "chains, nft"),)}
-    return Group(arms, budget, 5, questions, evals=evals, **options)
+        questions = {"Which rival?": (("chains, grpo", "chains, nft"), ("chains, nft", "chains, awm"))}
+    return Group(arms, budget, seeds, questions, evals=evals, **options)
 
 
 def pool(price: float) -> Group:
@@ -160,10 +178,11 @@ POOLS = {f"pool-{price:g}": price for price in PRICES}
 GROUPS = {
     "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
     "words": Group(WORDS, 20_000, 10, _answered(QUESTIONS, WORDS), evals=1),
-    "shapes-6k": longer_or_shorter("shapes", 6_000, 1),
-    "words-6k": longer_or_shorter("words", 6_000, 1),
-    "shapes-60k": longer_or_shorter("shapes", 60_000, 3, variety=4, guidance=(3.0,)),
-    "words-60k": longer_or_shorter("words", 60_000, 3, LONGER[2:]),
+    "shapes-6k": longer_or_shorter("shapes", 6_000, 1, 10, ("diffrl", *LONGER)),
+    "words-6k": longer_or_shorter("words", 6_000, 1, 10, ("diffrl", *LONGER)),
+    "shapes-60k": longer_or_shorter("shapes", 60_000, 3, 5, variety=4, guidance=(3.0,)),
+    "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, RIVALS_LONGER),
+    "words-60k": longer_or_shorter("words", 60_000, 3, 10, RIVALS_LONGER),
     "parts": parts("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
