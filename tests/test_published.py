@@ -103,7 +103,7 @@ PUBLISHED = {
         "prompts.train": "dataset/ocr", "rewards": ["ocr"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 1.0, "rollout.tree.roots": 24, "credit.std": "batch",
         "credit.clamp": 5.0, "objective.levels": 20, "objective.noisiest": 0.99, "objective.beta": 1.0,
-        "objective.kl": 0.1, "objective.old_slope": 0.005, "objective.old_limit": 0.999,
+        "objective.kl": 0.1, "objective.kl_guidance": 4.5, "objective.old_slope": 0.005, "objective.old_limit": 0.999,
         "train.updates_per_iteration": 2,
     },
 }  # fmt: skip
