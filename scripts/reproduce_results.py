@@ -20,8 +20,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from measuring.bands import strayed
-from measuring.groups import BUDGETS, GROUPS, POOLS, Group
-from measuring.tables import answers, budgets_table, fewer_table, pool_table, ratio_table, scores
+from measuring.figure import draw_flagship
+from measuring.groups import BUDGETS, FLAGSHIP, GROUPS, GUIDED, POOLS, Group
+from measuring.tables import (
+    answers,
+    budgets_table,
+    fewer_table,
+    flagship_tables,
+    pool_table,
+    ratio_table,
+    scores,
+)
 from rich.console import Console
 
 from diffrl.errors import DiffrlError
@@ -33,6 +42,7 @@ from diffrl.studies.compare.results import Comparison
 from diffrl.studies.compare.tables import guidance_rows, markdown_table
 
 MEASURED = Path("docs/measured")
+FIRST_FIGURE = Path("assets/readme/comparison.png")
 FIGURES = ("figure", "power")
 
 
@@ -83,28 +93,51 @@ def measure(arguments: argparse.Namespace) -> list[str]:
         if arguments.keep:
             pack(out, kept)
     if arguments.write:
-        for table in dict.fromkeys(filter(None, map(shared_table, asked))):
+        for table in dict.fromkeys(table for name in asked for table in shared_tables(name)):
             put(arguments.write, table, shared(table, arguments.out))
+        draw_first_figure(arguments.out)
     return outside
 
 
-def beside(name: str) -> list[str]:
+def draw_first_figure(out: Path) -> None:
+    """README's first figure, where the groups of both worlds are at hand."""
+    worlds: dict[str, dict[int, list[Comparison]]] = {}
+    for world, (ours, rivals) in FLAGSHIP.items():
+        for name in dict.fromkeys([*ours, rivals, *BUDGETS[world]]):
+            if (out / name).is_dir():
+                worlds.setdefault(world, {}).setdefault(GROUPS[name].budget, []).append(collect(out / name))
+    if worlds.keys() == FLAGSHIP.keys() and all(len(budgets) == len(BUDGETS[w]) for w, budgets in worlds.items()):
+        draw_flagship(worlds, GUIDED, FIRST_FIGURE)
+
+
+def tables() -> dict[str, list[str]]:
+    """The tables that several groups share, and their groups."""
+    flagship = {f"flagship-{world}": [*ours, rivals] for world, (ours, rivals) in FLAGSHIP.items()}
+    return {"pools": list(POOLS), **{f"budgets-{world}": names for world, names in BUDGETS.items()}, **flagship}
+
+
+def beside(name: str) -> set[str]:
     """The groups that share a table with one, itself among them."""
-    return next((names for names in (list(POOLS), *BUDGETS.values()) if name in names), [name])
+    return {name}.union(*(names for names in tables().values() if name in names))
 
 
-def shared_table(name: str) -> str | None:
-    """The table that a group shares with others, if it does."""
-    if name in POOLS:
-        return "pools"
-    return next((f"budgets-{world}" for world, names in BUDGETS.items() if name in names), None)
+def shared_tables(name: str) -> list[str]:
+    """The tables that a group shares with others."""
+    return [table for table, names in tables().items() if name in names]
 
 
 def shared(table: str, out: Path) -> str:
-    """All pools by price, or all budgets of a world, as far as they have been measured."""
-    if table == "pools":
+    """A table over several groups, as far as they have been measured; empty where that tells nothing."""
+    kind, _, world = table.partition("-")
+    if kind == "pools":
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
-    groups = [name for name in BUDGETS[table.removeprefix("budgets-")] if (out / name).is_dir()]
+    if kind == "flagship":
+        ours, rivals = FLAGSHIP[world]
+        if not all((out / name).is_dir() for name in (*ours, rivals)):
+            return ""
+        measured = {GROUPS[name].budget: collect(out / name) for name in ours}
+        return flagship_tables(measured, GROUPS[rivals].budget, collect(out / rivals))
+    groups = [name for name in BUDGETS[world] if (out / name).is_dir()]
     found = {GROUPS[name].budget: collect(out / name) for name in groups}
     return "\n".join(table(found) for table in (budgets_table, ratio_table, fewer_table)) if len(found) > 1 else ""
 
@@ -151,9 +184,9 @@ def require_room(page: Path, names: Iterable[str]) -> None:
     """Refuse a page that lacks the markers of a group's tables, before anything is trained for it."""
     text = page.read_text(encoding="utf-8")
     own = [name for name in names if name not in POOLS]
-    for name in dict.fromkeys([*own, *filter(None, map(shared_table, names))]):
-        if not _between(name).search(text):
-            raise SystemExit(f"{page} must hold <!-- {name} --> and <!-- /{name} -->. Add both lines.")
+    for marker in dict.fromkeys([*own, *(table for name in names for table in shared_tables(name))]):
+        if not _between(marker).search(text):
+            raise SystemExit(f"{page} must hold <!-- {marker} --> and <!-- /{marker} -->. Add both lines.")
 
 
 def _between(name: str) -> re.Pattern[str]:

@@ -188,3 +188,7 @@ GROUPS = {
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
 """The groups of a world, which are set beside each other."""
+FLAGSHIP = {"shapes": (("shapes-6k", "shapes"), "rivals-shapes"), "words": (("words-6k", "words"), "words-60k")}
+"""By world: groups that have the preset diffrl at small budgets, and the one of its rivals at a large one."""
+GUIDED = {"shapes": 0.374, "words": 0.506}
+"""By world: strict score on `report` of the model before alignment with guidance of 3 (tables of docs/results.md)."""

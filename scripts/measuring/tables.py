@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -86,40 +86,64 @@ def _at_a_budget(comparison: Comparison, arm: Arm) -> str:
 
 def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
     """Tree tilt at each budget against the others at every larger one, on the seeds that both have."""
-    lines = ["| tilt with | against | with | times as many | tilt less other |", "|---:|---|---:|---:|---:|"]
+    head = ["| tilt with | against | with | times as many | tilt less other |", "|---:|---|---:|---:|---:|"]
+    rows: list[str] = []
     for small, large in itertools.combinations(sorted(comparisons), 2):
         ours = of_seeds(comparisons[small], "tilt")
-        for label in LONGER[1:]:
-            theirs = of_seeds(comparisons[large], label)
-            seeds = sorted(set(ours) & set(theirs))
-            if not seeds:
-                continue
-            found = paired_difference([ours[i] for i in seeds], [theirs[i] for i in seeds])
+        theirs = {label: of_seeds(comparisons[large], label) for label in LONGER[1:]}
+        rows += _against(small, ours, large, theirs)
+    return "\n".join(head + rows) + "\n"
+
+
+def _against(
+    small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
+) -> Iterator[str]:
+    """Rows: a method at one budget, others at another, on the seeds that both have."""
+    for label, scores in theirs.items():
+        seeds = sorted(set(ours) & set(scores))
+        if seeds:
+            found = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
             cells = (f"{small:,}", label, f"{large:,}", f"{large / small:.3g}", _difference(found))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            yield f"| {' | '.join(cells)} |"
 
 
 def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
     """How many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
     largest = max(comparisons)
     ours = {budget: of_seeds(found, "tilt") for budget, found in comparisons.items()}
+    return _needs("tree tilt", ours, largest, {label: of_seeds(comparisons[largest], label) for label in LONGER[1:]})
+
+
+def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparison) -> str:
+    """The preset diffrl at small budgets against published methods at a larger one.
+
+    Args:
+        ours: comparisons that have the arm `diffrl`, by budget.
+        large: evaluations that the rivals had.
+        rivals: their comparison.
+    """
+    own = {budget: of_seeds(found, "diffrl") for budget, found in sorted(ours.items())}
+    theirs = {arm.label: of_seeds(rivals, arm.label) for arm in rivals.arms}
+    head = ["| diffrl with | against | with | times as many | diffrl less other |", "|---:|---|---:|---:|---:|"]
+    rows = [row for small, scores in own.items() for row in _against(small, scores, large, theirs)]
+    return "\n".join([_needs("diffrl", own, large, theirs), *head, *rows]) + "\n"
+
+
+def _needs(
+    whose: str, ours: Mapping[int, Mapping[int, float]], large: int, theirs: Mapping[str, Mapping[int, float]]
+) -> str:
+    """How many times fewer evaluations a method needs for what others have at one budget."""
     ours = {budget: scores for budget, scores in ours.items() if scores}
-    lines = ["| for the score of | with | tree tilt needs | times fewer | 95 % interval |", "|---|---:|---:|---:|---:|"]
-    for label in LONGER[1:]:
-        theirs = of_seeds(comparisons[largest], label)
-        if not theirs or len(ours) < 2:
+    lines = [f"| for the score of | with | {whose} needs | times fewer | 95 % interval |", "|---|---:|---:|---:|---:|"]
+    for label, scores in theirs.items():
+        if not scores or len(ours) < 2:
             continue
-        found = budget_for(ours, theirs)
-        times = [None if budget is None else largest / budget for budget in found]
-        shown = ("none measured" if found.at is None else f"{found.at:,.0f}", _times(times[1]))
-        interval = f"{_times(times[2])} to {_times(times[0])}" if found.at is not None else ""
-        lines.append(f"| {label} | {largest:,} | {' | '.join(shown)} | {interval} |")
+        found, least = budget_for(ours, scores), min(ours)
+        shown = "more than was measured" if found.at is None else f"{found.at:,.0f}{' or fewer' * (found.at == least)}"
+        times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in found]
+        interval = f"{times[2] or 'not resolved'} to {times[0]}" if found.at is not None else ""
+        lines.append(f"| {label} | {large:,} | {shown} | {times[1] or ''} | {interval} |")
     return "\n".join(lines) + "\n"
-
-
-def _times(times: float | None) -> str:
-    return "beyond what was measured" if times is None else f"{times:.1f}"
 
 
 def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
@@ -129,7 +153,9 @@ def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
 
 
 class Budgets(NamedTuple):
-    """Budgets of one method that are worth another's score; None where the measured budgets do not tell.
+    """Budgets of one method that are worth another's score; None where no measured budget is.
+
+    The smallest measured budget stands for itself and for all below it.
 
     Args:
         low: below it, the method's paired interval lies under the other's score.
@@ -158,11 +184,11 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
     found = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
 
     def first(reached: Callable[[Estimate], bool]) -> float | None:
-        """The budget from which on it holds; None if it holds at the smallest already, or at none."""
+        """The budget from which on it holds; None if it does not at the largest."""
         holds = [reached(one) for one in found]
-        if all(holds) or not holds[-1]:
-            return None
-        return float(tried[points - holds[::-1].index(False)])
+        if all(holds):
+            return budgets[0]
+        return float(tried[points - holds[::-1].index(False)]) if holds[-1] else None
 
     def over(one: Estimate) -> bool:
         return one.low is not None and one.low > 0
