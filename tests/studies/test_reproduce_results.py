@@ -103,6 +103,7 @@ def test_scores_are_ranked_with_the_other_rewards(measured):
 def test_a_page_gets_its_tables_and_figures(measured, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     shared = "<!-- budgets-shapes -->\n<!-- /budgets-shapes -->\n![power](figures/shapes-power.png)\n"
+    shared += "<!-- flagship-shapes -->\n<!-- /flagship-shapes -->\n"
     page.write_text(f"before\n<!-- shapes -->\nwas here before\n<!-- /shapes -->\n{shared}")
     monkeypatch.setitem(script.GROUPS, "shapes", GROUP)
     options = ["--out", str(tmp_path), "--only", "shapes", "--report-only", "--write", str(page)]
@@ -144,6 +145,28 @@ def test_the_tilt_of_a_smaller_budget_is_held_to_the_arms_of_a_larger(tmp_path, 
     low, high = stats.ttest_rel(better, same).confidence_interval(0.95)
     mean = sum(better) / 5 - sum(same) / 5
     assert line == f"| 20,000 | {rival} | 60,000 | 3 | {mean:+.3f} ({low:+.3f} to {high:+.3f}), 5 seeds |"
+
+
+def test_the_flagship_at_small_budgets_is_held_to_each_rival_at_a_large_one(tmp_path, monkeypatch):
+    """By hand: better than the first rival with the smallest budget already, and on the way to the second."""
+    monkeypatch.chdir(ROOT)
+    plain, better, same = SCORES.values()
+    ours = {
+        6_000: collect(measure(tmp_path / "short", {"diffrl": better, "x": plain})),
+        20_000: collect(measure(tmp_path / "longer", {"diffrl": [one + 0.1 for one in better], "x": plain})),
+    }
+    midway = [one + 0.05 for one in better]
+    weaker = [one - 0.2 - 0.01 * number for number, one in enumerate(better)]
+    rivals = collect(measure(tmp_path / "rivals", {"weak": weaker, "strong": midway}))
+    lines = [line.split(" | ") for line in script.flagship_tables(ours, 60_000, rivals).splitlines()]
+    weak, strong = (next(line for line in lines if line[0] == f"| {name}") for name in ("weak", "strong"))
+    assert weak[2:4] == ["6,000 or fewer", "10.0 or more"] and weak[4].startswith("10.0 or more to 10.0 or more")
+    middle = math.sqrt(6_000 * 20_000)
+    assert float(strong[2].replace(",", "")) == pytest.approx(middle, rel=0.01)
+    assert float(strong[3]) == pytest.approx(60_000 / middle, abs=0.06)
+    low, high = stats.ttest_rel(better, weaker).confidence_interval(0.95)
+    first = next(line for line in lines if line[:2] == ["| 6,000", "weak"])
+    assert first[3] == "10" and f"({low:+.3f} to {high:+.3f})" in first[4]
 
 
 def test_the_budget_of_an_equal_score_is_where_the_paired_test_turns():
