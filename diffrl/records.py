@@ -89,7 +89,7 @@ class Edges:
     one step ends and the next begins are stored once.
 
     Args:
-        stored: (V, ...) latents, V <= U + E.
+        stored: (V, ...) latents, V <= U + E; float32, or what they were rounded to before the steps were scored.
         before: (U,) int64 row in `stored` of the latents before the step.
         sigma: (U,) float32 noise level before the step, in (0, 1].
         sigma_next: (U,) float32 noise level after the step, in (0, 1).
@@ -117,13 +117,13 @@ class Edges:
 
     @property
     def latents(self) -> Tensor:
-        """(U, ...) latents before the step, a copy: ask few origins at a time for it."""
-        return self.stored[self.before]
+        """(U, ...) float32 latents before the step, a copy: ask few origins at a time for it."""
+        return self.stored[self.before].float()
 
     @property
     def next_latents(self) -> Tensor:
-        """(E, ...) latents after the step, a copy likewise."""
-        return self.stored[self.after]
+        """(E, ...) float32 latents after the step, a copy likewise."""
+        return self.stored[self.after].float()
 
     @property
     def edge_step(self) -> Tensor:

@@ -171,6 +171,11 @@ class RolloutSettings(Section):
     )
     tree: TreeSettings
     explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")
+    latents_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="What latents are rounded to where a stochastic step begins and ends, before it is scored, and "
+        "stored as. bfloat16 halves what is stored; the ratio before the first update stays exactly 1.",
+    )
     micro_batch: int = Field(
         128, ge=1, le=MOST_SAMPLES, description="Samples in one network call of the rollout; bounds memory."
     )

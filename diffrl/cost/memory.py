@@ -46,6 +46,7 @@ class Memory:
         kept: bytes held throughout, by purpose.
         passing: bytes of activations, by stage; one stage runs at a time.
         resting: bytes of the offloaded parts, in the computer's memory between uses.
+        pictures: bytes of the decoded pictures, which lie in the computer's memory whatever the device is.
     """
 
     trained_parameters: int
@@ -53,11 +54,16 @@ class Memory:
     kept: Mapping[str, int]
     passing: Mapping[str, int]
     resting: int = 0
+    pictures: int = 0
 
     @property
     def peak(self) -> int:
-        """Everything held, and the largest stage."""
+        """Everything held on the device, and the largest stage."""
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
+
+    def needed(self, device: str) -> int:
+        """Bytes that the device ("cpu", "cuda") must have: a CPU holds the decoded pictures too."""
+        return self.peak + (self.pictures if device == "cpu" else 0)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,10 @@ def estimate_memory(
         passing[stage] += _borrowed(config, parts, geometry, world_size)
     for stage, size in offload.items():
         passing[stage] = passing.get(stage, 0) + size
-    return Memory(parts.trained, frozen, kept, passing, sum(offload.values())), ()
+    pictures = rollout.pictures(geometry)
+    if config.rollout.explore is not None:
+        pictures += _candidates(config, rollout) * 3 * geometry.pixels
+    return Memory(parts.trained, frozen, kept, passing, sum(offload.values()), pictures), ()
 
 
 def _parts(config: Config, found: Architecture) -> ParameterCounts:
@@ -202,16 +211,21 @@ def asked_size(config: Config) -> Size:
 def _records(config: Config, g: Geometry, rollout: RolloutSize, nodes: int, world_size: int) -> dict[str, int]:
     """Bytes of what an iteration draws, and of prompts' encodings."""
     e, o, samples = config.rollout.explore, config.objective, rollout.samples
-    kept = {"samples and steps": rollout.size(g)}
+    kept = {"samples and steps": rollout.size(g, BYTES[config.rollout.latents_dtype])}
     if e is not None:
-        candidates = samples * e.candidates // config.rollout.redrawn
-        kept["candidates"] = candidates * (FLOAT32 * g.latent_elements + 3 * g.pixels)
+        kept["candidates"] = _candidates(config, rollout) * FLOAT32 * g.latent_elements
     if o.trains_samples:
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
     if o.trains_nodes:
         kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * g.latent_elements
     kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
     return kept
+
+
+def _candidates(config: Config, rollout: RolloutSize) -> int:
+    """Pictures that are drawn to choose a rollout's samples from."""
+    assert config.rollout.explore is not None
+    return rollout.samples * config.rollout.explore.candidates // config.rollout.redrawn
 
 
 def _prompts(config: Config, world_size: int) -> int:

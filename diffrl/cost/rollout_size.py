@@ -33,9 +33,13 @@ class RolloutSize:
         """That of one of some processes that share `count` as large rollouts."""
         return RolloutSize(*(value * count // processes for value in vars(self).values()))
 
-    def size(self, g: Geometry) -> int:
-        """Bytes: latents in float32, pictures in uint8, the rest as indices, noise levels and densities."""
-        latents = (self.stored + self.samples + self.predicted) * FLOAT32 * g.latent_elements
+    def size(self, g: Geometry, stored: int = FLOAT32) -> int:
+        """Bytes on the device: latents, recorded steps' in `stored` bytes a number; indices, levels, densities."""
+        latents = (self.stored * stored + (self.samples + self.predicted) * FLOAT32) * g.latent_elements
         columns = self.nodes * 5 * INDEX + self.samples * INDEX
         columns += self.origins * (3 * INDEX + 2 * FLOAT32) + self.edges * (3 * INDEX + FLOAT32)
-        return latents + self.samples * 3 * g.pixels + columns
+        return latents + columns
+
+    def pictures(self, g: Geometry) -> int:
+        """Bytes of the decoded pictures, uint8, which lie in the computer's memory whatever the device is."""
+        return self.samples * 3 * g.pixels

@@ -47,8 +47,17 @@ def batched_velocity(
         micro_batch: samples a call.
     """
     predict = velocity_of(adapter, conditioning, guidance_scale)
-    split = zip(latents.split(micro_batch), sigma.split(micro_batch), rows.split(micro_batch), strict=True)
-    return torch.cat([predict(x, s, r) for x, s, r in split])
+    if len(latents) <= micro_batch:
+        return predict(latents, sigma, rows)
+    found: Tensor | None = None  # each call's rows go to their place: joined in the end, all would be there twice
+    for start in range(0, len(latents), micro_batch):
+        own = slice(start, start + micro_batch)
+        velocity = predict(latents[own], sigma[own], rows[own])
+        if found is None:
+            found = velocity.new_empty((len(latents), *velocity.shape[1:]))
+        found[own] = velocity
+    assert found is not None
+    return found
 
 
 def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
@@ -74,6 +83,8 @@ class Sampler:
         solver: of the deterministic steps: `ode` is Euler, `ab2` two-step Adams-Bashforth, anew after noise.
         guidance_scale: 1 is off.
         micro_batch: samples a network call.
+        latents_dtype: what latents are rounded to where a stochastic step begins and ends, before it is scored, so that
+            they can be stored so.
     """
 
     sigmas: Tensor
@@ -83,11 +94,16 @@ class Sampler:
     solver: str = "ode"
     guidance_scale: float = 1.0
     micro_batch: int = 128
+    latents_dtype: torch.dtype = torch.float32
 
     @property
     def grid(self) -> tuple[int, ...]:
         """The visited indices."""
         return tuple(range(len(self.sigmas)) if self.levels is None else self.levels)
+
+    def rounded(self, latents: Tensor) -> Tensor:
+        """Latents (B, ...) as they can be stored, in the dtype that they have."""
+        return latents.to(self.latents_dtype).to(latents.dtype)
 
 
 @dataclass(frozen=True)
@@ -195,6 +211,8 @@ def denoise(
     stage, paths = next(stages), list(roots)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
     for i, i_next in itertools.pairwise(grid):
+        if i in forest.branching:
+            x = sampler.rounded(x)
         sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
         v = batched_velocity(adapter, x, sigma, conditioning, stage.rows, sampler.guidance_scale, sampler.micro_batch)
         branch: Branch | None = None
@@ -246,7 +264,7 @@ def _branch(
     noise, addresses = _noise_of(forest, stage.children, parents, step, x, sampler.correlation)
     mean, std = sampler.transition(x, velocity, sigma, sigma_next)
     mean, std = mean[stage.parents], std.expand(len(x), *std.shape[1:])[stage.parents]
-    return Branch(stage.origin, stage.children, mean, std, (mean + std * noise).to(x.dtype)), addresses
+    return Branch(stage.origin, stage.children, mean, std, sampler.rounded((mean + std * noise).to(x.dtype))), addresses
 
 
 def _noise_of(

@@ -42,9 +42,16 @@ class EdgeRecorder:
         forest: the whole of what is drawn.
         steps: which of its stochastic steps; None = all.
         prompts: only those of the first so many prompts of the batch; None = of all.
+        dtype: of the stored latents, which are drawn rounded to it (`Sampler.latents_dtype`); None = as drawn.
     """
 
-    def __init__(self, forest: Forest, steps: Collection[int] | None = None, prompts: int | None = None):
+    def __init__(
+        self,
+        forest: Forest,
+        steps: Collection[int] | None = None,
+        prompts: int | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         wanted = (forest.step >= 0) & first_prompts(forest.prompt, prompts)
         if steps is not None:
             wanted &= torch.isin(forest.step, torch.tensor(list(steps), dtype=torch.int64))
@@ -59,12 +66,13 @@ class EdgeRecorder:
         behind = len(self._node) + self._fresh.cumsum(0) - 1
         self._before = torch.where(self._fresh, behind, self._end_at[parents])
         self._stored: Tensor | None = None
+        self._dtype = dtype
 
     def __call__(self, level: Level) -> None:
         """Take a level's step, if it is one to keep."""
         if self._stored is None:
             rows, x = len(self._node) + int(self._fresh.sum()), level.latents
-            self._stored = x.new_empty((rows, *x.shape[1:]))
+            self._stored = x.new_empty((rows, *x.shape[1:]), dtype=self._dtype)
             self._sigmas = x.new_full((2, len(self._before)), torch.nan, dtype=torch.float32)
             self._density = x.new_full((len(self._node),), torch.nan, dtype=torch.float32)
         branch = level.branch

@@ -67,7 +67,8 @@ def regenerate(
         each: called with the pictures as they are decoded, in the order of the samples.
         prompts_at_once: prompts that are drawn together, and decoded before the next are drawn; None = all.
     """
-    edges, predicted = EdgeRecorder(forest, record), PredictionRecorder(forest) if predict else None
+    edges = EdgeRecorder(forest, record, dtype=sampler.latents_dtype)
+    predicted = PredictionRecorder(forest) if predict else None
     observers = [edges, *([predicted] if predicted else []), *observe]
     latents, images = list[Tensor](), list[Tensor]()
     for samples in prompts_apart(forest, prompts_at_once):
@@ -112,15 +113,22 @@ def decode(
             f"{prompts[int(broken.nonzero()[0])]!r}. The weights or the precision have broken down: lower "
             "train.learning_rate, or set model.dtype to float32."
         )
-    pictures = []
+    pictures: Tensor | None = None  # each call's go to their place: joined in the end, all would be there twice
     for start in range(0, len(latents), decode_batch):
         try:
-            pictures.append(adapter.decode(latents[start : start + decode_batch]).cpu())
+            decoded = adapter.decode(latents[start : start + decode_batch]).cpu()
         except BrokenPictureError as error:
             raise GuardStop(
                 f"The decoder gave NaN or inf for {prompts[start + error.rows[0]]!r}, whose latents are finite. "
                 "Set model.dtype to float32."
             ) from error
-        each(pictures[-1])
-        pulse.advance(pulse.DECODED, len(pictures[-1]))
-    return pictures[0] if len(pictures) == 1 else torch.cat(pictures)
+        if pictures is None:
+            whole = len(decoded) == len(latents)
+            pictures = decoded if whole else decoded.new_empty((len(latents), *decoded.shape[1:]))
+        own = pictures[start : start + decode_batch]
+        if pictures is not decoded:
+            own.copy_(decoded)
+        each(own)
+        pulse.advance(pulse.DECODED, len(own))
+    assert pictures is not None
+    return pictures

@@ -183,11 +183,12 @@ class _Checks:
         plan = make_plan(self.config, self.processes)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
-        needed = plan.memory.peak
         if self.elsewhere is not None:
+            needed = plan.memory.needed("cuda")
             require_memory(needed, self.elsewhere.memory, "are there")
             return f"about {needed / GIB:.2f} GiB needed of {self.elsewhere.memory / GIB:.2f} GiB"
         device = choose_device(self.config.model.device)
+        needed = plan.memory.needed(device.type)
         if self.config.guards.memory == "stop":
             check_memory(needed, device)
         return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"

@@ -234,7 +234,8 @@ def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transitio
     """
     r = rollout
     correlation = math.inf if r.tree.correlation is None else r.tree.correlation
-    return Sampler(sigmas, None, transition, correlation, r.solver, r.guidance_scale, r.micro_batch)
+    dtype: torch.dtype = getattr(torch, r.latents_dtype)
+    return Sampler(sigmas, None, transition, correlation, r.solver, r.guidance_scale, r.micro_batch, dtype)
 
 
 def draw_pool(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.update import LossTerm
+
+LEAST_ROUNDED = 0.01
+"""Deviation of a step below which its latents are not rounded to bfloat16; see `require_noise`."""
 
 
 @dataclass
@@ -136,6 +139,9 @@ def open_session(config: Config, run_dir: Path) -> Session:
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_transition(config, sigmas)
+    if transition is not None and config.rollout.latents_dtype != "float32":
+        r = config.rollout
+        require_noise(transition, sigmas, {step for i in r.window_places for step in r.steps_at(i)}, r.latents_dtype)
     return Session(
         config,
         accelerator,
@@ -163,7 +169,7 @@ def memory_notes(config: Config, plan: Plan, device: torch.device) -> tuple[str,
         ConfigError: it does not suffice, and guards.memory is stop.
     """
     try:
-        check_memory(plan.memory.peak if plan.memory else None, device)
+        check_memory(plan.memory.needed(device.type) if plan.memory else None, device)
     except ConfigError as error:
         if config.guards.memory == "stop":
             raise
@@ -205,6 +211,31 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
         return None
     dynamics = config.rollout.dynamics
     return make_transition(dynamics.kind, sigmas, **dynamics.arguments)
+
+
+def require_noise(transition: Transition, sigmas: Tensor, steps: Iterable[int], dtype: str) -> None:
+    """Refuse to round latents so coarsely that a step's noise, which its gradient is made of, would be lost in it.
+
+    Rounding to bfloat16 moves latents of unit variance by .0011 on average, so a step of `LEAST_ROUNDED` is off by a
+    tenth; the noise of CPS just before the end is far smaller.
+
+    Raises:
+        ConfigError: names the step whose noise is least.
+    """
+    least = {}
+    for step in steps:
+        x = torch.zeros(1, 1)
+        least[step] = float(
+            transition(x, x, sigmas[step].reshape(1).cpu(), sigmas[step + 1].reshape(1).cpu()).std.min()
+        )
+    step = min(least, key=least.__getitem__)
+    if least[step] < LEAST_ROUNDED:
+        raise ConfigError(
+            f"rollout.latents_dtype must be float32 where a step's noise is below {LEAST_ROUNDED:g}, or rounding would "
+            f"drown it. Got {dtype} and a deviation of {least[step]:.2g} at step {step}, from noise level "
+            f"{float(sigmas[step]):.3g} to {float(sigmas[step + 1]):.3g}. Set it to float32, or make fewer steps "
+            "stochastic (rollout.stochastic)."
+        )
 
 
 def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]:

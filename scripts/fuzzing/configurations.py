@@ -154,7 +154,7 @@ def check_and_train(send: Send, path: str, overrides: list[str]) -> None:
     plan = make_plan(config)
     area = ((config.model.height or 32) * (config.model.width or 32) / PIXELS) ** 2
     evaluations, pictures = plan.total_network_evaluations * area, (plan.decodes + plan.reward_calls) * area
-    peak = plan.memory.peak if plan.memory else 0
+    peak = plan.memory.needed("cpu") if plan.memory else 0
     compiled = config.model.compile or (config.rollout.explore is not None and config.rollout.explore.compile)
     if compiled or evaluations > EVALUATIONS or pictures > PICTURES or peak > PEAK:
         size = f"{evaluations:.3g} evaluations, {pictures:.3g} pictures, {peak / GIB:.3g} GiB"

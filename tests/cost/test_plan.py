@@ -141,7 +141,7 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
     assert memory.trained_parameters == n and memory.frozen_parameters == {"vae": frozen}
     latents = 30 + 90 + 30  # of the first trained step's beginnings, of every end (the next beginning), of the samples
     columns = 8 * (120 * 5 + 30) + 90 * (3 * 8 + 2 * 4) + 90 * (3 * 8 + 4)  # forest, origins, edges
-    stored = latents * 4 * (3 * 6 * 6) + 30 * 3 * 24 * 24 + columns
+    stored = latents * 4 * (3 * 6 * 6) + columns
     assert memory.kept == {
         "libraries": 2**30,
         "policy weights": 4 * n,
@@ -157,7 +157,8 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
     assert memory.passing["update"] == 11 * 2 * tokens * 14 * 5 * 21 * 2 + casts
     assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 12 * 2 + casts
     assert memory.passing["decode"] == 3 * 6 * 11 * 24 * 24 * 2
-    assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values())
+    assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values()) == memory.needed("cuda")
+    assert memory.pictures == 30 * 3 * 24 * 24 == memory.needed("cpu") - memory.peak  # decoded, they are on the CPU
 
 
 def test_choices_show_in_the_memory(tmp_path):
@@ -270,7 +271,9 @@ def test_two_networks_train_and_a_video_is_counted_in_frames():
     assert set(memory.frozen_parameters) == {"transformer", "transformer_2", "vae", "text_encoder"}
     assert memory.kept["frozen components"] == 2 * 5_680_910_336 + 4 * 126_892_531  # the decoder stays float32
     latents, pixels = 16 * 9 * 30 * 52, 33 * 240 * 416
-    assert memory.kept["samples and steps"] == 150 * 4 * latents + 30 * 3 * pixels + 10_440
+    assert memory.kept["samples and steps"] == 150 * 4 * latents + 10_440 and memory.pictures == 30 * 3 * pixels
+    halved = memory_of(WAN | {"height": 240, "width": 416, "frames": 33}, rollout={"latents_dtype": "bfloat16"})
+    assert memory.kept["samples and steps"] - halved.kept["samples and steps"] == 120 * 2 * latents
     assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * (5120 * 18 + 16) * 2
 
 

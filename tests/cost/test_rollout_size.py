@@ -22,6 +22,7 @@ CASES = {
     "tree, predictions": {"rollout": SPLITS, "credit": {"reward": "incremental", "value": "predicted_x0"}},
     "tree, tilt": {"rollout": SPLITS, "objective": {"kind": "tilt"}, "train": {"learning_rate": 1.0e-4}},
     "chosen chains": {"rollout": CHAINS | {"tree": {"roots": 8}, "explore": EXPLORE | {"steps": 5}}},
+    "chains, stored in bfloat16": {"rollout": CHAINS | {"latents_dtype": "bfloat16"}},
     "nothing recorded": {"rollout": {"dynamics": None, "stochastic": {"kind": "none"}}, "objective": {"kind": "nft"}},
 }
 
@@ -44,5 +45,9 @@ def test_a_rollout_is_as_large_as_planned(random_sd3, tmp_path, name):
     trainer = make_trainer(data | {key: value for key, value in changes.items() if key != "rollout"})
     rollout = trainer.iterate().samples.rollout
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(rollout) if t.numel()}
-    planned = make_plan(trainer.config).memory.kept["samples and steps"]
-    assert sum(storages.values()) == pytest.approx(planned, rel=0.02)
+    memory, pictures = make_plan(trainer.config).memory, rollout.images.untyped_storage()
+    explore = trainer.config.rollout.explore
+    pool = trainer.config.prompts.per_iteration * explore.candidates if explore else 0  # let go of, once chosen from
+    assert storages.pop(pictures.data_ptr()) == pictures.nbytes()
+    assert memory.pictures == pictures.nbytes() + pool * rollout.images[0].numel()
+    assert sum(storages.values()) == pytest.approx(memory.kept["samples and steps"], rel=0.02)

@@ -81,6 +81,7 @@ class Case:
     correlation: float = 4.0
     solver: str = "ode"
     guidance: float = 1.0
+    latents_dtype: torch.dtype = torch.float32
 
     def __str__(self):
         grid = "full" if self.levels is None else "coarse"
@@ -94,12 +95,13 @@ class Case:
     def sampler(self, adapter, micro_batch: int = 128) -> Sampler:
         sigmas = adapter.sigmas(self.steps)
         transition = make_transition(self.kind, sigmas, **OPTIONS[self.kind])
-        return Sampler(sigmas, self.levels, transition, self.correlation, self.solver, self.guidance, micro_batch)
+        more = self.solver, self.guidance, micro_batch, self.latents_dtype
+        return Sampler(sigmas, self.levels, transition, self.correlation, *more)
 
     def draw(self, adapter, forest=None, record=None, predict=False, micro_batch=128):
         """The library's own denoising."""
         forest = self.forest if forest is None else forest
-        edges, predicted = EdgeRecorder(forest, record), PredictionRecorder(forest)
+        edges, predicted = EdgeRecorder(forest, record, dtype=self.latents_dtype), PredictionRecorder(forest)
         latents = denoise(
             adapter, adapter.encode_prompts([prompt.text for prompt in BATCH.prompts]), forest,
             root_addresses(forest, BATCH, SEED), self.sampler(adapter, micro_batch),

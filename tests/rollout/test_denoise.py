@@ -2,9 +2,11 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributions import Normal
 
 from diffrl.functional.dynamics import Step
 from diffrl.functional.steps import coarse_levels
@@ -15,7 +17,19 @@ from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.observers import EdgeRecorder, take_origins
 from diffrl.rollout.tree import chains, plan_forest, root_addresses, subset
-from tests.rollout.oracle import BATCH, GROUPS, ITERATION, SEED, Case, FakeAdapter, net_of, node_keys, walk
+from tests.rollout.oracle import (
+    BATCH,
+    GROUPS,
+    ITERATION,
+    SEED,
+    Case,
+    FakeAdapter,
+    draw_noise,
+    gaussian,
+    net_of,
+    node_keys,
+    walk,
+)
 
 CASES = [
     Case(),
@@ -102,6 +116,36 @@ def test_chosen_paths_are_walked_like_the_whole_tree(chosen):
     assert torch.equal(mine.next_latents, theirs.next_latents[same])
     assert torch.equal(mine.latents[mine.origin], theirs.latents[theirs.origin[same]])
     torch.testing.assert_close(mine.old_log_prob, theirs.old_log_prob[same], rtol=1e-6, atol=1e-7)
+
+
+def test_latents_that_are_stored_in_bfloat16_are_what_was_drawn_and_scored():
+    case, adapter = replace(FOREST, latents_dtype=torch.bfloat16), FakeAdapter()
+    drawn, sigmas, nodes = case.draw(adapter), adapter.sigmas(7).double().tolist(), node_keys(case.forest)
+    edges, net, ends, begun = drawn.edges, net_of(adapter), {}, {}
+    assert edges.stored.dtype == torch.bfloat16 and edges.latents.dtype == drawn.latents.dtype == torch.float32
+    for row, (prompt, root, choices) in enumerate(nodes[node] for node in edges.node):
+        origin = int(edges.origin[row])
+        x, moved = edges.latents[origin].double(), edges.next_latents[row].double()
+        s, n = float(edges.sigma[origin]), float(edges.sigma_next[origin])
+        mean, std = gaussian(case.kind, x, net(x, s, prompt), s, n, sigmas[1])
+        close(edges.old_log_prob[row], Normal(mean, std).log_prob(moved).mean())  # of what is stored, not of what was
+        path = tuple(int(i) for i in edge_path(case, choices))
+        noise, c = draw_noise((prompt, root, ()), path, adapter.shape), case.correlation
+        if case.branching[int(edges.edge_step[row])] > 1:
+            shared = draw_noise((prompt, root, ()), (*path[:-1], -1), adapter.shape)
+            noise = (shared + c * noise) / math.sqrt(1 + c**2)
+        torch.testing.assert_close(moved, mean + std * noise, rtol=2**-8, atol=1e-4)
+        ends[prompt, root, choices], begun[prompt, root, choices[:-1], int(edges.edge_step[row])] = moved, x
+    for (prompt, root, choices, step), x in begun.items():
+        if step - 1 in case.branching:  # where one noisy step follows another, it begins with what the other ended in
+            assert torch.equal(x, ends[prompt, root, choices])
+
+
+def edge_path(case, choices):
+    """Child indices from the root to the end of the last of these choices, deterministic steps among them."""
+    steps = sorted(case.branching)[: len(choices)]
+    chosen = dict(zip(steps, choices, strict=True))
+    return [chosen.get(step, 0) for step in range(steps[-1] + 1)]
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 7])

@@ -9,7 +9,7 @@ import torch
 import diffrl.rollout.denoise as denoising
 from diffrl.config.load import make_config
 from diffrl.data.sampler import prompt_batch
-from diffrl.errors import GuardStop
+from diffrl.errors import ConfigError, GuardStop
 from diffrl.functional.dynamics import Step
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.observers import EdgeRecorder
@@ -32,6 +32,14 @@ ROLLOUTS = {  # settings, and the steps that are recorded
         [0, 2],
     ),
     "forest, all": ({"stochastic": ALL, "tree": {"roots": 1, "splits": [1, 3], "correlation": None}}, [0, 1, 2, 3]),
+    "chains, stored in bfloat16": (
+        {"stochastic": {"kind": "window", "start": 0, "size": 3}, "latents_dtype": "bfloat16"},
+        [0, 1, 2],
+    ),
+    "forest, stored in bfloat16": (
+        {"stochastic": SPLITS, "solver": "ab2", "tree": {"roots": 2, "splits": [0, 2]}, "latents_dtype": "bfloat16"},
+        [0, 2],
+    ),
     "forest, window and splits": (
         {"stochastic": {"kind": "window", "start": 1, "size": 1}, "tree": {"roots": 2, "splits": [3]}},
         [1, 3],
@@ -50,10 +58,14 @@ def trainer(request, random_sd3, tmp_path_factory):
     return made
 
 
-WAYS = list(itertools.product(DYNAMICS, ROLLOUTS, [1.0, 3.0]))
+ROUNDED = [name for name in ROLLOUTS if "bfloat16" in name]
+WAYS = list(itertools.product(DYNAMICS, [name for name in ROLLOUTS if name not in ROUNDED], [1.0, 3.0]))
+ROUNDED_WAYS = list(itertools.product(DYNAMICS, ROUNDED, [1.0]))
 
 
-@pytest.mark.parametrize(("dynamics", "rollout", "guidance_scale"), daily(WAYS, WAYS[::4] + WAYS[3::4]))
+@pytest.mark.parametrize(
+    ("dynamics", "rollout", "guidance_scale"), daily(WAYS + ROUNDED_WAYS, WAYS[::4] + WAYS[3::4] + ROUNDED_WAYS[:2])
+)
 def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dynamics, rollout, guidance_scale):
     changes, steps = ROLLOUTS[rollout]
     tolerance = 1.5e-5 * guidance_scale  # guidance magnifies how batches of other sizes round
@@ -76,6 +88,13 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
         assert max(error for _, error in errors) < tolerance
     trainer.gate(drawn, predict)
     assert trainer.on_policy_error < tolerance
+
+
+def test_noise_that_rounding_would_drown_is_refused(random_sd3, tmp_path):
+    """With CPS the last noisy step ends at a noise level of .001, and its deviation is .0008."""
+    rollout = {"dynamics": DYNAMICS["cps"], "stochastic": ALL, "latents_dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"must be float32 .* bfloat16 and a deviation of 0\.0008\d* at step 3"):
+        make_trainer(settings(random_sd3, tmp_path, rollout=rollout))
 
 
 def with_edges(monkeypatch, change):
