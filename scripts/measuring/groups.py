@@ -172,6 +172,20 @@ def parts(world: str) -> Group:
     return Group(arms, 20_000, 5, questions, "equal,nvfp4=0.1")
 
 
+def moving() -> Group:
+    """The video world once: its recipe against chains, at rates that were chosen on shapes."""
+    tilt = f"configs/tiny-wan/quickstart.yaml {UNSEEN} track.trees=null"
+    chains = f"{tilt} rollout.tree={{roots: 16}} train.warmup_updates=2"
+    grpo = f"rollout.solver=ode rollout.stochastic={{kind: all}} {GRPO} train.updates_per_iteration=2"
+    arms = {
+        "tilt": tilt,
+        "chains, nft": f"{chains} rollout.stochastic={{kind: none}} rollout.dynamics=null {NFT} train.learning_rate=2e-4",
+        "chains, grpo": f"{chains} {grpo} train.warmup_updates=2 train.learning_rate=1.5e-4",
+    }
+    questions = {"Does tree tilt pay?": (("chains, nft", "tilt"), ("chains, grpo", "tilt"))}
+    return Group(arms, 20_000, 3, questions, evals=1)
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -184,6 +198,7 @@ GROUPS = {
     "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, RIVALS_LONGER),
     "words-60k": longer_or_shorter("words", 60_000, 3, 10, RIVALS_LONGER),
     "parts": parts("shapes"),
+    "moving": moving(),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
