@@ -175,11 +175,12 @@ def parts(world: str) -> Group:
 def moving() -> Group:
     """The video world once: its recipe against chains, at rates that were chosen on shapes."""
     tilt = f"configs/tiny-wan/quickstart.yaml {UNSEEN} track.trees=null"
-    chains = f"{tilt} rollout.tree={{roots: 16}} train.warmup_updates=2"
+    chains = f"{tilt} rollout.tree={{roots: 16}}"
+    nft = f"rollout.stochastic={{kind: none}} rollout.dynamics=null {NFT} train.learning_rate=2e-4"
     grpo = f"rollout.solver=ode rollout.stochastic={{kind: all}} {GRPO} train.updates_per_iteration=2"
     arms = {
         "tilt": tilt,
-        "chains, nft": f"{chains} rollout.stochastic={{kind: none}} rollout.dynamics=null {NFT} train.learning_rate=2e-4",
+        "chains, nft": f"{chains} {nft}",
         "chains, grpo": f"{chains} {grpo} train.warmup_updates=2 train.learning_rate=1.5e-4",
     }
     questions = {"Does tree tilt pay?": (("chains, nft", "tilt"), ("chains, grpo", "tilt"))}
