@@ -115,8 +115,8 @@ def _answered(
 LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
 """What other budgets are spent on: the project's two, and a rival of either kind."""
 
-RIVALS_LONGER = ("chains, nft", "chains, grpo", "chains, awm")
-"""What diffrl at small budgets is held against: the baseline, and the rivals that are best at 20,000 evaluations."""
+RIVALS_LONGER = ("chains, nft", "chains, grpo")
+"""What diffrl at small budgets is held against: the baseline, and a rival that is among the best at 20,000."""
 
 
 def longer_or_shorter(
@@ -132,7 +132,7 @@ def longer_or_shorter(
         questions["Does the guided reference pay?"] = (("tilt", "diffrl"),)
         questions["Does diffrl pay?"] = (("chains, nft", "diffrl"), ("chains, grpo", "diffrl"))
     if "tilt" not in arms:
-        questions = {"Which rival?": (("chains, grpo", "chains, nft"), ("chains, nft", "chains, awm"))}
+        questions = {"Does NFT pay?": (("chains, grpo", "chains, nft"),)}
     return Group(arms, budget, seeds, questions, evals=evals, **options)
 
 
