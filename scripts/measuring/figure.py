@@ -9,8 +9,14 @@ from diffrl.studies.compare.figures import COLORS, GREY, MARKERS
 from diffrl.studies.compare.results import Comparison
 from measuring.tables import of_seeds
 
-DRAWN = ("diffrl", "chains, nft", "chains, awm", "chains, grpo")
-NAMES = {"diffrl": "diffrl", "chains, nft": "DiffusionNFT", "chains, awm": "AWM", "chains, grpo": "Flow-GRPO"}
+DRAWN = {
+    "diffrl": "diffrl",
+    "chains, nft": "DiffusionNFT",
+    "chains, awm": "AWM",
+    "chains, grpo": "Flow-GRPO",
+    "tilt": "diffrl without its guided reference",
+}
+"""Arms, and what readers of README call them."""
 
 
 def draw_flagship(
@@ -29,7 +35,7 @@ def draw_flagship(
     figure = Figure(figsize=(10.0, 4.1), dpi=120, layout="constrained")
     lines: dict[str, Any] = {}
     for axes, (title, budgets) in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds.items(), strict=True):
-        for index, label in enumerate(DRAWN):
+        for index, (label, name) in enumerate(DRAWN.items()):
             points = []
             for budget, comparisons in sorted(budgets.items()):
                 scores = max((of_seeds(one, label) for one in comparisons), key=len)
@@ -37,7 +43,7 @@ def draw_flagship(
                     points.append((budget, mean_estimate(list(scores.values()))))
             if points:
                 means = [one.mean for _, one in points]
-                lines[NAMES[label]] = axes.errorbar(
+                lines[name] = axes.errorbar(
                     [budget for budget, _ in points],
                     means,
                     yerr=[one.half_width for _, one in points],
@@ -48,13 +54,21 @@ def draw_flagship(
                     zorder=3 if label == "diffrl" else 2,
                 )
         axes.axhline(guided[title], color=GREY, linewidth=1, linestyle=":")
-        axes.annotate("before alignment, guidance 3", (1, guided[title]), xycoords=("axes fraction", "data"),
-                      xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8, color=GREY)  # fmt: skip
+        axes.annotate(
+            "before\nalignment,\nguidance 3",
+            (1, guided[title]),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=GREY,
+        )
         axes.set_xscale("log")
         axes.set_xticks(sorted(budgets), [f"{budget:,}" for budget in sorted(budgets)])
         axes.minorticks_off()
         axes.set_title(title, fontsize=11)
-        axes.set_xlabel("network evaluations of training, a trained one counted three times")
+        axes.set_xlabel("cost of training in network evaluations")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     figure.axes[0].set_ylabel("share of held-out samples that are right")
