@@ -85,6 +85,9 @@ def factorial(world: str) -> dict[str, str]:
     return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
 
 
+PULLED = {"chains, nft": 0.3, "chains, grpo": 0.1}
+"""Weights of a pull to the guided reference, as chosen on words of `tune` (docs/notebook.md)."""
+
 RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo")
 QUESTIONS = {
     "Does a tree pay?": (
@@ -172,6 +175,18 @@ def parts(world: str) -> Group:
     return Group(arms, 20_000, 5, questions, "equal,nvfp4=0.1")
 
 
+def guided(world: str, evals: int) -> Group:
+    """What the pull to the guided reference is worth under published methods, against the preset diffrl."""
+    arms = {label: factorial(world)[label] for label in ("diffrl", "chains, nft", "chains, grpo")}
+    for label in PULLED:
+        arms[f"{label}, guided"] = f"{arms[label]} objective.kl={PULLED[label]} objective.kl_guidance=3.0"
+    questions = {
+        "Does the guided reference pay?": tuple((label, f"{label}, guided") for label in PULLED),
+        "Does diffrl pay?": tuple((f"{label}, guided", "diffrl") for label in PULLED),
+    }
+    return Group(arms, 20_000, 5, questions, evals=evals)
+
+
 def moving() -> Group:
     """The video world once: its recipe against chains, at rates that were chosen on shapes."""
     tilt = f"configs/tiny-wan/quickstart.yaml {UNSEEN} track.trees=null"
@@ -199,6 +214,8 @@ GROUPS = {
     "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, RIVALS_LONGER),
     "words-60k": longer_or_shorter("words", 60_000, 3, 10, RIVALS_LONGER),
     "parts": parts("shapes"),
+    "guided-shapes": guided("shapes", 2),
+    "guided-words": guided("words", 1),
     "moving": moving(),
     **{name: pool(price) for name, price in POOLS.items()},
 }
