@@ -41,7 +41,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=3, help="Of a turn, after one to warm up.")
     parser.add_argument("--turns", type=int, default=3, help="Processes of each revision.")
     parser.add_argument("--threads", type=int, default=1, help="Of torch.")
-    parser.add_argument("--family", default="sd3", help="Published model whose steps are counted (sd3 flux sana wan).")
+    parser.add_argument(
+        "--family",
+        default="sd3",
+        help="Published model whose steps are counted (sd3 flux sana wan), or none: old revisions cannot be counted.",
+    )
     parser.add_argument("--against", metavar="REV", help="A git revision to compare with.")
     parser.add_argument("--out", type=Path, help="Also write JSON here.")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)  # one process: measure and print JSON
@@ -70,12 +74,15 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> Rows:
     """One process's numbers, of whichever diffrl it imports."""
     import torch
-    from measuring.fake_cuda import waits_of_steps
     from measuring.iteration import measure_run
 
     torch.set_num_threads(arguments.threads)
     rows = {Path(path).stem: measure_run(path, arguments.set, arguments.iterations) for path in arguments.configs}
-    return rows | ({f"{arguments.family} on CUDA": waits_of_steps(arguments.family)} if arguments.count else {})
+    if not arguments.count:
+        return rows
+    from measuring.fake_cuda import waits_of_steps
+
+    return rows | {f"{arguments.family} on CUDA": waits_of_steps(arguments.family)}
 
 
 @contextmanager
@@ -108,15 +115,18 @@ def git(*arguments: str) -> None:
 
 def take_turns(trees: Mapping[str, Path], arguments: argparse.Namespace) -> dict[str, list[Rows]]:
     """The numbers of every turn of every tree; the trees alternate, so what else the machine does hits all of them."""
-    passed = [sys.executable, __file__, "--turn", "--iterations", str(arguments.iterations)]
+    # -P: nothing is imported from the folder that this runs in, or start-up of the other tree would be of this one
+    passed = [sys.executable, "-P", __file__, "--turn", "--iterations", str(arguments.iterations)]
     passed += ["--threads", str(arguments.threads), "--family", arguments.family]
-    passed += ["--configs", *arguments.configs, "--set", *arguments.set]
     found: dict[str, list[Rows]] = {name: [] for name in trees}
     for turn in range(arguments.turns):
         for name, tree in trees.items() if turn % 2 == 0 else reversed(trees.items()):
             print(f"turn {turn + 1} of {arguments.turns}: {name}", file=sys.stderr)
-            environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(arguments.threads)}
-            command = [*passed, *(["--count"] if turn == 0 else [])]
+            path = os.pathsep.join((str(tree), str(ROOT / "scripts")))  # the measuring is this tree's for both
+            environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(arguments.threads)}
+            configs = [str(tree / path) for path in arguments.configs]  # each revision has its own of that name
+            command = [*passed, "--configs", *configs, "--set", *arguments.set]
+            command += ["--count"] if turn == 0 and arguments.family != "none" else []
             done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
     return found

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import torch
 
 from diffrl.models.adapter import Conditioning, ModelAdapter, device_of
-from diffrl.models.pipeline import EMPTY, PipelineAdapter
+from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 
 
 class PromptEncodings:
@@ -35,16 +35,13 @@ class PromptEncodings:
 
         The empty prompt's rows are views of one: select from them, and do not write into them.
         """
-        encoders = self._adapter.on_device("text_encoder") if self._fetches(texts) else nullcontext()
-        with encoders:  # offloaded ones travel once for all new prompts
+        new = any(text not in self._known for text in texts)
+        with held(self._adapter, "text_encoder") if new else nullcontext():  # they travel once for all new prompts
             rows = [self._row(text) for text in texts]
         device = device_of(self._adapter.transformer)
         own = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
         empty = {name: row.to(device).expand(len(rows), *row.shape[1:]) for name, row in self._empty.items()}
         return {**own, **empty}
-
-    def _fetches(self, texts: Sequence[str]) -> bool:
-        return isinstance(self._adapter, PipelineAdapter) and any(text not in self._known for text in texts)
 
     def _row(self, text: str) -> Conditioning:
         if text not in self._known:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -223,6 +223,11 @@ class PipelineAdapter(ABC):
     def options(cls) -> tuple[str, ...]:
         """What a pipeline's own settings file may hold."""
         return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
+
+
+def held(adapter: Any, prefix: str) -> AbstractContextManager[Any]:
+    """Inside, offloaded components of a pipeline whose names begin so stay on the device; other adapters have none."""
+    return adapter.on_device(prefix) if isinstance(adapter, PipelineAdapter) else nullcontext()
 
 
 def unscaled(latents: Tensor, config: Any) -> Tensor:

@@ -7,8 +7,10 @@ What is kept of a level, edges to train on or pictures to look at, is the busine
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from diffrl.functional.dynamics import ab2_step, ode_step
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Forest
 from diffrl.rollout.address import Address
-from diffrl.rollout.noise import noise_at, sibling_noise
+from diffrl.rollout.noise import in_advance, noise_at, sibling_noise
 from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
 
@@ -207,8 +209,10 @@ def denoise(
     """
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
     grid, sigmas = sampler.grid, sampler.sigmas.to(x.device)
-    stages = iter(_stages(forest, len(roots), x.device))
-    stage, paths = next(stages), list(roots)
+    stages = _stages(forest, len(roots), x.device)
+    drawn = in_advance(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
+    following = iter(stages)
+    stage = next(following)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
     for i, i_next in itertools.pairwise(grid):
         if i in forest.branching:
@@ -217,18 +221,17 @@ def denoise(
         v = batched_velocity(adapter, x, sigma, conditioning, stage.rows, sampler.guidance_scale, sampler.micro_batch)
         branch: Branch | None = None
         if i in forest.branching:
-            branch, paths_next = _branch(forest, stage, paths, i, x, v, sigma, sigma_next, sampler)
+            branch = _branch(stage, next(drawn).to(x.device), x, v, sigma, sigma_next, sampler)
         level = Level(i, sigmas[i], sigmas[i_next], stage.nodes, stage.prompt, x, v, previous is None, branch)
         for observer in observe:
             observer(level)
         if branch is not None:
-            x, stage, paths, previous = branch.next_latents, next(stages), paths_next, None
+            x, stage, previous = branch.next_latents, next(following), None
             continue
         step = ode_step(x, v, sigma, sigma_next)
         if sampler.solver == "ab2" and previous is not None:
             step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
         x, previous = step.mean.to(x.dtype), (v, sigma)
-        paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
     end = Level(grid[-1], sigmas[-1], sigmas[-1], stage.nodes, stage.prompt, x, None, previous is None)
     for observer in observe:
         observer(end)
@@ -247,36 +250,46 @@ def _stages(forest: Forest, roots: int, device: torch.device) -> list[_Stage]:
     return [_Stage(*own, *pair) for own, pair in zip(known, zip(there[::2], there[1::2], strict=True), strict=True)]
 
 
-def _branch(
+def _draws(
     forest: Forest,
-    stage: _Stage,
-    paths: Sequence[Address],
-    step: int,
-    x: Tensor,
-    velocity: Tensor,
-    sigma: Tensor,
-    sigma_next: Tensor,
-    sampler: Sampler,
-) -> tuple[Branch, list[Address]]:
-    """The children of a level's nodes, and their addresses."""
+    stages: Sequence[_Stage],
+    roots: Sequence[Address],
+    grid: Sequence[int],
+    shape: tuple[int, ...],
+    correlation: float,
+) -> list[Callable[[], Tensor]]:
+    """For each stochastic step what draws its noise, (M, *shape) on the CPU: known from the addresses alone."""
+    draws: list[Callable[[], Tensor]] = []
+    paths, following = list(roots), iter(stages)
+    for i, i_next in itertools.pairwise(grid):
+        if i not in forest.branching:
+            paths = [path._replace(path=path.path + (0,) * (i_next - i)) for path in paths]
+            continue
+        stage = next(following)
+        parents = [paths[row] for row in stage.origin.tolist()]
+        paths = [parent.child(k) for parent, k in zip(parents, forest.child[stage.children].tolist(), strict=True)]
+        related = correlation if forest.branching[i] > 1 else math.inf
+        draws.append(partial(_noise, paths, parents, shape, related))
+    return draws
+
+
+def _noise(paths: Sequence[Address], parents: Sequence[Address], shape: tuple[int, ...], correlation: float) -> Tensor:
+    """Noise (M, *shape) of nodes at M addresses, the children of one address correlated."""
+    noise = noise_at(paths, shape)
+    if math.isinf(correlation):
+        return noise
+    families = list(dict.fromkeys(parents))
+    row = {parent: i for i, parent in enumerate(families)}
+    shared = noise_at([parent.child(SHARED) for parent in families], shape)
+    return sibling_noise(shared[[row[parent] for parent in parents]], noise, correlation)
+
+
+def _branch(
+    stage: _Stage, noise: Tensor, x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, sampler: Sampler
+) -> Branch:
+    """The children of a level's nodes."""
     assert sampler.transition is not None
-    parents = [paths[row] for row in stage.origin.tolist()]
-    noise, addresses = _noise_of(forest, stage.children, parents, step, x, sampler.correlation)
     mean, std = sampler.transition(x, velocity, sigma, sigma_next)
     mean, std = mean[stage.parents], std.expand(len(x), *std.shape[1:])[stage.parents]
-    return Branch(stage.origin, stage.children, mean, std, sampler.rounded((mean + std * noise).to(x.dtype))), addresses
-
-
-def _noise_of(
-    forest: Forest, children: Tensor, parents: Sequence[Address], step: int, like: Tensor, correlation: float
-) -> tuple[Tensor, list[Address]]:
-    """Noise (M, ...) of nodes that end a stochastic step, and their addresses."""
-    paths = [parent.child(k) for parent, k in zip(parents, forest.child[children].tolist(), strict=True)]
-    shape = tuple(like.shape[1:])
-    noise = noise_at(paths, shape)
-    if forest.branching[step] > 1:
-        families = list(dict.fromkeys(parents))
-        row = {parent: i for i, parent in enumerate(families)}
-        shared = noise_at([parent.child(SHARED) for parent in families], shape)
-        noise = sibling_noise(shared[[row[parent] for parent in parents]], noise, correlation)
-    return noise.to(like.device), paths
+    moved = (mean + std * noise).to(x.dtype)
+    return Branch(stage.origin, stage.children, mean, std, sampler.rounded(moved))

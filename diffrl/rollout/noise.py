@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -41,6 +42,29 @@ def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
         generator = np.random.Generator(np.random.Philox(key=_key(address)))
         generator.standard_normal(dtype=np.float32, out=row)
     return torch.from_numpy(rows).reshape(len(addresses), *shape)
+
+
+def in_advance(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
+    """What some functions draw, in their order, each on a thread of its own while what came before it is used.
+
+    A generator of noise leaves Python's lock to others, and a host that sends work to a device mostly waits. Nothing is
+    drawn more than one ahead. The first is begun at once, not when it is asked for.
+    """
+    if not draws:
+        return iter(())
+    pool = ThreadPoolExecutor(1, "noise")
+    first = pool.submit(draws[0])
+
+    def taken() -> Iterator[Tensor]:
+        pending = first
+        for draw in draws[1:]:
+            noise = pending.result()
+            pending = pool.submit(draw)
+            yield noise
+        pool.shutdown(wait=False)
+        yield pending.result()
+
+    return taken()
 
 
 def generator_at(seed: int, iteration: int, group: int, purpose: Purpose) -> np.random.Generator:

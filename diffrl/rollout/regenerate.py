@@ -12,6 +12,7 @@ from diffrl import pulse
 from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
+from diffrl.models.pipeline import held
 from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
@@ -114,21 +115,22 @@ def decode(
             "train.learning_rate, or set model.dtype to float32."
         )
     pictures: Tensor | None = None  # each call's go to their place: joined in the end, all would be there twice
-    for start in range(0, len(latents), decode_batch):
-        try:
-            decoded = adapter.decode(latents[start : start + decode_batch]).cpu()
-        except BrokenPictureError as error:
-            raise GuardStop(
-                f"The decoder gave NaN or inf for {prompts[start + error.rows[0]]!r}, whose latents are finite. "
-                "Set model.dtype to float32."
-            ) from error
-        if pictures is None:
-            whole = len(decoded) == len(latents)
-            pictures = decoded if whole else decoded.new_empty((len(latents), *decoded.shape[1:]))
-        own = pictures[start : start + decode_batch]
-        if pictures is not decoded:
-            own.copy_(decoded)
-        each(own)
-        pulse.advance(pulse.DECODED, len(own))
+    with held(adapter, "vae"):  # it travels once for all calls
+        for start in range(0, len(latents), decode_batch):
+            try:
+                decoded = adapter.decode(latents[start : start + decode_batch]).cpu()
+            except BrokenPictureError as error:
+                raise GuardStop(
+                    f"The decoder gave NaN or inf for {prompts[start + error.rows[0]]!r}, whose latents are finite. "
+                    "Set model.dtype to float32."
+                ) from error
+            if pictures is None:
+                whole = len(decoded) == len(latents)
+                pictures = decoded if whole else decoded.new_empty((len(latents), *decoded.shape[1:]))
+            own = pictures[start : start + decode_batch]
+            if pictures is not decoded:
+                own.copy_(decoded)
+            each(own)
+            pulse.advance(pulse.DECODED, len(own))
     assert pictures is not None
     return pictures

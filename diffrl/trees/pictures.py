@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.images import BrokenPictureError
+from diffrl.models.pipeline import held
 from diffrl.trees.document import Sketch
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.pushes import Pushes
@@ -56,13 +57,14 @@ def with_pictures(
     pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
     inner, splits = _affordable(sketch, pushes, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
-    decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
-    pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
-    for row, i in splits.items():
-        assert pushes is not None
-        shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
-        named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
-        pictures |= {name: image for name, image in named if image is not None}
+    with held(adapter, "vae"):  # it travels once for all calls
+        decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
+        pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
+        for row, i in splits.items():
+            assert pushes is not None
+            shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
+            named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
+            pictures |= {name: image for name, image in named if image is not None}
     proxies = ((i, trace.proxies.get(place)) for i, place in enumerate(sketch.candidate))
     pictures |= {proxy_picture(i): proxy for i, proxy in proxies if proxy is not None}
     nodes = []

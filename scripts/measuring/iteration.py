@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from diffrl.config.load import load_config
-from diffrl.cost.flops import evaluation_flops
+from diffrl.config.schema import Config
 from diffrl.cost.meter import TRAINED, UNGRADED, PhaseClock
 from diffrl.records import Iteration
 from diffrl.training.loop import Trainer
@@ -100,7 +100,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         "rest": (cpu - sum(clock.cpu_seconds.values()), wall - sum(clock.seconds.values())),
         "iteration": (cpu, wall),
     }
-    operations = flops_by_phase(counts, evaluation_flops(config))
+    operations = flops_by_phase(counts, flops_of(config))
     rows = {
         phase: {"cpu": c / iterations, "wall": w / iterations}
         | ({"share": operations[phase] / c / rate} if operations.get(phase) and c else {})
@@ -111,6 +111,15 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
     each, latent = stored / max(1, len(rollout) * steps), 4 * rollout.latents[0].numel()
     rows["stored"] = {"bytes a sample-step": each, "latents a sample-step": each / latent, "MiB": stored / 2**20}
     return rows
+
+
+def flops_of(config: Config) -> int | None:
+    """Of one network evaluation; None where that is not known, or in a revision that counted none."""
+    try:
+        from diffrl.cost.flops import evaluation_flops
+    except ImportError:
+        return None
+    return evaluation_flops(config)
 
 
 def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str, float]:

@@ -9,6 +9,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.models.pipeline import EMPTY
 from diffrl.models.placement import Placement
+from diffrl.rollout.regenerate import decode
 from tests.training.harness import make_run, settings
 
 PROMPTS = ["a red circle", "two blue squares"]
@@ -76,6 +77,17 @@ def test_offloaded_encoders_travel_once_for_all_new_prompts(random_pipelines):
     assert moves == ["cpu", "cpu"]  # there and back
     encode(["c", "a"])
     assert len(moves) == 2
+
+
+def test_an_offloaded_decoder_travels_once_for_all_calls(random_pipelines):
+    adapter = load(random_pipelines("sd3"), offload=("vae",))
+    vae, moves, given = adapter.pipeline.vae, [], []
+    move = vae.to
+    vae.to = lambda device: moves.append(str(device)) or move(device)
+    latents = adapter.init_latents(lambda shape: torch.randn(5, *shape, generator=torch.Generator().manual_seed(2)))
+    pictures = decode(adapter, latents, 2, ["a"] * 5, lambda some: given.append(len(moves)))
+    assert moves == ["cpu", "cpu"] and given == [1, 1, 1]  # there, three calls, and back
+    assert torch.equal(pictures, torch.cat([adapter.decode(latents[i : i + 2]) for i in (0, 2, 4)]))
 
 
 @pytest.mark.parametrize("family", [name for name, facts in FAMILIES.items() if facts.masks_prompts])

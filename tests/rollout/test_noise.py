@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from scipy import stats
 
 from diffrl.rollout.address import Address, Purpose
-from diffrl.rollout.noise import generator_at, noise_at, sibling_noise
+from diffrl.rollout.noise import generator_at, in_advance, noise_at, sibling_noise
 
 BASE = Address(stream="train", seed=5, iteration=3, group=11, root=2, path=(1, 0))
 SHAPE = (2, 5, 7)
@@ -189,3 +190,32 @@ def test_refuses_a_negative_weight(c):
 def test_the_choices_of_runs_are_pinned(purpose, order):
     for _ in range(2):
         assert generator_at(2**40 + 5, 3, 11, purpose).permutation(7).tolist() == order
+
+
+# --- in advance -------------------------------------------------------------------------------------------------------
+
+
+def test_noise_drawn_in_advance_is_the_same_one_ahead_and_on_another_thread():
+    begun, threads = [], set()
+
+    def drawing(root):
+        def draw():
+            begun.append(root)
+            threads.add(threading.get_ident())
+            return noise_at([BASE._replace(root=root)], SHAPE)
+
+        return draw
+
+    taken = in_advance([drawing(root) for root in range(5)])
+    for root in range(5):
+        assert torch.equal(next(taken), noise_at([BASE._replace(root=root)], SHAPE))
+        assert len(begun) <= root + 2
+    assert begun == list(range(5)) and threading.get_ident() not in threads
+    assert list(taken) == [] and list(in_advance([])) == []
+
+
+def test_what_goes_wrong_in_advance_is_raised_where_the_noise_is_asked_for():
+    taken = in_advance([lambda: noise_at([BASE], SHAPE), lambda: noise_at([BASE._replace(seed=2**70)], SHAPE)])
+    assert next(taken).shape == (1, *SHAPE)
+    with pytest.raises(struct.error):
+        next(taken)
