@@ -305,6 +305,7 @@ def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[
             rows.append((f"  activations, most in {largest}", size_text(memory.passing[largest])))
         if memory.resting:
             rows.append(("Resting on the CPU", size_text(memory.resting)))
+        rows += [(f"Scorers on {device}", size_text(size)) for device, size in memory.scorers.items()]
     rows += more
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + [*plan.notes, *notes])
