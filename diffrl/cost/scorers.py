@@ -34,7 +34,9 @@ def scorer_weights(config: Config) -> ScorerWeights:
 
     Activations while they score are left out.
     """
-    beside, elsewhere, uncounted = 0, Counter[str](), []
+    beside = 0
+    elsewhere: Counter[str] = Counter()
+    uncounted: list[str] = []
     loaded: dict[str, list[str]] = {}
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
@@ -50,7 +52,7 @@ def scorer_weights(config: Config) -> ScorerWeights:
             for repository in sizes:
                 loaded.setdefault(repository, []).append(f"{where} {reward.key}")
     twice = "; ".join(f"{name} by {' and '.join(users)}" for name, users in loaded.items() if len(users) > 1)
-    notes = []
+    notes: list[str] = []
     if twice:
         notes.append(f"Each reward loads its own copy, so these weights are counted more than once: {twice}.")
     if uncounted:
@@ -63,7 +65,9 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
     known = PARAMETERS.get(name)
-    if name not in SCORERS or features or (known and any(option in options for option in PLACES)):
+    own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
+    places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
+    if own or features or (known and any(option in options for option in places)):
         return None
     return known or {}
 
@@ -71,7 +75,7 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
 def inner_name(reward: RewardSettings) -> str:
     """The reward whose weights are asked for: of `video_mean` the one that it averages."""
     inner = reward.options.get("reward") if reward.name == "video_mean" else None
-    return inner if isinstance(inner, str) else reward.name
+    return inner if isinstance(inner, str) and inner in SCORERS else reward.name
 
 
 def inner_options(reward: RewardSettings) -> Mapping[str, object]:

@@ -34,12 +34,17 @@ def test_a_reward_of_a_clips_frames_counts_as_what_it_averages():
     assert weights([{"name": "video_mean", "options": options}]).beside == 2 * PICK
 
 
+def test_the_predictor_that_aesthetic_is_always_given_makes_its_tower_no_stranger():
+    assert weights([{"name": "aesthetic", "options": {"checkpoint": "head.pth"}}]).beside == 4 * 303_966_208
+
+
 @pytest.mark.parametrize(
     "reward",
     [
         {"name": "clip_score", "options": {"model": "somewhere/else"}},
         {"name": "tests.rewards.own:Own"},
         {"name": "diversity", "options": {"features": "clip"}},
+        {"name": "video_mean", "options": {"reward": "tests.rewards.own:Own"}},
     ],
 )
 def test_what_is_not_known_is_named(reward):

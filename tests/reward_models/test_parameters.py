@@ -29,6 +29,11 @@ def clip_tower():
     )  # fmt: skip
 
 
+def open_clip_h():
+    open_clip = pytest.importorskip("open_clip")
+    return open_clip.CLIP(**open_clip.get_model_config("ViT-H-14"))
+
+
 def detector():
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
@@ -55,7 +60,7 @@ BUILT = {
     "openai/clip-vit-large-patch14": lambda: clip(768, 12, 1024, 24, 768),
     "aesthetic": clip_tower,
     "facebook/mask2former-swin-small-coco-instance": detector,
-    "xswu/HPSv2": lambda: clip(1024, 24, 1280, 32, 1024),  # the same sizes in open_clip's layout
+    "xswu/HPSv2": open_clip_h,
     "yuvalkirstain/PickScore_v1": lambda: clip(1024, 24, 1280, 32, 1024),
     "THUDM/ImageReward": blip,
     "KwaiVGI/VideoReward": lambda: qwen(1536, 28, 12, 2, 8960, 151936),
