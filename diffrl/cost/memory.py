@@ -1,6 +1,7 @@
 """Memory of a run, estimated from sizes of a pipeline's parts, before anything is loaded.
 
-An estimate, within a factor of two at best: it leaves out the scorers, workspaces of kernels and fragmentation.
+An estimate, within a factor of two at best: it leaves out what scorers take beside their weights, workspaces of kernels
+and fragmentation.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config.schema import Config
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
+from diffrl.cost.scorers import scorer_weights
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
@@ -47,6 +49,7 @@ class Memory:
         passing: bytes of activations, by stage; one stage runs at a time.
         resting: bytes of the offloaded parts, in the computer's memory between uses.
         pictures: bytes of the decoded pictures, which lie in the computer's memory whatever the device is.
+        scorers: bytes of rewards' weights that lie on other devices than the model, by name of the device.
     """
 
     trained_parameters: int
@@ -55,6 +58,7 @@ class Memory:
     passing: Mapping[str, int]
     resting: int = 0
     pictures: int = 0
+    scorers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -113,18 +117,19 @@ def estimate_memory(
             "the hub that diffrl knows.",
         )
     parts = _parts(config, found)
-    kept = _weights(config, found, parts, world_size)
+    rewards = scorer_weights(config)
+    kept = _weights(config, found, parts, world_size) | {"scorers": rewards.beside}
     offload = _offloaded(config, parts)
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
     geometry = read_geometry(config.model.facts, found, asked_size(config))
     if geometry is None:
-        memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()))
+        memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()), scorers=rewards.elsewhere)
         why = "its config files are not as expected"
         if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
-        return memory, (f"Memory without activations: {why}.",)
+        return memory, (f"Memory without activations: {why}.", *rewards.notes)
     kept |= _records(config, geometry, rollout, nodes, world_size)
     passing = _stages(config, geometry, _adapted_streams(config, found))
     for stage in ("rollout", "update", "evaluation"):
@@ -134,7 +139,8 @@ def estimate_memory(
     pictures = rollout.pictures(geometry)
     if config.rollout.explore is not None:
         pictures += _candidates(config, rollout) * 3 * geometry.pixels
-    return Memory(parts.trained, frozen, kept, passing, sum(offload.values()), pictures), ()
+    resting = sum(offload.values())
+    return Memory(parts.trained, frozen, kept, passing, resting, pictures, rewards.elsewhere), rewards.notes
 
 
 def _parts(config: Config, found: Architecture) -> ParameterCounts:

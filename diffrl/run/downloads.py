@@ -18,6 +18,7 @@ from typing import Literal, cast
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
+from diffrl.cost.scorers import inner_name, inner_options
 from diffrl.data.worlds import part_of
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.architecture import describe_pipeline
@@ -25,6 +26,7 @@ from diffrl.models.hub import is_hub_id
 from diffrl.rewards.score import WeightedScorer
 from reward_models import Scorer
 from reward_models.base import ScorerSpec
+from reward_models.parameters import PLACES
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.catalogue import entry_of
 
@@ -42,9 +44,6 @@ KNOWN = {
     "stabilityai/stable-diffusion-3.5-large": "Stability AI Community License",
 }
 """Sizes and licences, with their sources; what is in no source that was seen is left out."""
-
-PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")
-"""Options that give a reward other weights than its spec names; it is made then, and says itself what it lacks."""
 
 _REPOSITORY = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(?:\.[\w-]+)*(?![\w/])")
 
@@ -127,8 +126,8 @@ def unloaded(settings: Sequence[RewardSettings], where: str) -> list[WeightedSco
         ConfigError: a package is not installed, or a reward has no such options.
     """
     for number, reward in enumerate(settings):
-        if missing := entry_of(_inner(reward)).install:
-            raise ConfigError(f"{where}.{number}: the reward {_inner(reward)} needs {missing}. Install it.")
+        if missing := entry_of(inner_name(reward)).install:
+            raise ConfigError(f"{where}.{number}: the reward {inner_name(reward)} needs {missing}. Install it.")
         try:
             inspect.signature(factory_of(reward.name)).bind(**reward.options)
         except TypeError as error:
@@ -144,7 +143,7 @@ def _needed(config: Config) -> Iterator[tuple[str, Kind, str, str]]:
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             for name in _weights(reward):
-                yield name, "model", f"{where} {reward.key}", _facts(factory_of(_inner(reward)).spec)
+                yield name, "model", f"{where} {reward.key}", _facts(factory_of(inner_name(reward)).spec)
     path = config.model.path
     if not pipeline_folder(path).exists() and is_hub_id(path):
         known = describe_pipeline(path)
@@ -160,18 +159,12 @@ def _dataset(source: str) -> str | None:
 
 def _weights(reward: RewardSettings) -> list[str]:
     """Repositories that hold a reward's own weights; none where its options name others, or a server has them."""
-    name = _inner(reward)
-    given = reward.options.get("reward_options", reward.options) if name != reward.name else reward.options
+    name = inner_name(reward)
+    given = inner_options(reward)
     spec: ScorerSpec | None = getattr(factory_of(name), "spec", None) if name in SCORERS else None
-    if spec is None or spec.remote or not isinstance(given, dict) or any(option in given for option in PLACES):
+    if spec is None or spec.remote or any(option in given for option in PLACES):
         return []
     return [] if "://" in (spec.weights or "") else _REPOSITORY.findall(spec.weights or "")
-
-
-def _inner(reward: RewardSettings) -> str:
-    """The reward whose weights are asked for: of `video_mean` the one that it averages."""
-    inner = reward.options.get("reward") if reward.name == "video_mean" else None
-    return inner if isinstance(inner, str) and inner in SCORERS else reward.name
 
 
 def _facts(spec: ScorerSpec) -> str:

@@ -150,6 +150,7 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
         "moving average": 4 * n,
         "reference": 2 * n,
         "frozen components": 2 * frozen,
+        "scorers": 0,
         "samples and steps": stored,
         "prompt encodings": (6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # an iteration's prompts, and the held-out
     }

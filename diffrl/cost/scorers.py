@@ -1,0 +1,88 @@
+"""What the weights of a run's rewards take, by the parameters of the published ones; nothing is loaded or fetched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diffrl.config.rewards import RewardSettings
+from diffrl.config.schema import Config
+from reward_models.parameters import PARAMETERS, PLACES
+from reward_models.registry import SCORERS
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class ScorerWeights:
+    """Weights of all rewards of a process, those that are held out among them.
+
+    Args:
+        beside: bytes on the model's own device.
+        elsewhere: bytes on other devices, by name: cpu, cuda:1.
+        notes: what is not counted, and what is loaded more than once.
+    """
+
+    beside: int
+    elsewhere: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def scorer_weights(config: Config) -> ScorerWeights:
+    """Add up what rewards and eval.rewards load; each loads its own copy, also of weights that another has.
+
+    Activations while they score are left out.
+    """
+    beside = 0
+    elsewhere: Counter[str] = Counter()
+    uncounted: list[str] = []
+    loaded: dict[str, list[str]] = {}
+    for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
+        for reward in rewards:
+            sizes = weights_of(reward)
+            if sizes is None:
+                uncounted.append(f"{where} {reward.key}")
+                continue
+            size = sum(sizes.values()) * BYTES.get(_dtype(reward), 4)
+            if reward.device in (None, "cuda"):
+                beside += size
+            elif size:
+                elsewhere[str(reward.device)] += size
+            for repository in sizes:
+                loaded.setdefault(repository, []).append(f"{where} {reward.key}")
+    twice = "; ".join(f"{name} by {' and '.join(users)}" for name, users in loaded.items() if len(users) > 1)
+    notes: list[str] = []
+    if twice:
+        notes.append(f"Each reward loads its own copy, so these weights are counted more than once: {twice}.")
+    if uncounted:
+        notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
+    return ScorerWeights(beside, dict(elsewhere), tuple(notes))
+
+
+def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
+    """Repositories and parameters of a reward's weights; empty if it has none here, None if they are not known."""
+    name, options = inner_name(reward), inner_options(reward)
+    features = name == "diversity" and options.get("features", "pixels") != "pixels"
+    known = PARAMETERS.get(name)
+    own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
+    places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
+    if own or features or (known and any(option in options for option in places)):
+        return None
+    return known or {}
+
+
+def inner_name(reward: RewardSettings) -> str:
+    """The reward whose weights are asked for: of `video_mean` the one that it averages."""
+    inner = reward.options.get("reward") if reward.name == "video_mean" else None
+    return inner if isinstance(inner, str) and inner in SCORERS else reward.name
+
+
+def inner_options(reward: RewardSettings) -> Mapping[str, object]:
+    """The options of that reward."""
+    given = reward.options.get("reward_options", {}) if reward.name == "video_mean" else reward.options
+    return given if isinstance(given, Mapping) else {}
+
+
+def _dtype(reward: RewardSettings) -> str:
+    return str(reward.dtype or inner_options(reward).get("dtype", "float32"))

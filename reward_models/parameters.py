@@ -1,0 +1,28 @@
+"""How many parameters a reward's published weights have, so that what they take can be told without loading anything.
+
+Nothing heavy is imported here. Each number is counted from the architecture that the weights fill, which a test builds
+without storage; the language heads of Qwen2-VL, which no reward uses, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CLIP_L = {"openai/clip-vit-large-patch14": 427_616_513}  # ViT-L/14, its config.json
+GENEVAL = {"facebook/mask2former-swin-small-coco-instance": 68_741_083, **CLIP_L}  # Swin-S, 80 classes, its config.json
+
+PARAMETERS: Mapping[str, Mapping[str, int]] = {
+    "aesthetic": {"openai/clip-vit-large-patch14": 303_966_208},  # the image tower and its projection
+    "clip_score": CLIP_L,
+    "geneval": GENEVAL,
+    "geneval_strict": GENEVAL,
+    "hpsv2": {"xswu/HPSv2": 986_109_441},  # open_clip's ViT-H-14
+    "hpsv3": {"MizzenAI/HPSv3": 7_746_378_240},  # Qwen2-VL-7B
+    "image_reward": {"THUDM/ImageReward": 446_206_689},  # BLIP of ViT-L/16 and BERT, as in ImageReward's code
+    "pickscore": {"yuvalkirstain/PickScore_v1": 986_109_441},  # CLIP ViT-H/14, its config.json
+    "video_align": {"KwaiVGI/VideoReward": 2_208_985_600},  # Qwen2-VL-2B
+}
+"""Name of a reward -> repository of its weights -> parameters."""
+
+PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")
+"""Options that give a reward other weights than the published ones."""

@@ -1,0 +1,69 @@
+"""What rewards' weights take, added up by hand: float32 unless said otherwise, each reward its own copy."""
+
+import pytest
+
+from diffrl.cost.plan import make_plan, plan_text
+from diffrl.cost.scorers import scorer_weights
+from tests.cost.test_plan import config_of
+
+CLIP, DETECTOR, PICK, HPS = 427_616_513, 68_741_083, 986_109_441, 986_109_441
+
+
+def weights(rewards, held_out=({"name": "shapes"},)):
+    return scorer_weights(config_of(rewards=list(rewards), eval={"rewards": list(held_out)}))
+
+
+def test_weights_are_added_up_by_device_and_precision():
+    found = weights(
+        [{"name": "pickscore", "dtype": "bfloat16"}, {"name": "hpsv2", "device": "cpu"}],
+        [{"name": "clip_score", "device": "cuda:1", "options": {"dtype": "float16"}}, {"name": "sharpness"}],
+    )
+    assert (found.beside, found.elsewhere, found.notes) == (2 * PICK, {"cpu": 4 * HPS, "cuda:1": 2 * CLIP}, ())
+
+
+def test_a_held_out_twin_counts_again_and_the_plan_says_so():
+    found = weights([{"name": "geneval"}], [{"name": "geneval_strict"}, {"name": "pickscore"}])
+    assert found.beside == 4 * (2 * (CLIP + DETECTOR) + PICK)
+    (note,) = found.notes
+    assert "more than once" in note and note.count("rewards geneval and eval.rewards geneval_strict") == 2
+    assert "PickScore" not in note
+
+
+def test_a_reward_of_a_clips_frames_counts_as_what_it_averages():
+    options = {"reward": "pickscore", "reward_options": {"dtype": "bfloat16"}}
+    assert weights([{"name": "video_mean", "options": options}]).beside == 2 * PICK
+
+
+def test_the_predictor_that_aesthetic_is_always_given_makes_its_tower_no_stranger():
+    assert weights([{"name": "aesthetic", "options": {"checkpoint": "head.pth"}}]).beside == 4 * 303_966_208
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"name": "clip_score", "options": {"model": "somewhere/else"}},
+        {"name": "tests.rewards.own:Own"},
+        {"name": "diversity", "options": {"features": "clip"}},
+        {"name": "video_mean", "options": {"reward": "tests.rewards.own:Own"}},
+    ],
+)
+def test_what_is_not_known_is_named(reward):
+    found = weights([reward, {"name": "image_reward"}])
+    assert found.beside == 4 * 446_206_689
+    assert found.notes == (
+        f"Memory without the weights of these rewards, whose size is not known: rewards {reward['name']}.",
+    )
+
+
+def test_the_plan_holds_them(tmp_path):
+    from tests.cost.test_plan import write_pipeline
+
+    write_pipeline(tmp_path)
+    base, more = (
+        make_plan(config_of(tmp_path, rewards=rewards))
+        for rewards in ([{"name": "shapes"}], [{"name": "pickscore"}, {"name": "hpsv2", "device": "cpu"}])
+    )
+    assert more.memory.peak - base.memory.peak == 4 * PICK and more.memory.scorers == {"cpu": 4 * HPS}
+    text = plan_text(more).splitlines()
+    assert any(line.split() == ["scorers", "3.7", "GiB"] for line in text)
+    assert any(line.split() == ["Scorers", "on", "cpu", "3.7", "GiB"] for line in text)
