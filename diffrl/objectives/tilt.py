@@ -79,7 +79,7 @@ class Tilt:
         Pruning takes a child, with all that grows from it, out of the covariance of the node that it leaves.
         """
         edges, origins = rollout.edges, split_origins(rollout)
-        latents = edges.stored[edges.before[origins]]
+        latents = edges.stored[edges.before[origins]].float()
         direction, centre = (torch.zeros_like(latents, dtype=torch.float32) for _ in range(2))
         moves, used = (torch.zeros(len(origins), dtype=torch.bool, device=latents.device) for _ in range(2))
         for row, sample, child in leaves_below(rollout, origins, credit.used, kept):
