@@ -94,9 +94,16 @@ def keep_columns(run: Path, *names: str) -> Path:
 
 
 def add_evaluation(
-    run: Path, iteration: int, prompts=PROMPTS, roots: int = 2, pictures: bool = True, size: int = 32
+    run: Path,
+    iteration: int,
+    prompts=PROMPTS,
+    roots: int = 2,
+    pictures: bool = True,
+    size: int = 32,
+    score=score_of,
+    **more,
 ) -> None:
-    """The held-out samples of an evaluation."""
+    """The held-out samples of an evaluation; more fields are every sample's."""
     with SampleStore(run) as store:
         store.write(
             [
@@ -105,8 +112,9 @@ def add_evaluation(
                     group,
                     root,
                     prompt,
-                    score_of(iteration, group, root),
+                    score(iteration, group, root),
                     flat(group / 7 + root / 31, 0.3 + 0.1 * (iteration % 5), size) if pictures else None,
+                    **more,
                 )
                 for group, prompt in enumerate(prompts)
                 for root in range(roots)
@@ -115,7 +123,7 @@ def add_evaluation(
 
 
 def make_run(
-    run: Path, iterations: int = 4, prompts=PROMPTS, roots: int = 2, finished: bool = True, size: int = 32
+    run: Path, iterations: int = 4, prompts=PROMPTS, roots: int = 2, finished: bool = True, size: int = 32, **more
 ) -> Path:
     """A run with an evaluation at every second iteration, and training samples of each iteration."""
     write_metrics(run, iterations)
@@ -123,7 +131,7 @@ def make_run(
     environment = {"run_id": "0123456789ab", "versions": {"python": "3.11.7", "diffrl": "0.1.0"}, "device": "cpu"}
     (run / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     for iteration in range(0, iterations + 1, 2):
-        add_evaluation(run, iteration, prompts, roots, size=size)
+        add_evaluation(run, iteration, prompts, roots, size=size, **more)
     with SampleStore(run) as store:
         store.write(
             [

@@ -6,6 +6,8 @@ const stage = {
   mode: "side",
   times: 1,
   flipped: false,
+  BLINK: 600, // milliseconds that each of two is shown
+  blinking: 0,
   edge: 50,
   panes: () => lightbox.part(".lightbox-panes"),
 
@@ -27,9 +29,26 @@ const stage = {
     lightbox.write();
   },
   flip() {
+    stage.steady();
+    stage.turn();
+  },
+  turn() {
     if (!stage.panes().querySelector("[data-shown=flip]")) return;
     stage.flipped = !stage.flipped;
     stage.settle();
+  },
+  // Turns over by itself: what moves between two pictures is what differs.
+  blink() {
+    if (stage.blinking) return stage.steady();
+    if (stage.mode !== "flip") stage.toggle("flip");
+    if (!stage.panes().querySelector("[data-shown=flip]")) return;
+    stage.blinking = setInterval(stage.turn, stage.BLINK);
+    stage.settle();
+  },
+  steady() {
+    clearInterval(stage.blinking);
+    stage.blinking = 0;
+    lightbox.part('[data-do="blink"]').setAttribute("aria-pressed", "false");
   },
   swipe(percent) {
     stage.edge = Math.min(100, Math.max(0, percent));
@@ -45,6 +64,8 @@ const stage = {
       button.setAttribute("aria-pressed", button.dataset.mode === mode);
     });
     lightbox.part('[data-do="amplify"]').hidden = mode !== "difference";
+    lightbox.part('[data-do="blink"]').hidden = mode !== "flip";
+    if (mode !== "flip") stage.steady();
     lightbox.part(".lightbox-edge").hidden = mode !== "swipe";
     stage.panes().replaceChildren(...(mode === "side" ? shots.map(stage.pane) : [stage.stack(ends, mode)]));
     stage.panes().querySelectorAll("img").forEach((image) => {
@@ -83,13 +104,14 @@ const stage = {
   settle() {
     const pane = stage.panes().querySelector(".stacked");
     lightbox.part('[data-do="amplify"] span').textContent = `×${stage.times}`;
+    lightbox.part('[data-do="blink"]').setAttribute("aria-pressed", stage.blinking !== 0);
     lightbox.part(".lightbox-edge input").value = stage.edge;
     lightbox.part(".lightbox-edge input").defaultValue = lightbox.part(".lightbox-edge input").value; // set, not touched
     if (!pane) return;
     pane.style.setProperty("--at", `${stage.edge}%`);
     pane.style.setProperty("--times", stage.times);
     pane.classList.toggle("flipped", stage.flipped);
-    if (pane.dataset.shown === "flip") lightbox.part("[data-said]").textContent = pane.querySelectorAll(".ends > span")[Number(stage.flipped)].textContent;
+    if (pane.dataset.shown === "flip" && !stage.blinking) lightbox.part("[data-said]").textContent = pane.querySelectorAll(".ends > span")[Number(stage.flipped)].textContent;
   },
   // Films of one row run, stop and jump together.
   together(videos) {
@@ -103,6 +125,7 @@ const stage = {
     }
   },
   clear() {
+    stage.steady();
     stage.panes().replaceChildren();
     lightbox.dialog.querySelectorAll("[data-mode]").forEach((button) => button.setAttribute("aria-pressed", "false"));
     lightbox.part("[data-said]").textContent = "";

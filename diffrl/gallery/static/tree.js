@@ -127,6 +127,23 @@
     made.append(facts(own.facts));
     return made;
   }
+  // What a step is compared with: the branches of its split beside each other, and what became of each.
+  const siblings = (node) => nodes[node.parent]?.branches ?? [];
+  function branches(node) {
+    const made = element("section"), shots = element("div", "siblings item");
+    shots.id = `row-siblings-${node.id}`;
+    for (const one of siblings(node)) {
+      const { name } = nodes[one.id], told = shot(one.picture, one.still, `The best of ${name}`, "", one.id === node.id ? "here" : "");
+      const button = element("button", "quiet", name);
+      button.type = "button";
+      if (one.id === node.id) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => open(one.id));
+      told.querySelector("figcaption").append(button, ` ${one.says}`);
+      shots.append(told);
+    }
+    made.append(element("h3", "", `What the ${siblings(node).length} branches of ${nodes[node.parent].name} became`), shots);
+    return made;
+  }
   function open(id) {
     const node = nodes[id], inside = panel.contains(document.activeElement);
     chosen = id;
@@ -147,6 +164,7 @@
     if (node.split) panel.append(split(node));
     if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
     if (node.path.length > 1) panel.append(strip(node));
+    if (siblings(node).length) panel.append(branches(node));
     if (node.sample.length) panel.append(element("h3", "", "The picture"), facts(node.sample));
     if (node.parts.length) {
       const parts = element("details");
@@ -187,6 +205,7 @@
       if (next !== id) on.push(next);
       below.push(...nodes[next].children);
     }
+    for (const one of siblings(nodes[id])) item(one.id).classList.add("near"); // what it is compared with stays bright
     for (const one of on) {
       item(one).classList.add("on");
       figure.querySelectorAll(`.line[data-node="${one}"]`).forEach((line) => line.classList.add("on"));
@@ -194,7 +213,7 @@
   }
   function untrace() {
     figure.classList.remove("traced");
-    figure.querySelectorAll(".on").forEach((one) => one.classList.remove("on"));
+    figure.querySelectorAll(".on, .near").forEach((one) => one.classList.remove("on", "near"));
   }
   const back = () => (chosen === null ? untrace() : trace(chosen));
 
@@ -311,9 +330,9 @@
   const page = lightbox.walk;
   lightbox.walk = (row) => {
     const all = nodes.filter((one) => one.sample.length && one.picture && shown(one.id)), place = all.findIndex((one) => one.id === chosen);
-    if (place < 0 || !panel.contains(row)) return page(row);
+    if (place < 0 || !panel.contains(row) || row.matches(".siblings")) return page(row);
     return { all, place, row: (leaf) => { open(leaf.id); return panel.querySelector(".shots"); } };
   };
-  const wanted = /^#(?:node|details|row-node|row-split)-(\d+)(?:&|$)/.exec(location.hash);
+  const wanted = /^#(?:node|details|row-node|row-split|row-siblings)-(\d+)(?:&|$)/.exec(location.hash);
   if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }
 })();

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffrl.gallery.records import reason
+from diffrl.gallery.trees.branches import branches, samples_below
 from diffrl.gallery.trees.numbers import counted, known, level, push, share, signed, three, tiny
 from diffrl.gallery.trees.splits import asked, split_panel, train, weight, weights_of
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
@@ -30,7 +31,11 @@ def panel(
         whole: address of the file itself.
         still: address of the first frame of a file that moves; None of others.
     """
-    return [_node(given, node, thumb, whole, still) for node in given.record.nodes]
+    below = samples_below(given)
+    return [
+        {**_node(given, node, thumb, whole, still), "branches": branches(given, node, below, whole, still)}
+        for node in given.record.nodes
+    ]
 
 
 def _node(

@@ -1,0 +1,293 @@
+"""What people open the gallery for, task by task from its start page, by clicks; then on a phone, and by keys alone.
+
+The numbers are known beforehand: scores are written down here, and what pages say is held against NumPy.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.gallery import made_trees
+from tests.gallery.made import add_evaluation, keep_columns, make_run, metrics_rows
+from tests.patience import until
+
+pytestmark = [pytest.mark.browser, pytest.mark.long]
+
+PROMPTS = tuple(f"scene {number:02d} with a red circle" for number in range(20))
+FALLS = {3: 0.25, 7: 0.2, 11: 0.3, 13: 0.15, 17: 0.1}
+"""How much the prompts that get worse lose by the best method."""
+WORST = (11, 3, 7, 13, 17)
+GAIN = {"grpo": 0.1, "nft": 0.04, "tilt": 0.4}
+"""What all other prompts gain by each method."""
+REASON = "the blue square is missing"
+
+
+def score_by(method):
+    """A reward by iteration, group and root: all methods begin with the same base model."""
+
+    def score(iteration, group, root):
+        change = -FALLS[group] if method == "tilt" and group in FALLS else GAIN[method] * (1 + group % 3 / 10)
+        return 0.35 + 0.01 * (group % 5) + change * iteration / 4
+
+    return score
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three methods; the first has a pool of candidates and a forest with turning points."""
+    folder, found = tmp_path_factory.mktemp("tasks"), []
+    for method in GAIN:
+        options = {"prompts": PROMPTS, "roots": 1, "score": score_by(method), "notes": {"shapes": REASON}}
+        found.append(keep_columns(make_run(folder / method, **options), "held_out/shapes"))
+    made_trees.write(found[0], made_trees.forest())
+    made_trees.write(found[0], made_trees.pool(iteration=21))
+    return found
+
+
+class Mouse:
+    """Clicks."""
+
+    options = {"viewport": {"width": 1280, "height": 800}}
+
+    def __init__(self, page):
+        self.page = page
+
+    def press(self, target):
+        """Press a link, a button or a node that is in sight."""
+        target.click()
+
+
+class Finger(Mouse):
+    """Taps on a phone."""
+
+    options = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+    def press(self, target):
+        target.tap()
+
+
+class Keys(Mouse):
+    """Tab and Enter; arrow keys within a tree and a list of samples."""
+
+    def press(self, target):
+        for _ in range(400):
+            if target.evaluate("one => one === document.activeElement"):
+                return self.page.keyboard.press("Enter")
+            self.page.keyboard.press(target.evaluate(NEXT_KEY))
+        raise AssertionError("keys do not reach it")
+
+
+NEXT_KEY = """target => {
+  const here = document.activeElement;
+  if (!here.matches('[role=treeitem]') || !target.matches('[role=treeitem]')) return 'Tab';
+  const level = (one) => Number(one.getAttribute('aria-level'));
+  const [from, to] = [here, target].map((one) => one.getBoundingClientRect());
+  if (level(here) < level(target)) return 'ArrowRight';
+  if (Math.abs(to.y - from.y) > 2) return to.y > from.y ? 'ArrowDown' : 'ArrowUp';
+  return to.x > from.x ? 'ArrowRight' : 'ArrowLeft';
+}"""
+"""Down the tree to the target's depth, then beside it: what an arrow key does in a drawing."""
+
+
+@pytest.fixture(params=[Mouse, Finger, Keys], ids=["mouse", "phone", "keys"])
+def way(request, context_of):
+    """How it is done; a page wider than its window, or an error in a script, fails the test."""
+    page = context_of(bypass_csp=True, reduced_motion="reduce", **request.param.options).new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield request.param(page)
+    assert errors == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= request.param.options["viewport"]["width"]
+
+
+def last(method):
+    return np.array([score_by(method)(4, group, 0) for group in range(len(PROMPTS))])
+
+
+def run_of(way, method):
+    """From the start page to a run."""
+    way.press(way.page.locator(".source h2").get_by_role("link", name=method, exact=True))
+    way.page.locator("[data-page=run]").wait_for()
+
+
+def test_which_of_three_is_best_and_by_how_much(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    way.press(page.get_by_role("link", name="Compare all", exact=True).last)
+    page.locator("#standings").wait_for()
+    difference = last("tilt") - last("grpo")
+    heading = page.locator("h1").inner_text()
+    assert heading.startswith("Best: tilt") and f"{difference.mean():+.3f} against grpo" in heading.replace("−", "-")
+    error = difference.std(ddof=1) / np.sqrt(len(difference))
+    low, high = (difference.mean() + sign * 2.093 * error for sign in (-1, 1))  # Student's t, 19 degrees of freedom
+    row = page.locator("#standings tr").filter(has_text="tilt").inner_text().replace("−", "-")
+    assert f"{last('tilt').mean():.3f}" in row and f"{difference.mean():+.3f}" in row
+    assert f"{low:+.3f} to {high:+.3f}" in row
+    link = page.locator("#standings tr").filter(has_text="tilt").get_by_role("link", name="5", exact=True)
+    way.press(link)
+    page.wait_for_url("**show=worse**")
+    assert page.locator(".item:visible").count() == np.sum(difference < 0) == 5
+
+
+def test_the_five_that_got_worse_most_and_why(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    run_of(way, "tilt")
+    rows = page.locator(".worst .item")
+    assert rows.locator("> .prompt").all_inner_texts() == [PROMPTS[group] for group in WORST]
+    assert all(REASON in text for text in rows.all_inner_texts())
+    if isinstance(way, Keys):  # a list of samples is walked by j
+        for _ in range(60):
+            page.keyboard.press("j")
+            if rows.first.evaluate("one => one === document.activeElement"):
+                break
+        page.keyboard.press("Enter")
+    else:
+        way.press(rows.first.locator(".open").first)
+    page.locator("#lightbox[open]").wait_for()
+    assert page.locator(".lightbox-said .prompt").inner_text() == PROMPTS[WORST[0]]
+    assert REASON in page.locator(".lightbox-notes").inner_text()
+    assert page.locator(".lightbox-table tr").filter(has_text="shapes").first.inner_text().endswith("−0.300")
+
+
+def test_one_sample_through_training(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    run_of(way, "grpo")
+    if isinstance(way, Keys):
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+    else:
+        way.press(page.locator(".pairs .open").first)
+    output = page.locator(".lightbox-walk output")
+    output.wait_for()
+    page.evaluate("""() => {
+      window.seen = [];
+      const look = () => seen.push(document.querySelectorAll(".pane img")[1]?.src.match(/eval-0*(\\d+)/)?.[1]);
+      new MutationObserver(look).observe(document.querySelector(".lightbox-walk output"), { childList: true });
+    }""")
+    way.press(page.locator('[data-do="play"]'))
+    until(lambda: page.evaluate("seen.length") >= 3 and output.inner_text().endswith("3 of 3"))
+    assert output.inner_text() == "evaluation 4, 3 of 3"
+    way.press(page.locator('[data-mode="flip"]'))
+    way.press(page.locator('[data-do="blink"]'))
+    page.evaluate("""() => {
+      window.turns = 0;
+      const pane = document.querySelector(".stacked");
+      new MutationObserver(() => { turns += 1; }).observe(pane, { attributeFilter: ["class"] });
+    }""")
+    until(lambda: page.evaluate("turns") >= 2)
+    assert page.locator('[data-do="blink"]').get_attribute("aria-pressed") == "true"
+    page.keyboard.press("Escape")
+    until(lambda: not page.locator("#lightbox").is_visible())
+    assert page.evaluate("stage.blinking") == 0
+
+
+def test_why_a_candidate_was_taken(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    run_of(way, "grpo")
+    way.press(page.get_by_role("link", name="iteration 21", exact=True))
+    page.locator("#panel").wait_for(state="attached")
+    chosen = next(node for node in made_trees.pool().nodes if node.leaf.chosen == "best 1")
+    way.press(page.locator(f"#node-{chosen.id}"))
+    said = page.locator("#panel").inner_text()
+    assert "Drawn again" in said and "best 1" in said and "1.000, 1 of 64" in said
+    assert f"{chosen.leaf.total:.3f}" in said
+
+
+def test_which_step_turned_and_what_its_siblings_became(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    run_of(way, "grpo")
+    way.press(page.get_by_role("link", name="iteration 20", exact=True))
+    page.locator("#panel").wait_for(state="attached")
+    (turned,) = [node.id for node in made_trees.forest().nodes if node.turning and node.value == 1.0]
+    way.press(page.locator(f"#node-{turned}"))
+    said = page.locator("#panel").inner_text()
+    assert "yes ◆" in said and "What the 2 branches of 2 became" in said
+    cards = page.locator("#panel .siblings figcaption").all_inner_texts()
+    assert [card.partition("; ")[2] for card in cards] == ["2 images, 1.000", "2 images, 0.250"]
+    for number in (turned, turned + 3):
+        assert page.locator(f"#node-{number}").evaluate("one => getComputedStyle(one).opacity") == "1"
+    assert page.locator("#node-1").evaluate("one => getComputedStyle(one).opacity") == "0.5"
+    assert page.locator("#panel .siblings img").first.bounding_box()["width"] >= 100
+    way.press(page.locator("#panel .siblings .open").last)
+    page.locator("#lightbox[open]").wait_for()
+    assert page.locator(".pane").count() == 2
+
+
+def test_ten_blind_votes_the_ranking_and_the_pairs(way, served, runs):
+    page = way.page
+    page.goto(served(*runs))
+    for number, pair in enumerate((("grpo", "tilt"), ("nft", "tilt"))):
+        way.press(page.get_by_role("link", name="All votes", exact=True))
+        page.locator("[data-page=votes]").wait_for()
+        for name, which in zip("ab", pair, strict=True):
+            options = page.locator(f"select[name={name}] option").evaluate_all(
+                "all => all.map((one) => [one.value, one.textContent])"
+            )
+            value = next(value for value, words in reversed(options) if words.startswith(which))
+            page.locator(f"select[name={name}]").select_option(value)
+        way.press(page.get_by_role("button", name="Vote", exact=True))
+        for vote in range(5):
+            page.wait_for_function(
+                "n => document.getElementById('place')?.textContent.startsWith(`${n} of`)"
+                "&& !document.querySelector('.choices .picked')",
+                arg=vote + 1,
+            )
+            assert not any(name in page.locator("main").inner_text() for name in GAIN)
+            way.press(page.locator(f'[value="{"left" if (vote + number) % 2 else "right"}"]'))
+        page.wait_for_function("document.getElementById('place')?.textContent.startsWith('6 of')")
+        way.press(page.get_by_role("link", name="Stop and see the results"))
+        page.locator("[data-page=votes]").wait_for()
+    way.press(page.get_by_role("link", name="All votes", exact=True).last)
+    rows = page.locator(".ranked tbody tr")
+    rows.nth(2).wait_for()
+    played = rows.evaluate_all(
+        "all => all.map((row) => [...row.querySelectorAll('td.number')].map((one) => one.textContent))"
+    )
+    assert sum(int(row[2]) for row in played) == sum(int(row[3]) for row in played) == 10
+    with page.expect_download() as download:
+        way.press(page.get_by_role("link", name="preferences.jsonl"))
+    lines = download.value.path().read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 10 and {json.loads(line)["prompt"] for line in lines} <= set(PROMPTS)
+
+
+def test_a_colleague_sees_the_same_numbers_from_disk(context_of, served, runs, tmp_path):
+    page = context_of(viewport={"width": 1280, "height": 800}, accept_downloads=True).new_page()
+    address = served(*runs)
+    page.goto(f"{address}/compare")
+    numbers = "[...document.querySelectorAll('h1, #standings tr')].map((one) => one.innerText.replace(/\\s+/g, ' '))"
+    live = page.evaluate(numbers)
+    page.get_by_role("link", name="export", exact=True).click()
+    page.get_by_role("button", name=re.compile("^Export all 3")).click()
+    link = page.locator("#far a[download]")
+    link.wait_for()
+    with page.expect_download() as download:
+        link.click()
+    zipfile.ZipFile(io.BytesIO(download.value.path().read_bytes())).extractall(tmp_path / "sent")
+    (site,) = (tmp_path / "sent").iterdir()
+    colleague = context_of(offline=True, viewport={"width": 1280, "height": 800}).new_page()
+    colleague.goto((site / "index.html").as_uri())
+    colleague.get_by_role("link", name="Compare all", exact=True).last.click()
+    colleague.locator("#standings").wait_for()
+    assert colleague.evaluate(numbers) == live and any("tilt" in line for line in live)
+
+
+def test_a_run_while_it_trains(page, served, tmp_path):
+    run = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
+    with page.expect_response(lambda answer: "/state" in answer.url):
+        page.goto(served(run))
+    assert "running" in page.locator("main").inner_text()
+    add_evaluation(run, 4)
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in metrics_rows(4)[3:])
+    expected = f"{metrics_rows(4)[-1]['held_out/shapes']:.3f}"
+    until(lambda: page.wait_for_timeout(50) is None and expected in page.locator("main").inner_text())
