@@ -95,7 +95,10 @@ NEXT_KEY = """target => {
 """Down the tree to the target's depth, then beside it: what an arrow key does in a drawing."""
 
 
-@pytest.fixture(params=[Mouse, Finger, Keys], ids=["mouse", "phone", "keys"])
+MORE = [pytest.param(way, id=name, marks=pytest.mark.slow) for way, name in ((Finger, "phone"), (Keys, "keys"))]
+
+
+@pytest.fixture(params=[pytest.param(Mouse, id="mouse"), *MORE])
 def way(request, context_of):
     """How it is done; a page wider than its window, or an error in a script, fails the test."""
     page = context_of(bypass_csp=True, reduced_motion="reduce", **request.param.options).new_page()
