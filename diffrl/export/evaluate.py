@@ -95,7 +95,7 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
     console.print(table_of(rows))
     lines = [f"{row.label}: {row.failed} of {row.n + row.failed} could not be scored." for row in rows if row.failed]
     if (left := rows[0].prompts_left) > 0:
-        lines.append(f"The last {left} of {left + rows[0].n + rows[0].failed} prompts were not drawn: raise --samples.")
+        lines.append(f"The last {left} of {left + rows[0].n + rows[0].failed} prompts were left out: raise --samples.")
     if request.run is not None:
         lines.append(f"Written down in {request.run / EVALUATIONS}.")
     for line in lines:

@@ -174,8 +174,8 @@ def kept_pictures(out: Path) -> str:
     try:
         count = len((out / SAMPLES).read_text(encoding="utf-8").splitlines())
     except OSError:
-        return "Nothing was drawn yet."
-    return f"{count} samples are in {out}, listed in {SAMPLES}. Draw into another folder to have all."
+        return "No sample was made yet."
+    return f"{count} samples are in {out}, listed in {SAMPLES}. Generate into another folder to have all."
 
 
 def _prompts(request: GenerateRequest) -> list[Prompt]:

@@ -125,7 +125,7 @@ def require_votes(path: Path) -> None:
         ConfigError: it is a directory, or in none.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
-        what = "is a directory" if path.is_dir() else "lies in no directory that there is"
+        what = "is a directory" if path.is_dir() else "is in no directory that there is"
         raise ConfigError(f"--votes takes a file, which is made with the first vote. {path} {what}. Name another.")
 
 

@@ -72,7 +72,7 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
     made = _numbers(summary.get("network_evaluations"))
     if {"planned", "counted", "skipped"} <= made.keys():
         most = "" if summary["network_evaluations"].get("exact", True) else "at most "
-        words = f"{made['counted']:,.0f} counted, {made['skipped']:,.0f} skipped for want of credit"
+        words = f"{made['counted']:,.0f} counted, {made['skipped']:,.0f} skipped (no advantage)"
         words = f"{words}, {most}{made['planned']:,.0f} planned; held-out evaluations included"
         lines.append(("network evaluations", words))
     cost = _numbers(summary.get("cost"))

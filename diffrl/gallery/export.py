@@ -129,7 +129,7 @@ def _require_free(destination: Path, sources: Sequence[Source]) -> None:
     for source, path in _places(sources):
         if destination.resolve().is_relative_to(path):
             raise ConfigError(
-                f"An export is never written into what it shows. {destination} lies in {source.title}. Choose a folder "
+                f"An export is never written into what it shows. {destination} is in {source.title}. Choose a folder "
                 "outside."
             )
 

@@ -89,5 +89,5 @@ def peer_gone(kept: str) -> DiffrlError:
     """The error of a process that is left alone."""
     return DiffrlError(
         f"Another process of this run has ended, and this one cannot go on without it. Why is said above, by that "
-        f"process or by the launcher; no message of its own means that it was killed, often for want of memory. {kept}"
+        f"process or by the launcher; no message of its own means that it was killed, often by lack of memory. {kept}"
     )

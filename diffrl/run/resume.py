@@ -197,7 +197,7 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
         write_json(run_dir / NEWEST, {"iteration": step})
     except OSError as error:
         shutil.rmtree(making, ignore_errors=True)
-        raise DiffrlError(f"What lies in {run_dir} cannot be set aside in {folder}: {error}. Free space.") from error
+        raise DiffrlError(f"What is in {run_dir} cannot be set aside in {folder}: {error}. Free space.") from error
     return [f"What the run had beyond iteration {step} is kept in {folder}."]
 
 

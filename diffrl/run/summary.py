@@ -163,12 +163,12 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     evaluations = summary["network_evaluations"]
     console.print(
         f"Network evaluations, held-out ones included: {evaluations['counted']:,} counted and "
-        f"{evaluations['skipped']:,} skipped for want of credit, "
+        f"{evaluations['skipped']:,} skipped (no advantage), "
         f"{'' if evaluations['exact'] else 'at most '}{evaluations['planned']:,} planned. "
         f"Peak memory: {summary['peak_memory_bytes'] / 2**30:.2f} GiB.",
         highlight=False,
     )
-    console.print(f"\nThe run lies in {run_dir}", highlight=False, soft_wrap=True)
+    console.print(f"\nThe run is in {run_dir}", highlight=False, soft_wrap=True)
     for name, what in (
         ("before_after.png", "the same prompts and noise, before and after"),
         ("curve.png", "rewards over iterations"),

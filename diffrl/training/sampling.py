@@ -215,7 +215,7 @@ class Sampling:
             watch.keep = min(settings.candidates - settings.audit, before + -(-before // 2))
             if watch.keep == before:  # said when it was reached
                 return
-            what = f"{watch.keep} samples of a prompt are drawn again instead of {before}"
+            what = f"{watch.keep} samples of a prompt are generated again instead of {before}"
         elif f.action == "fall_back":
             watch.fallen_back = True
             what = "from now on it runs in the training precision with all steps"

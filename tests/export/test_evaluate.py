@@ -76,7 +76,7 @@ def test_report_is_asked_for_by_name_and_written_down(made, tmp_path, capsys):
         assert row["intervals"]["sharpness"][0] < row["means"]["sharpness"] < row["intervals"]["sharpness"][1]
     assert plain["digest"] == guided["digest"] and plain["noise_stream"] != "eval"
     left = len(load("shapes:report")) - 5
-    assert plain["prompts_left"] == left and f"The last {left} of {left + 5} prompts were not drawn" in shown
+    assert plain["prompts_left"] == left and f"The last {left} of {left + 5} prompts were left out" in shown
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"aligned", "aligned-cfg3"}
     samples = [json.loads(line) for line in (tmp_path / "kept" / "aligned" / "samples.jsonl").read_text().splitlines()]
     assert sum(s["rewards"]["sharpness"] for s in samples) / 5 == pytest.approx(plain["means"]["sharpness"])

@@ -201,7 +201,7 @@ def test_why_a_candidate_was_taken(way, served, runs):
     chosen = next(node for node in made_trees.pool().nodes if node.leaf.chosen == "best 1")
     way.press(page.locator(f"#node-{chosen.id}"))
     said = page.locator("#panel").inner_text()
-    assert "Drawn again" in said and "best 1" in said and "1.000, 1 of 64" in said
+    assert "Generated again" in said and "best 1" in said and "1.000, 1 of 64" in said
     assert f"{chosen.leaf.total:.3f}" in said
 
 

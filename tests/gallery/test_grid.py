@@ -26,7 +26,7 @@ def test_each_cell_is_of_its_run_and_iteration(tmp_path, client_of):
     assert re.findall(r'<th scope="col">(\w+)<', page) == ["run", "0", "2", "4", "7"]
     files = [f"samples/eval-00000{n}/1-0.webp" for n in (0, 2, 4, 7)]
     assert cells(page) == {"one": [*files[:3], None], "two": files}
-    assert f">{PROMPTS[1]}</h1>" in page and "not drawn" in page and "sample 3 of 6" in page
+    assert f">{PROMPTS[1]}</h1>" in page and "no sample" in page and "sample 3 of 6" in page
     assert client.get("/grid?sample=7").status_code == 400
     apart = client_of(one, tmp_path / "runs" / "other").get("/grid")
     assert apart.status_code == 404 and "have in common. These have none" in apart.text

@@ -123,7 +123,7 @@ def test_a_finished_run_on_one_page(made):
     for name, seconds in inside.items():
         assert f"{name} {seconds:.1f} {100 * seconds / sum(inside.values()):.1f} %" in costs
     assert "evaluation 2.0 outside" in costs and "trees 0.6 outside" in costs and "rollout 3,200" in costs
-    assert "3,900 counted, 100 skipped for want of credit, 4,000 planned" in costs and "peak memory 1.00 GiB" in costs
+    assert "3,900 counted, 100 skipped (no advantage), 4,000 planned" in costs and "peak memory 1.00 GiB" in costs
     assert "tau 0.620 0.680 0.650 0.620 0.680" in parsed.words("r-fidelity")
     assert "assets/tiny-sd3" in parsed.words("r-config") and "3.11.7" in parsed.words("r-environment")
     assert "None: no guard and no sentinel spoke." in parsed.words("r-alarms")

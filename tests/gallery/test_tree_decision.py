@@ -117,7 +117,7 @@ def test_a_choice_among_equals_is_said_and_so_is_a_proxy_that_was_wrong():
     explored = {**made_trees.EXPLORED, "candidates": 10, "keep": 4, "audit": 0}
     given = sums(made_trees.record(nodes, branching={}, rule=made_trees.NFT, explored=explored))
     facts = {label: "".join(map(str, parts)) for label, parts in drawn(given).facts}
-    assert facts["Not drawn again, though level by proxy with one of the best"] == "2"
+    assert facts["Not generated again, though level by proxy with one of the best"] == "2"
     assert not any("one of the worst" in label for label in facts)
     assert facts["The worst by proxy, with the highest true reward"] == "1"
     told = [dict(sample_facts(given, node))["Proxy reward"] for node in nodes]

@@ -66,7 +66,7 @@ def test_steps_that_are_not_pushed_by_why():
         nodes.append(TreeNode(child + 1, 0, 0, child, 2, 0.25, value=0.5, leaf=end, **edge))
     tree = record(nodes, branching={2: 5}, rule={**OUTCOME, "prune": True, "kl": 0.0})
     expected = {
-        "Pictures drawn only to check the ranking": "1",
+        "Images only to check the ranking": "1",
         "Steps left out by pruning": "1 of 5",
         "Steps that lead only to audits": "1",
         "Steps with advantage 0": "2",
@@ -170,7 +170,7 @@ def test_splits_left_with_one_branch_have_nothing_to_compare():
     assert told(tree)["idle"][LONE] == "2"
     assert LONE not in told(replace(tree, rule=OUTCOME))["idle"]
     assert LONE not in told(replace(tree, rule={**DIFFRL, "value": "ode", "normalise": "siblings"}))["idle"]
-    assert told(tree)["drawn"]["Drawn again: the two ends of splits whose branches differ most"] == "2"
+    assert told(tree)["drawn"]["Generated again: the two ends of splits whose branches differ most"] == "2"
 
 
 def test_audits_and_failures_are_no_branch_to_compare_with():

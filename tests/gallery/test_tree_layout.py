@@ -142,7 +142,7 @@ def test_a_pool_shows_what_was_drawn_first_and_the_best_of_it_first():
     assert rewards == sorted(rewards, reverse=True)
     proxies = [record.nodes[place.node].leaf.proxy for place in reading if not record.nodes[place.node].drawn]
     assert proxies == sorted(proxies, reverse=True)
-    assert [caption.title for caption in layout.captions] == ["drawn again", "only explored"]
+    assert [caption.title for caption in layout.captions] == ["generated again", "only explored"]
 
 
 def test_leaving_out_the_explored_makes_it_smaller():

@@ -99,10 +99,10 @@ def test_a_pool_and_how_well_the_proxy_ordered_it():
         "Candidates explored": "6",
         "Explored in": "NVFP4 (emulated)",
         "Steps of a candidate": "3 of 4",
-        "Drawn again": "5",
-        "Drawn again: the best by proxy": "2",
-        "Drawn again: the worst by proxy": "2",
-        "Drawn again: at random, only to check the ranking": "1",
+        "Generated again": "5",
+        "Generated again: the best by proxy": "2",
+        "Generated again: the worst by proxy": "2",
+        "Generated again: at random, only to check the ranking": "1",
         "Pictures of this prompt": "5",
         "Starting noises": "5",
         "Steps that add no noise, where there is nothing to choose": "4 of 4",
@@ -123,7 +123,7 @@ def test_ties_agree_with_nobody():
         for i, (proxy, true) in enumerate(chosen)
     ]
     found = told(record(nodes, branching={}, rule=NFT, explored={"precision": "int8"}))["drawn"]
-    assert (found["Explored in"], found["Drawn again: all of them"]) == ("INT8", "3")
+    assert (found["Explored in"], found["Generated again: all of them"]) == ("INT8", "3")
     assert found["Pairs as proxy and true reward order them"] == "1 alike, 0 the other way round, 2 tied, of 3"
 
 

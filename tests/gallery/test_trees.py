@@ -179,7 +179,7 @@ def test_pools_show_both_pictures_and_why(client_of, made):
     assert found[2]["title"] == "Candidate, only explored, 3, noise level 1.00, proxy reward 0.400"
     assert "trees/000020-3/proxy-5.webp" in text and "trees/000020-3/node-5.webp" in text
     data = json.loads(re.search(r'id="tree-nodes">(.*?)</script>', text, re.S)[1])
-    assert ["Drawn again", "audit"] in data[3]["sample"] and "Audit" in dict(data[3]["sample"])
+    assert ["Generated again", "audit"] in data[3]["sample"] and "Audit" in dict(data[3]["sample"])
     assert data[2]["picture"] is None and data[2]["proxy"].endswith("proxy-2.webp")
 
 

@@ -215,7 +215,7 @@ def test_an_interrupted_report_is_told_and_the_summary_stands(ends, monkeypatch)
     monkeypatch.setattr("diffrl.gallery.report.write_report", interrupted)
     run, code, said = ends()
     assert code == 0 and said.count("report.html was left out: interrupted while it was made.") == 1
-    assert said.index("Held-out reward") < said.index("The run lies in") < said.index("report.html was left out")
+    assert said.index("Held-out reward") < said.index("The run is in") < said.index("report.html was left out")
     assert "to share" not in said and (run / "summary.json").exists()
 
 

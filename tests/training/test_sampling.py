@@ -174,7 +174,7 @@ def test_widening_keeps_half_as_many_more_up_to_all_but_the_audit(random_sd3, tm
         done = trainer.iterate()
         sizes.append((int((~done.samples.chosen.audit).sum()) // 2, int(done.samples.chosen.audit.sum()) // 2))
     assert sizes == [(4, 3), (6, 3), (6, 3), (8, 3)] and trainer.sampling.watch.keep == 8  # 9 would leave 2 to audit
-    assert "6 samples of a prompt are drawn again instead of 4" in run.shown.getvalue()
+    assert "6 samples of a prompt are generated again instead of 4" in run.shown.getvalue()
 
 
 @pytest.mark.long

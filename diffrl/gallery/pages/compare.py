@@ -176,7 +176,7 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
         for place in matched.unmatched
     ]
     if matched.by != NOISE and any(column.folder for column in columns):
-        notes.append(f"Matched by {matched.by}: pictures of a folder do not tell which noise they were drawn from.")
+        notes.append(f"Matched by {matched.by}: pictures of a folder do not tell which noise they began with.")
     elif matched.by != NOISE:
         notes.append(
             "Matched by prompt: the first sample of a prompt beside the first, the second beside the second. Their "

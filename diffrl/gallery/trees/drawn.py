@@ -22,7 +22,7 @@ CHOSEN = {
     "audit": "at random, only to check the ranking",
 }
 """What is drawn again and why, by the first word of the reason in the record."""
-CONTRAST = "Both ends of what was explored are drawn again: contrast between good and bad is what teaches."
+CONTRAST = "Both ends of what was explored are generated again: contrast between good and bad is what teaches."
 PRECISIONS = {"nvfp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "int8": "INT8"}
 FEW = 4
 """How many noise levels are named one by one."""
@@ -44,9 +44,9 @@ def _pool(given: Sums, kinds: Sequence[str]) -> list[Fact]:
         facts.append(fact("Explored in", precision(explored)))
     if explored.get("steps"):
         facts.append(fact("Steps of a candidate", f"{explored['steps']} of {len(given.record.sigmas) - 1}"))
-    facts.append(fact("Drawn again", len(kinds)))
+    facts.append(fact("Generated again", len(kinds)))
     found = {**CHOSEN, "": "for other reasons"}
-    facts += [fact(f"Drawn again: {why}", n) for kind, why in found.items() if (n := kinds.count(kind))]
+    facts += [fact(f"Generated again: {why}", n) for kind, why in found.items() if (n := kinds.count(kind))]
     return facts + _doubtful(given)
 
 
@@ -58,7 +58,7 @@ def _doubtful(given: Sums) -> list[Fact]:
         edge = last((proxy for proxy in proxies if proxy is not None), default=None)
         unchosen = [node.leaf.proxy for node in given.leaves if node.leaf and node.leaf.chosen is None]
         if edge is not None and (left := unchosen.count(edge)):
-            facts.append(fact(f"Not drawn again, though level by proxy with one of the {kind}", left))
+            facts.append(fact(f"Not generated again, though level by proxy with one of the {kind}", left))
     totals = [node.leaf.total for node in given.drawn_leaves if node.leaf and node.leaf.total is not None]
     worst = [node.leaf.total for node in given.drawn_leaves if node.leaf and _chosen_as(node, "worst")]
     if totals and (wrong := worst.count(max(totals))):

@@ -41,7 +41,7 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if any(node.leaf and known(node.leaf.proxy) for node in given.leaves):
         text = (
-            "The reward of a candidate's picture as the exploring stage drew it; it only decides what is drawn again."
+            "The reward of a candidate's image as the exploring stage made it; it only decides what is generated again."
         )
         found.append(("proxy reward", text))
     if (name := str(explored.get("precision"))) in FORMATS:

@@ -18,7 +18,7 @@ def idle(given: Sums) -> Paragraph | None:
     """What trains nothing, and why."""
     rows: list[Row] = [
         ("Candidates only explored", sum(not node.drawn for node in given.leaves)),
-        ("Pictures drawn only to check the ranking", sum(node.leaf.audit for node in given.drawn_leaves if node.leaf)),
+        ("Images only to check the ranking", sum(node.leaf.audit for node in given.drawn_leaves if node.leaf)),
     ]
     rows += _dropped(given) or [*_equal(given), *_steps(given), *_pictures(given)]
     return Paragraph("idle", "What does not train", [fact(label, found) for label, found in rows if found])

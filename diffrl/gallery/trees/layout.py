@@ -241,7 +241,7 @@ def _pool(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
     places: list[Place] = []
     captions: list[Caption] = []
     y = 0.0
-    titles = ("drawn again" if rest or record.explored else "finished pictures", "only explored")
+    titles = ("generated again" if rest or record.explored else "finished pictures", "only explored")
     for part, title in zip((drawn, rest), titles, strict=True):
         if not part:
             continue

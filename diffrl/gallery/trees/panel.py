@@ -168,9 +168,9 @@ def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
             facts.append(("Trains by contrast", _contrasts(given, node)))
     if given.record.explored:
         facts.append(("Proxy reward", three(leaf.proxy) + _ranked(given, leaf)))
-        facts.append(("Drawn again", given.reason(node) or "no"))
+        facts.append(("Generated again", given.reason(node) or "no"))
     if leaf.audit:
-        facts.append(("Audit", "drawn only to check the ranking"))
+        facts.append(("Audit", "generated only to check the ranking"))
     if leaf.error:
         facts.append(("Could not be scored", leaf.error))
     if why := reason(leaf.notes):

@@ -43,7 +43,7 @@ def opening(record: TreeRecord) -> str:
     """The tree in two short sentences: what was chosen of a pool, and the split, or the images, that mattered most."""
     given = sums(record)
     found, candidates = given.scored, len(given.leaves)
-    words = f"{len(given.drawn_leaves)} of {candidates:,} candidates were drawn again. " if record.explored else ""
+    words = f"{len(given.drawn_leaves)} of {candidates:,} candidates were generated again. " if record.explored else ""
     if not found:
         return f"{words}No image has a reward."
     best, worst = found[0], found[-1]

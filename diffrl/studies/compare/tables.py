@@ -248,7 +248,7 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
         console.print(_table("On the report split", list(guided[0]), guided))
     for line in (comparison.prices.told(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
-    console.print(f"\nThe comparison lies in {directory}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nThe comparison is in {directory}", highlight=False, markup=False, soft_wrap=True)
     for name, what in _files(bool(pairs)):
         console.print(f"  {name:<15} {what}", highlight=False)
 
