@@ -175,8 +175,8 @@ MUTATIONS = [
     ),
     Mutation(
         "rollout/denoise.py",
-        "branch.next_latents, next(stages), paths_next, None",
-        "branch.next_latents, next(stages), paths_next, previous",
+        "branch.next_latents, next(following), None",
+        "branch.next_latents, next(following), previous",
         "rollout/test_denoise.py",
     ),
     Mutation("rollout/density.py", "torch.expm1(density - ", "torch.exp(density - ", "training/test_on_policy.py"),
@@ -208,6 +208,12 @@ MUTATIONS = [
         "matching(v_old.detach()) - matching(v)",
         "matching(v) - matching(v_old.detach())",
         "functional/test_matching.py",
+    ),
+    Mutation(
+        "training/loop.py",
+        "velocity_of(s.adapter, conditioning, c.reference_guidance)",
+        "velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)",
+        "training/test_tilt_training.py",
     ),
     Mutation(
         "training/loop.py",
