@@ -40,13 +40,21 @@ class Group:
 RATES = {
     "shapes": {
         "diffrl": 3e-4,
+        "guidance distilled": 1e-3,
         "tilt": 3e-4,
         "chains, nft": 2e-4,
         "chains, awm": 2e-4,
         "chains, crd": 2e-4,
         "chains, dgpo": 6e-4,
     },
-    "words": {"diffrl": 3e-4, "chains, nft": 2e-4, "chains, crd": 2e-4, "chains, dgpo": 3e-4},
+    "words": {
+        "diffrl": 3e-4,
+        "guidance distilled": 1e-3,
+        "tilt, rate of diffrl": 3e-4,
+        "chains, nft": 2e-4,
+        "chains, crd": 2e-4,
+        "chains, dgpo": 3e-4,
+    },
 }
 """Learning rates that are not 1.5e-4, as chosen on `tune` (docs/results.md)."""
 
@@ -81,6 +89,13 @@ def factorial(world: str) -> dict[str, str]:
         "tree, grpo, turning points, ode": tree(GRPO, credit("turning_point", "ode")),
         "tree, grpo, incremental, ode": tree(GRPO, credit("incremental", "ode")),
     }
+    teacher = {"shapes": 3.0, "words": 5.0}[world]
+    arms["guidance distilled"] = (
+        arm("awm", f"objective.levels=3 objective.kl=1.0e3 objective.kl_guidance={teacher}")
+        + " rollout.tree.roots=2 train.updates_per_iteration=1 train.warmup_updates=3"
+    )
+    if world == "words":  # where the two have different rates
+        arms["tilt, rate of diffrl"] = arms["tilt"]
     rates = RATES[world]
     return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
 
@@ -102,8 +117,9 @@ QUESTIONS = {
     ),
     "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
     "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
-    "Does the guided reference pay?": (("tilt", "diffrl"),),
+    "Does the guided reference pay?": (("tilt", "diffrl"), ("tilt, rate of diffrl", "diffrl")),
     "Does diffrl pay?": tuple((rival, "diffrl") for rival in RIVALS),
+    "Is it more than guidance?": (("guidance distilled", "diffrl"),),
 }
 
 
@@ -134,8 +150,11 @@ def longer_or_shorter(
     if "diffrl" in arms:
         questions["Does the guided reference pay?"] = (("tilt", "diffrl"),)
         questions["Does diffrl pay?"] = (("chains, nft", "diffrl"), ("chains, grpo", "diffrl"))
+        questions["Is it more than guidance?"] = (("guidance distilled", "diffrl"),)
     if "tilt" not in arms:
-        questions = {"Does NFT pay?": (("chains, grpo", "chains, nft"),)}
+        questions = {
+            "Does a forward-process loss pay?": tuple(("chains, grpo", one) for one in labels if one != "chains, grpo")
+        }
     return Group(arms, budget, seeds, questions, evals=evals, **options)
 
 
@@ -206,12 +225,12 @@ WORDS = {label: arm for label, arm in factorial("words").items() if not label.en
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
 GROUPS = {
-    "shapes": Group(factorial("shapes"), 20_000, 10, QUESTIONS),
+    "shapes": Group(factorial("shapes"), 20_000, 10, _answered(QUESTIONS, factorial("shapes"))),
     "words": Group(WORDS, 20_000, 10, _answered(QUESTIONS, WORDS), evals=1),
-    "shapes-6k": longer_or_shorter("shapes", 6_000, 1, 10, ("diffrl", *LONGER)),
-    "words-6k": longer_or_shorter("words", 6_000, 1, 10, ("diffrl", *LONGER)),
+    "shapes-6k": longer_or_shorter("shapes", 6_000, 1, 10, ("diffrl", *LONGER, "guidance distilled")),
+    "words-6k": longer_or_shorter("words", 6_000, 1, 10, ("diffrl", *LONGER, "guidance distilled")),
     "shapes-60k": longer_or_shorter("shapes", 60_000, 3, 5, variety=4, guidance=(3.0,)),
-    "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, RIVALS_LONGER),
+    "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, (*RIVALS_LONGER, "chains, awm")),
     "words-60k": longer_or_shorter("words", 60_000, 3, 10, RIVALS_LONGER),
     "parts": parts("shapes"),
     "guided-shapes": guided("shapes", 2),
