@@ -103,7 +103,7 @@ class ResultOptions:
     out: Annotated[list[Path] | None, in_panel(RESULTS, "A .jsonl, .csv or .parquet file. Several may be given.")] = (
         None
     )
-    plot: Annotated[Path | None, in_panel(RESULTS, "A folder, or one .png, for histograms and correlations.")] = None
+    plot: Annotated[Path | None, in_panel(RESULTS, "A folder, or one .png, .svg or .pdf, for histograms and correlations.")] = None
     strict: Annotated[
         bool, in_panel(RESULTS, "Exit with 3 if any file failed; without it, only if all did.", "--strict")
     ] = False

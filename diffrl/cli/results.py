@@ -84,6 +84,8 @@ def evaluate(*, request: EvaluateRequest) -> None:
     diffrl evaluate --run runs/first --base --guidance 1 --guidance 3 --prompts shapes:report
 
     Rows about a run are written down in it, in evaluations.jsonl.
+
+    Exit code: 0; 2 for a mistake in what was asked; 3 if no sample could be scored.
     """
     quiet()
     from diffrl.export.evaluate import show_evaluation

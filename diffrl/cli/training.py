@@ -44,7 +44,8 @@ def train(
     if resume is not None and config is not None and "=" in config:
         config, overrides = None, [config, *(overrides or [])]
     if (config is None) == (resume is None):
-        raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
+        got = "neither. Add one: diffrl init writes a configuration" if config is None else "both. Remove one"
+        raise ConfigError(f"diffrl train takes a configuration or --resume RUN_DIR, and not both. Got {got}.")
     if from_start and resume is None:
         raise ConfigError(
             "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."

@@ -54,14 +54,14 @@ def _prompt_source(source: str) -> str:
     if whole.startswith("hub:") and len(whole) > len("hub:"):
         return source
     world, _, split = source.partition(":")
-    close = closest(source, SOURCES)
+    close = f"{source}:train" if source in WORLDS else closest(source, SOURCES)
     if world in WORLDS and split == "held_out":
         hint = split_hint(world, split)
     else:
-        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
+        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a dataset."
     raise rule(
-        f"must be {', '.join(WORLDS)} with :{', :'.join(SPLITS)}, or a .txt or .jsonl file or hub:<dataset>, all of it "
-        f"or @{', @'.join(SPLITS)}. Got {show(source)}. {hint}"
+        f"must be a .txt or .jsonl file or hub:<dataset>, either with @{', @'.join(SPLITS)} behind it for a part, or one "
+        f"of {', '.join(WORLDS)} with :{', :'.join(SPLITS)}. Got {show(source)}. {hint}"
     )
 
 

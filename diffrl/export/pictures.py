@@ -43,10 +43,14 @@ def require_run_or_model(
         ConfigError: the request does not add up.
     """
     if (model is None) == (run is None):
-        raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both.")
+        got = "neither. Add one" if run is None else "both. Remove one"
+        raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both. Got {got}.")
     if run is not None and any(only_of_model.values()):
-        names = list(only_of_model)
-        raise ConfigError(f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Remove them.")
+        names, given = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
+        raise ConfigError(
+            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {given}. Remove "
+            f"{given}."
+        )
     require_choice(choice, run)
 
 

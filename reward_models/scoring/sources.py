@@ -77,9 +77,10 @@ def collect(selection: Selection) -> Found:
         items = kept
     if not items:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        wanted = selection.media or "image or video"
+        hint = "Remove --media." if selection.media else f"Files must end in {', '.join(MEDIA_SUFFIXES)}."
         raise RewardError(
-            f"There is no picture or video in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. Files "
-            f"must end in {', '.join(MEDIA_SUFFIXES)}."
+            f"There is no {wanted} in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. {hint}"
         )
     if selection.prompt is not None:
         items = [replace(item, prompt=selection.prompt) for item in with_captions(items)]
