@@ -188,7 +188,9 @@ def latest_checkpoint(
         return checkpoint
     if refused:
         told = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
-        raise CheckpointError(f"{told}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start.")
+        raise CheckpointError(
+            f"{told}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
+        )
     return None
 
 

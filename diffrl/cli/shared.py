@@ -39,6 +39,7 @@ class Commands(TyperGroup):
                 error.message = f"{rule}. Got {found[0]['input']}."
             raise
 
+
 app = typer.Typer(
     name="diffrl",
     cls=Commands,

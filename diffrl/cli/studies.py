@@ -112,7 +112,7 @@ def compare(
     ] = None,
     variety: Annotated[
         int | None,
-        typer.Option(min=2, max=1000, help="Draw 48 report prompts so often each: diversity, distance to the base."),
+        typer.Option(min=2, max=1000, help="Sample 48 report prompts so often each: diversity, distance to the base."),
     ] = None,
     prices: Annotated[
         str | None,

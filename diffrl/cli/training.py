@@ -80,7 +80,7 @@ def check(
     gpu: Annotated[str | None, typer.Option(help="Judge for a machine with this GPU, such as h100.")] = None,
     memory: Annotated[str | None, typer.Option(help="Judge for a GPU of so much memory, such as 80GB.")] = None,
     ask_rewards: Annotated[
-        bool, typer.Option(help="Score a picture of noise with every reward; a judge on a server may bill that.")
+        bool, typer.Option(help="Score an image of noise with every reward; a judge on a server may bill that.")
     ] = True,
 ) -> None:
     """Check a configuration and everything it names, without loading the model.

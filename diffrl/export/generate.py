@@ -164,7 +164,7 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     size = GRID_SIZE if fps is None else STILL_SIZE
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
     grid.save(out / "grid.png")
-    what = "pictures" if fps is None else "videos"
+    what = "images" if fps is None else "videos"
     drawn = f"{steps} steps, guidance {sampler.guidance_scale:g}."
     return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
 

@@ -48,8 +48,8 @@ def require_run_or_model(
     if run is not None and any(only_of_model.values()):
         names, given = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
         raise ConfigError(
-            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {given}. Remove "
-            f"{given}."
+            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {given}. "
+            f"Remove {given}."
         )
     require_choice(choice, run)
 
@@ -83,7 +83,7 @@ def open_pipeline(
         raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
     name = family or infer_family(model)
     if frames is not None and find_family(name).fps is None:
-        raise ConfigError(f"--frames needs a family that draws videos. Got one of {name}. Remove --frames.")
+        raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
     adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
     if lora is not None:
         attach_lora(adapter.pipeline, adapter.trainable_modules(), lora, "--lora")  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ def try_rewards(config: Config, scorers: Sequence[WeightedScorer], prompt: Promp
             broken.append(str(error))
             continue
         if error := next((error for error in table.errors if error), None):
-            failed.append(f"It could not score a picture of noise. {error}")
+            failed.append(f"It could not score an image of noise. {error}")
     if broken:
         raise ConfigError(broken)
     return failed
