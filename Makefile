@@ -14,6 +14,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+SITE ?= site
 PYTEST_ARGS ?= -n 2 --dist worksteal
 CONSTRAINTS ?= scripts/constraints/tested.txt
 BIN := $(VENV)/bin
@@ -29,7 +30,7 @@ docs:
 	$(MAKE) VENV=$(VENV)-docs $(VENV)-docs/bin/python
 	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check "$$($(VENV)-docs/bin/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')"
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python scripts/build_docs.py --out site
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python scripts/build_docs.py --out $(SITE)
 
 test: lint pytest
 

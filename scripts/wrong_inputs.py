@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["WANDB_MODE"] = "offline"
-os.environ["COLUMNS"] = "120"
-os.environ["NO_COLOR"] = "1"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "offline",
+    "COLUMNS": "120",
+    "NO_COLOR": "1",
+}
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from fuzzing import configurations, wrong_commands  # noqa: E402
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", help="only lines with all of these in them")
     parser.add_argument("--show", action="store_true", help="print every answer")
     options = parser.parse_args(arguments)
+    os.environ.update(ENVIRONMENT)
     chosen = [one for one in wrong_commands.wrong_inputs() if all(word in one.line for word in options.words)]
     with tempfile.TemporaryDirectory(prefix="diffrl-wrong-") as made, prepared(Path(made)) as folder:
         findings = [finding for one in chosen for finding in attempt(one, folder, options.show)]
@@ -105,10 +108,7 @@ def prepared(place: Path) -> Iterator[Path]:
     """Import what trials need, and make the files and runs that the lines name."""
     warm()
     folder = place / "here"
-    folder.mkdir()
-    good, chains = (copy.deepcopy(configurations.base(name)) for name in ("quickstart.yaml", "tiny-sd3/flow_grpo.yaml"))
-    good["run"]["name"], chains["run"]["name"] = "new", "chains"
-    wrong_commands.make_files(folder, good, chains, ROOT / "assets/tiny-sd3")
+    files_in(folder)
     for extra in (["run.name=done"], ["run.name=lora", "model.lora={rank: 2, alpha: 2}"]):
         ended = isolated(_command, folder, ["train", "good.yaml", *extra], seconds=600)
         if ended.last("code") != 0:
@@ -117,6 +117,14 @@ def prepared(place: Path) -> Iterator[Path]:
     yield folder
     for path in ("sealed", "sealed.txt", "sealed.yaml"):
         (folder / path).chmod(0o700)
+
+
+def files_in(folder: Path) -> None:
+    """Make the folder with all files that lines name, but for runs."""
+    folder.mkdir()
+    good, chains = (copy.deepcopy(configurations.base(name)) for name in ("quickstart.yaml", "tiny-sd3/flow_grpo.yaml"))
+    good["run"]["name"], chains["run"]["name"] = "new", "chains"
+    wrong_commands.make_files(folder, good, chains, ROOT / "assets/tiny-sd3")
 
 
 def _command(send: Send, words: list[str]) -> None:

@@ -83,7 +83,6 @@ check good.yaml model.lora=16
 check good.yaml 'model.lora={rank: 0, alpha: 1}'
 check good.yaml 'model.lora={rank: 4, alpha: 4, targets: [to_nothing]}'
 check good.yaml 'model.lora={rank: 4, alpha: 4, start: nowhere.safetensors}'
-check good.yaml model.height=33
 check good.yaml model.frames=5
 check good.yaml model.device=gpu
 check good.yaml model.device=mps
@@ -114,7 +113,6 @@ check good.yaml objective.kind=ppo
 check good.yaml objective.kl=-0.1
 check good.yaml objective.clip=0.1
 check good.yaml objective.kind=grpo objective.clip=-1
-check good.yaml objective.kind=grpo objective.clip=2e-3 objective.clip_high=1e-3
 check good.yaml objective.kind=mine:Contract
 check good.yaml 'objective={kind: "wrong_module:Thing"}'
 check good.yaml 'objective={kind: "mine:Contract"}'
