@@ -47,11 +47,18 @@ def _folder_path(path: str) -> str:
     return path
 
 
+DATASET = re.compile(r"(?!.*(--|\.\.))\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCII)
+"""Names that the hub allows: huggingface_hub.utils.validate_repo_id."""
+
+
 def _prompt_source(source: str) -> str:
     whole, _ = part_of(source)
     if source in SOURCES or whole.endswith((".txt", ".jsonl")):
         return source
-    if whole.startswith("hub:") and len(whole) > len("hub:"):
+    if whole.startswith("hub:"):
+        name = whole.removeprefix("hub:").partition(":")[0]
+        if len(name) > 96 or not DATASET.fullmatch(name):
+            raise rule(f"must name a dataset of the hub, OWNER/NAME. Got {show(source)}. Correct the name.")
         return source
     world, _, split = source.partition(":")
     close = f"{source}:train" if source in WORLDS else closest(source, SOURCES)

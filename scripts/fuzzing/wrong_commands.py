@@ -159,7 +159,6 @@ check good.yaml prompts.train=3
 check good.yaml prompts.train=[a,b]
 check good.yaml prompts.train=null
 check good.yaml prompts.eval=nowhere.txt
-check good.yaml prompts.train=free.txt
 # rewards
 check good.yaml rewards=[]
 check good.yaml rewards=shapes
@@ -192,7 +191,6 @@ check good.yaml rewards.0.name=mine.Raises
 check good.yaml 'rewards=[{name: pickscore, options: {path: nowhere}}]'
 # another machine
 check good.yaml --gpu h1000
-check good.yaml --gpu h100 --memory 80GB
 check good.yaml --memory lots
 check good.yaml --memory -3GB
 check good.yaml --memory 0
