@@ -80,7 +80,7 @@ def judge(ended: Ended, code: int, changed: Sequence[str]) -> tuple[str, str]:
         return "traceback", said[-4000:]
     if found != code:
         return "answer", f"exit code {found}, not {code}\n{said[-3000:]}"
-    if not re.search(r"^(error|Error|Usage|│)|cannot run on|not scored|failed", said, re.MULTILINE):
+    if not re.search(r"^(error|Error|Usage|│|FAIL )|failed for", said, re.MULTILINE):
         return "no sentence", said
     if len(said) > FLOOD:
         return "flood", said[:3000]

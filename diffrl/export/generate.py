@@ -182,5 +182,5 @@ def _prompts(request: GenerateRequest) -> list[Prompt]:
     listed = load_prompts(request.source) if request.source else []
     prompts = [make_prompt(text, "--prompt") for text in request.prompts if text.strip()] + listed
     if not prompts:
-        raise ConfigError("diffrl generate needs at least one prompt. Give --prompt TEXT or --prompts SOURCE.")
+        raise ConfigError("At least one prompt is needed. Give --prompt TEXT or --prompts SOURCE.")
     return prompts[: request.limit]

@@ -46,7 +46,9 @@ def new_run_dir(config: Config) -> Path:
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "may not be written to" if above.is_dir() else "is a file"
-        raise ConfigError(f"run.dir must be a folder to make runs in. Got {config.run.dir}: {above} {reason}.")
+        raise ConfigError(
+            f"run.dir must be a folder to make runs in. Got {config.run.dir}: {above} {reason}. Name another."
+        )
     return path
 
 

@@ -352,8 +352,8 @@ score images --reward sharpness --plot plot.xlsx
 score images --reward sharpness --plot file
 score images --reward sharpness --reward sharpness
 score images --reward mine:Nothing
-score images --reward mine:Raises --prompt "a red circle" -> 3
-score images --reward mine:Text --prompt "a red circle" -> 3
+score images --reward mine:Raises --prompt "a red circle"
+score images --reward mine:Text --prompt "a red circle"
 score images --reward remote
 score --pipeline tiny --reward shapes
 score --pipeline tiny --images new --reward shapes
@@ -414,7 +414,6 @@ gallery runs/done --port 99999
 gallery runs/done --port http
 gallery runs/done --no-browser --host nowhere.invalid
 gallery images --reward shaps --export new
-gallery images --reward temporal_flicker --export new
 gallery runs/done --votes nothing --no-browser --port 0
 gallery runs/done --votes broken.jsonl --export new
 gallery runs/done runs/done --export new
