@@ -415,7 +415,6 @@ gallery runs/done --port http
 gallery runs/done --no-browser --host nowhere.invalid
 gallery images --reward shaps --export new
 gallery runs/done --votes nothing --no-browser --port 0
-gallery runs/done --votes broken.jsonl --export new
 gallery runs/done runs/done --export new
 gallery runs/noconfig --export new
 # compare

@@ -231,7 +231,7 @@ def test_a_bad_override_is_named(load, override, expected):
         ("run:\n  seed: 1\n bad\n", "line 3, column"),
         ("", "Got an empty file."),
         ("- run\n", "Got a list."),
-        ("just text", "Got a str."),
+        ("just text", "Got a line of text."),
         ("run: {1: 2}\n", "run.1 is not a known key: keys are text"),
         ("run: !!python/object:os.system {}\n", "could not determine a constructor"),
     ],
