@@ -7,21 +7,30 @@
 #   make test PYTEST_ARGS="-n 8 --dist worksteal"                  more processes than two, each of one thread
 #   make test-long                                                 what takes servers, several processes or long browser tours
 #   make test-all                                                  both, and what takes minutes
+#   make docs                                                       the documentation as a site, in site/; dead links fail
 #   make test-newest, make test-oldest                              with the newest versions that pyproject.toml allows, or
 #                                                                   its oldest, each in an environment of its own
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+SITE ?= site
 PYTEST_ARGS ?= -n 2 --dist worksteal
 CONSTRAINTS ?= scripts/constraints/tested.txt
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: demo test test-long test-all test-newest test-oldest pytest lint format constraints clean
+.PHONY: demo docs test test-long test-all test-newest test-oldest pytest lint format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/diffrl demo run.name=demo-$$(date +%Y%m%d-%H%M%S)
+
+# In an environment of its own, and without diffrl, whose modules the pages do not need.
+docs:
+	$(MAKE) VENV=$(VENV)-docs $(VENV)-docs/bin/python
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check "$$($(VENV)-docs/bin/python -c \
+	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')"
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python scripts/build_docs.py --out $(SITE)
 
 test: lint pytest
 
@@ -69,4 +78,4 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(CONSTRAINTS)
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest $(VENV)-docs site .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info

@@ -120,7 +120,7 @@ def generate(
     width: int | None = None,
     frames: int | None = None,
 ) -> list[Image | Tensor]:
-    """Draw images or videos from a run's aligned weights, or from a pipeline: those that `diffrl generate` writes.
+    """Generate images or videos with a run's aligned weights, or from a pipeline: those that `diffrl generate` writes.
 
     The noise of a sample depends on the seed, its prompt's place in the list and its number alone, so two calls that
     differ in the weights only can be compared sample by sample.

@@ -10,16 +10,18 @@ from typing import Annotated
 from reward_models.errors import RewardError
 from reward_models.options import SampleOptions, in_panel
 
-DRAW = "Draw first"
+DRAW = "Generate first"
 
 
 @dataclass(frozen=True)
 class DrawOptions:
     """The pictures to draw."""
 
-    pipeline: Annotated[str | None, in_panel(DRAW, "A pipeline, or a run, that draws --prompts into --images.")] = None
-    images: Annotated[Path | None, in_panel(DRAW, "Folder for the pictures; it must be new or empty.")] = None
-    per_prompt: Annotated[int, in_panel(DRAW, "Pictures of each prompt.", min=1)] = 1
+    pipeline: Annotated[str | None, in_panel(DRAW, "A pipeline, or a run, that samples --prompts into --images.")] = (
+        None
+    )
+    images: Annotated[Path | None, in_panel(DRAW, "Folder for the images; it must be new or empty.")] = None
+    per_prompt: Annotated[int, in_panel(DRAW, "Images of each prompt.", min=1)] = 1
     seed: Annotated[int, in_panel(DRAW, "Of the noise.", min=0)] = 0
     steps: Annotated[int | None, in_panel(DRAW, "Denoising steps.", min=1)] = None
     guidance_scale: Annotated[float | None, in_panel(DRAW, "1 is off.", min=1.0)] = None
@@ -35,7 +37,7 @@ def folder_to_draw_into(drawing: DrawOptions, paths: Sequence[str]) -> Path:
     if drawing.pipeline is None or drawing.images is None:
         raise RewardError("--pipeline PIPELINE and --images FOLDER go together. Got one without the other.")
     if paths:
-        raise RewardError("Give PATHs to score, or --pipeline to draw from, and not both. Got both.")
+        raise RewardError("Give PATHs to score, or --pipeline to sample from, and not both. Got both.")
     return drawing.images
 
 

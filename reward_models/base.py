@@ -44,7 +44,7 @@ class RewardBatch:
             raise RewardError(
                 "media must be uint8 RGB of shape (B, 3, H, W) or (B, F, 3, H, W). "
                 f"Got {media.dtype} of shape {tuple(media.shape)}. Convert first: (x * 255).round().to(torch.uint8), "
-                "or give pictures, arrays or paths to reward_models.score_media."
+                "or give images, arrays or paths to reward_models.score_media."
             )
         for name in ("prompts", "metadata", "groups"):
             values = getattr(self, name)

@@ -1,4 +1,4 @@
-"""The commands `score`, `rewards` and `serve`, of `python -m reward_models` and of diffrl, which draws pictures too.
+"""The commands `score`, `rewards` and `serve`, of `python -m reward_models` and of diffrl, which generates images too.
 
 Nothing heavy is imported until a command runs, so `--help` answers at once.
 """
@@ -88,10 +88,12 @@ def score_files(
         options: how they are made.
         samples: which of the files, and their prompts.
         results: where scores go.
-        draw: draws the pictures at `paths` once the rewards are there; returns lines for the user.
+        draw: draws the images at `paths` once the rewards are there; returns lines for the user.
     """
     if not paths:
-        raise RewardError("`score` takes files or folders. Got none. Give PATHs; diffrl score --pipeline draws some.")
+        raise RewardError(
+            "`score` takes files or folders. Got none. Give PATHs; diffrl score --pipeline generates some."
+        )
     quiet_libraries()
     from reward_models.scoring import command
     from reward_models.scoring.sources import Selection
@@ -117,9 +119,9 @@ def score(
     samples: SampleOptions,
     results: ResultOptions,
 ) -> None:
-    """Score pictures and videos with one or several rewards: table, rows, histograms, correlations.
+    """Score images and videos with one or several rewards: table, rows, histograms, correlations.
 
-    python -m reward_models score pictures/ --prompts prompts.txt --reward pickscore --out scores.jsonl
+    python -m reward_models score images/ --prompts prompts.txt --reward pickscore --out scores.jsonl
 
     Exit code: 0; 2 for a mistake in what was asked; 3 if every reward failed for every file, or with --strict any.
     """
@@ -177,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
     app = typer.Typer(
         cls=_Program,
-        help="Score pictures and videos, look at rewards, serve them.",
+        help="Score images and videos, look at rewards, serve them.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -33,7 +33,7 @@ def require_webp(media: Tensor) -> None:
     height, width = media.shape[-2:]
     if max(height, width) > WEBP_LONGEST:
         raise RewardError(
-            f"A picture that is kept as WebP has at most {WEBP_LONGEST:,} pixels a side. Got {width:,} x {height:,}. "
+            f"An image that is kept as WebP has at most {WEBP_LONGEST:,} pixels a side. Got {width:,} x {height:,}. "
             "Make it smaller."
         )
 
@@ -41,7 +41,7 @@ def require_webp(media: Tensor) -> None:
 def to_pil(picture: Tensor) -> Image.Image:
     """A uint8 (3, H, W) tensor, on any device, as an RGB image."""
     if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
-        raise ValueError(f"A picture is uint8 (3, H, W). Got {picture.dtype} {tuple(picture.shape)}.")
+        raise ValueError(f"An image is uint8 (3, H, W). Got {picture.dtype} {tuple(picture.shape)}.")
     return Image.fromarray(picture.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 
@@ -52,7 +52,7 @@ def from_pil(image: Image.Image) -> Tensor:
         RewardError: more than 8 bits a channel, which PIL would cut off instead of scale.
     """
     if image.mode.startswith(("I", "F")):
-        raise RewardError(f"A picture must have 8 bits a channel. Got PIL mode {image.mode}. Convert it first.")
+        raise RewardError(f"An image must have 8 bits a channel. Got PIL mode {image.mode}. Convert it first.")
     if image.has_transparency_data:
         image = _on_white(image)
     pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
@@ -146,11 +146,11 @@ def open_media(path: str | Path) -> tuple[Tensor, float | None]:
     except FileNotFoundError:
         raise RewardError(f"There is no file {path}. Check the path.") from None
     except UnidentifiedImageError:
-        raise RewardError(f"{path} is no picture that can be read. Is it whole?") from None
+        raise RewardError(f"{path} is no image that can be read. Is it whole?") from None
     except Image.DecompressionBombError:
         raise RewardError(f"{path} has more pixels than can be read safely ({Image.MAX_IMAGE_PIXELS} x 2).") from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise RewardError(f"{path} cannot be read as a picture: {error}.") from error
+        raise RewardError(f"{path} cannot be read as an image: {error}.") from error
 
 
 def _frames(image: Image.Image) -> tuple[list[Tensor], list[float]]:
@@ -202,7 +202,7 @@ def as_media(item: Tensor | np.ndarray[Any, Any] | Image.Image | str | Path) -> 
         return item, None
     what = f"{item.dtype} of shape {tuple(item.shape)}" if isinstance(item, (Tensor, np.ndarray)) else type(item)
     raise RewardError(
-        "A picture is a path, a PIL image, a uint8 array (H, W, 3) or a uint8 tensor (3, H, W); a clip has its frames "
+        "An image is a path, a PIL image, a uint8 array (H, W, 3) or a uint8 tensor (3, H, W); a clip has its frames "
         f"in front. Got {what}. For floats in [0, 1]: (x * 255).round().to(torch.uint8)."
     )
 
@@ -234,7 +234,7 @@ def score_media(
     """
     for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups)):
         if len(values) != len(items) and (values or name == "prompts"):
-            raise RewardError(f"{name} must have one entry a picture. Got {len(values)} for {len(items)} pictures.")
+            raise RewardError(f"{name} must have one entry an image. Got {len(values)} for {len(items)} images.")
     rows: list[tuple[float, Mapping[str, float], str | None]] = [(float("nan"), {}, "not scored")] * len(items)
     notes: list[str | None] = [None] * len(items)
     names: dict[str, None] = {}

@@ -55,7 +55,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATH]...", help='Pictures, videos, folders, "patterns/**/*.png", directories of runs.'),
+    typer.Argument(metavar="[PATH]...", help='Images, videos, folders, "patterns/**/*.png", directories of runs.'),
 ]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Names, module:Scorer, or LABEL=NAME.")]
 Reward = Annotated[list[str] | None, in_panel(REWARDS, "A name, module:Scorer, or LABEL=NAME. Several may be given.")]
@@ -85,10 +85,10 @@ class RewardOptions:
 class SampleOptions:
     """Which files, and their prompts."""
 
-    prompt: Annotated[str | None, in_panel(WHAT, "The prompt of every picture.")] = None
+    prompt: Annotated[str | None, in_panel(WHAT, "The prompt of every image.")] = None
     prompts: Annotated[
         str | None,
-        in_panel(WHAT, "A .txt file, a line a picture in sorted order; or .jsonl of objects with file and prompt."),
+        in_panel(WHAT, "A .txt file, a line an image in sorted order; or .jsonl of objects with file and prompt."),
     ] = None
     stage: Annotated[str | None, in_panel(WHAT, "Of runs: only train, eval, ...")] = None
     iteration: Annotated[list[int] | None, in_panel(WHAT, "Of runs: only this iteration. Several may be given.")] = None
@@ -103,7 +103,9 @@ class ResultOptions:
     out: Annotated[list[Path] | None, in_panel(RESULTS, "A .jsonl, .csv or .parquet file. Several may be given.")] = (
         None
     )
-    plot: Annotated[Path | None, in_panel(RESULTS, "A folder, or one .png, for histograms and correlations.")] = None
+    plot: Annotated[
+        Path | None, in_panel(RESULTS, "A folder, or one .png, .svg or .pdf, for histograms and correlations.")
+    ] = None
     strict: Annotated[
         bool, in_panel(RESULTS, "Exit with 3 if any file failed; without it, only if all did.", "--strict")
     ] = False

@@ -165,15 +165,13 @@ def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
         return
     named = {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown = [str(key) for key in options if key not in named]
-    takes = f"It takes: {', '.join(named) or 'none'}."
+    takes = f"It takes: {', '.join(named)}." if named else "It takes none."
     if unknown and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         raise RewardError(f"The reward {name} does not take these options: {', '.join(unknown)}. {takes}")
     missing = [key for key, p in named.items() if p.default is p.empty and key not in options]
     if missing:
-        given = ", ".join(map(str, options)) or "none"
-        raise RewardError(
-            f"The reward {name} does not take these options: {given}, without {' and '.join(missing)}. {takes}"
-        )
+        given = ", ".join(map(str, options)) or "no options"
+        raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {given}. Add it. {takes}")
 
 
 def _lacking(made: Any) -> str:

@@ -96,7 +96,7 @@ def default_contrasts(kind: str) -> list[Contrast]:
             prompt, good, bad = f"a {color} {shape}", drawing(color, shape), drawing(*other)
         else:
             prompt, good, bad = f"a {color} {shape} moving right", clip(color, shape), clip(*other)
-        made.append(contrast(good, bad, f"the picture shows the prompt {prompt!r}", prompt))
+        made.append(contrast(good, bad, f"the image shows the prompt {prompt!r}", prompt))
     return made
 
 

@@ -125,7 +125,7 @@ def test_a_run_shows_its_metrics_and_samples(run):
     assert np.asarray(image)[..., 0].mean() / 255 == pytest.approx(samples[0].scores[name], rel=1e-5)
     assert 3 <= sum(sample.has_image for sample in samples) < 5
     bare = next(sample for sample in samples if not sample.has_image)
-    with pytest.raises(diffrl.DiffrlError, match="without a picture"):
+    with pytest.raises(diffrl.DiffrlError, match="without an image"):
         bare.image()
     before, trained = run.samples(iteration=0), run.samples("train")
     assert [s.prompt for s in before] == [s.prompt for s in samples] and before[0].scores != samples[0].scores
@@ -255,7 +255,7 @@ def test_it_scores_images_of_every_form(tmp_path):
         (["absent.png"], {"rewards": ["sharpness"]}, "There is no file absent.png"),
         (["absent.png"], {"rewards": ["sharpnes"]}, "Did you mean 'sharpness'"),
         (["absent.png"], {"rewards": ["shapes"]}, "prompts must be given for the reward shapes"),
-        (["absent.png"], {"rewards": ["shapes"], "prompts": ["a", "b"]}, "one entry a picture. Got 2 for 1"),
+        (["absent.png"], {"rewards": ["shapes"], "prompts": ["a", "b"]}, "one entry an image. Got 2 for 1"),
     ],
 )
 def test_what_cannot_be_scored_is_one_error(images, options, said):

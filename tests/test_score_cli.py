@@ -57,7 +57,7 @@ def run_dir(tmp_path):
 def test_a_run_is_scored_as_training_scored_it(score, run_dir, tmp_path):
     out, before = tmp_path / "s.jsonl", (run_dir / "samples.sqlite").read_bytes()
     code, text, _ = score(run_dir, "--reward", "shapes", "--reward", "diversity", "--out", out)
-    assert code == 0 and "1 stored without a picture" in text
+    assert code == 0 and "1 stored without an image" in text
     with SampleStore.open_readonly(run_dir) as store:
         stored = [one for one in store.read() if one.file is not None]
     made = rows(out)
@@ -117,7 +117,7 @@ def test_pictures_are_drawn_first_and_can_be_scored_again(score, random_sd3, tmp
     command = ["--pipeline", random_sd3, "--images", images, "--prompts", "shapes:tune", "--limit", 3]
     command += ["--per-prompt", 2, "--steps", 2, "--seed", 5]
     code, text, _ = score(*command, "--reward", "shapes", "--reward", "diversity", "--out", out)
-    assert code == 0 and "6 pictures in" in text
+    assert code == 0 and "6 images in" in text
     made = rows(out)
     index = rows(images / "samples.jsonl")
     assert [row["prompt"] for row in made] == [row["prompt"] for row in index] and len(made) == 6

@@ -187,7 +187,10 @@ def latest_checkpoint(
             report(f"{reason} Using step {checkpoint.step} instead.")
         return checkpoint
     if refused:
-        raise CheckpointError("\n  - ".join([f"No checkpoint in {directory} can be used:", *refused]))
+        told = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
+        raise CheckpointError(
+            f"{told}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""Commands about what a run has learned: pictures, measurements, weights, pages."""
+"""Commands about what a run has learned: images, measurements, weights, pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_models.options import grouped
 
 @app.command()
 def generate(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures; it must be new or empty.")],
+    out: Annotated[Path, typer.Option(help="Folder for the images; it must be new or empty.")],
     model: Annotated[str | None, typer.Option(help="A pipeline's directory or hub id.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None,
     step: StepOption = None,
@@ -29,7 +29,7 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
-    per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures of each prompt.")] = 1,
+    per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Images of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Denoising steps. Default: the run's, else 28.")
@@ -42,9 +42,9 @@ def generate(
     height: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
     width: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
     frames: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a video, with --model.")] = None,
-    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Pictures at once; bounds memory.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Images at once; bounds memory.")] = 64,
 ) -> None:
-    """Draw pictures or videos from a pipeline, or from a run's aligned weights."""
+    """Generate images or videos with a pipeline, or from a run's aligned weights."""
     quiet()
     from diffrl.export.generate import GenerateRequest, generate_pictures, kept_pictures
     from diffrl.run.watch import watched
@@ -84,6 +84,8 @@ def evaluate(*, request: EvaluateRequest) -> None:
     diffrl evaluate --run runs/first --base --guidance 1 --guidance 3 --prompts shapes:report
 
     Rows about a run are written down in it, in evaluations.jsonl.
+
+    Exit code: 0; 2 for a mistake in what was asked; 3 if no sample could be scored.
     """
     quiet()
     from diffrl.export.evaluate import show_evaluation
@@ -130,7 +132,7 @@ def gallery(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Runs, folders of runs, or folders of pictures. Default: everything in runs/."
+            metavar="[RUN]...", help="Runs, folders of runs, or folders of images. Default: everything in runs/."
         ),
     ] = None,
     export_to: Annotated[
@@ -141,7 +143,7 @@ def gallery(
     votes: Annotated[Path, typer.Option(help="File that blind votes are added to.")] = Path("votes.jsonl"),
     reward: Annotated[
         list[str] | None,
-        typer.Option(help="Score folders of pictures with this, as in diffrl score; may be given several times."),
+        typer.Option(help="Score folders of images with this, as in diffrl score; may be given several times."),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page once it is there.")] = True,
 ) -> None:

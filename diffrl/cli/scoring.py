@@ -21,9 +21,9 @@ def score(
     results: ResultOptions,
     drawing: DrawOptions,
 ) -> None:
-    """Score pictures and videos with one or several rewards: table, rows, histograms, correlations.
+    """Score images and videos with one or several rewards: table, rows, histograms, correlations.
 
-    diffrl score pictures/ --prompts prompts.txt --reward pickscore --reward aesthetic --out scores.jsonl
+    diffrl score images/ --prompts prompts.txt --reward pickscore --reward aesthetic --out scores.jsonl
 
     Exit code: 0; 2 for a mistake in what was asked; 3 if every reward failed for every file, or with --strict any.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from diffrl import __version__
 from reward_models.cli import quiet_libraries
@@ -15,8 +16,33 @@ from reward_models.cli import quiet_libraries
 if TYPE_CHECKING:
     from diffrl.config import Config
 
+RULES = {
+    "greater_than_equal": "it must be >= {ge:g}",
+    "less_than_equal": "it must be <= {le:g}",
+    "int_parsing": "it must be a whole number",
+    "float_parsing": "it must be a number",
+}
+"""Rules of options by the kind of error that pydantic gives, by which newer typers read values."""
+
+
+class Commands(TyperGroup):
+    """The commands; of an option's wrong value they tell what it was."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            found = getattr(error.__cause__, "errors", list)()  # older typers tell the value themselves
+            if found:
+                rule = RULES.get(found[0]["type"], found[0]["msg"]).format(**found[0].get("ctx", {}))
+                error.message = f"{rule}. Got {found[0]['input']}."
+            raise
+
+
 app = typer.Typer(
     name="diffrl",
+    cls=Commands,
     help="Align flow-matching image and video generators with online reinforcement learning.",
     no_args_is_help=True,
     add_completion=False,

@@ -112,7 +112,7 @@ def compare(
     ] = None,
     variety: Annotated[
         int | None,
-        typer.Option(min=2, max=1000, help="Draw 48 report prompts so often each: diversity, distance to the base."),
+        typer.Option(min=2, max=1000, help="Sample 48 report prompts so often each: diversity, distance to the base."),
     ] = None,
     prices: Annotated[
         str | None,
@@ -138,10 +138,19 @@ def compare(
     """
     from diffrl.errors import ConfigError
 
-    if report_only and (configs or budget or dry_run or seeds or guidance or jobs or variety):
+    training = {
+        "configurations": configs,
+        "--budget": budget,
+        "--dry-run": dry_run,
+        "--seeds": seeds,
+        "--guidance": guidance,
+        "--jobs": jobs,
+        "--variety": variety,
+    }
+    if report_only and (beside := [name for name, value in training.items() if value]):
         raise ConfigError(
-            "--report-only takes --out, --metric, --target, --detect, --sd and --prices, and nothing to train. Remove "
-            "the rest."
+            "--report-only takes --out, --metric, --target, --detect, --sd and --prices, and nothing to train. Got "
+            f"{', '.join(beside)} too. Remove that."
         )
     from diffrl.cost.prices import EQUAL
     from diffrl.studies.compare import CompareRequest, show_report

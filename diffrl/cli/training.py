@@ -44,7 +44,8 @@ def train(
     if resume is not None and config is not None and "=" in config:
         config, overrides = None, [config, *(overrides or [])]
     if (config is None) == (resume is None):
-        raise ConfigError("diffrl train takes a configuration or --resume RUN_DIR, and not both.")
+        got = "neither. Add one: diffrl init writes a configuration" if config is None else "both. Remove one"
+        raise ConfigError(f"diffrl train takes a configuration or --resume RUN_DIR, and not both. Got {got}.")
     if from_start and resume is None:
         raise ConfigError(
             "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."
@@ -79,7 +80,7 @@ def check(
     gpu: Annotated[str | None, typer.Option(help="Judge for a machine with this GPU, such as h100.")] = None,
     memory: Annotated[str | None, typer.Option(help="Judge for a GPU of so much memory, such as 80GB.")] = None,
     ask_rewards: Annotated[
-        bool, typer.Option(help="Score a picture of noise with every reward; a judge on a server may bill that.")
+        bool, typer.Option(help="Score an image of noise with every reward; a judge on a server may bill that.")
     ] = True,
 ) -> None:
     """Check a configuration and everything it names, without loading the model.

@@ -95,9 +95,20 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
     return [f"{path}: {error['msg']}. Got {show(given)}."]
 
 
+def _would_be(kind: str, given: str) -> bool:
+    """Whether a text without its quotes would be of the type that is wanted."""
+    if kind == "bool_type":
+        return given.lower() in ("true", "false")
+    try:
+        float(given)
+    except ValueError:
+        return False
+    return True
+
+
 def _quotes(kind: str, given: Any) -> str:
-    if kind in ("int_type", "float_type", "bool_type") and isinstance(given, str):
-        return " Remove the quotes, if there are any."
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(given, str) and _would_be(kind, given):
+        return " Remove the quotes."
     if kind == "string_type" and isinstance(given, (bool, int, float)):
         return " Put it in quotes."
     return ""

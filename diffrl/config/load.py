@@ -20,6 +20,8 @@ from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
 from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+KINDS = {str: "a line of text", list: "a list"}
+"""What a file may hold in place of sections, in words."""
 BREAKS = frozenset("\x85\u2028\u2029")
 
 
@@ -61,7 +63,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         raise ConfigError(f"The configuration {path} {error}.") from error
     data = _parse(text, str(path))
     if not isinstance(data, dict):
-        got = "an empty file" if data is None else f"a {type(data).__name__}"
+        got = "an empty file" if data is None else KINDS.get(type(data), "a single value")
         raise ConfigError(f"the file must hold sections such as run: and model:. Got {got}.", str(path))
     found: list[str] = []
     for override in _listed(overrides):

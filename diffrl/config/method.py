@@ -132,10 +132,10 @@ class RewardHackingGuard(Section):
         "four standard errors of the difference in any case, because the best of several evaluations was also lucky.",
     )
     diversity: float = Field(
-        0.5, ge=0, lt=1, description="Alarm when the pictures of a prompt differ by less than this share of the first."
+        0.5, ge=0, lt=1, description="Alarm when the images of a prompt differ by less than this share of the first."
     )
     sharpness: float = Field(
-        3.0, gt=1, description="Alarm when pictures are this many times sharper, or less sharp, than the first ones."
+        3.0, gt=1, description="Alarm when images are this many times sharper, or less sharp, than the first ones."
     )
     patience: int = Field(1, ge=1, le=1_000_000_000, description="Evaluations in a row with an alarm before it acts.")
 

@@ -117,16 +117,16 @@ class ModelSettings(Section):
         "auto", description="auto = cuda if there is one; what really runs is recorded with the run."
     )
     height: int | None = Field(
-        None, ge=1, le=MOST_OPTIONS["height"], description="Picture height in pixels. null = the pipeline's own."
+        None, ge=1, le=MOST_OPTIONS["height"], description="Image height in pixels. null = the pipeline's own."
     )
     width: int | None = Field(
-        None, ge=1, le=MOST_OPTIONS["width"], description="Picture width in pixels. null = the pipeline's own."
+        None, ge=1, le=MOST_OPTIONS["width"], description="Image width in pixels. null = the pipeline's own."
     )
     frames: int | None = Field(
         None,
         ge=1,
         le=MOST_OPTIONS["frames"],
-        description="Frames of a video. null = the pipeline's own. Only with families that draw videos.",
+        description="Frames of a video. null = the pipeline's own. Only with families that generate videos.",
     )
     fps: float | None = Field(
         None,
@@ -164,22 +164,23 @@ class ModelSettings(Section):
         (), description="Parts that rest on the CPU and come to the device for each use."
     )
     vae_dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="Of the picture decoder. null = dtype; wan: float32."
+        None, description="Of the image decoder. null = dtype; wan: float32."
     )
-    vae_slicing: bool = Field(False, description="Decode one picture at a time: less memory.")
-    vae_tiling: bool = Field(False, description="Decode in overlapping tiles: less memory, for large pictures.")
+    vae_slicing: bool = Field(False, description="Decode one image at a time: less memory.")
+    vae_tiling: bool = Field(False, description="Decode in overlapping tiles: less memory, for large images.")
 
     @model_validator(mode="after")
     def _no_idle_keys(self) -> Self:
         found = []
         if self.frames is not None and self.facts.media != "video":
             found.append(
-                f"model.frames must be null for model.family: {self.family}, which draws pictures. Got {self.frames}. "
+                f"model.frames must be null for model.family: {self.family}, which generates images. Got "
+                f"{self.frames}. "
                 "Remove it."
             )
         if self.fps is not None and self.facts.media != "video":
             found.append(
-                f"model.fps must be null for model.family: {self.family}, which draws pictures. Got {self.fps:g}. "
+                f"model.fps must be null for model.family: {self.family}, which generates images. Got {self.fps:g}. "
                 "Remove it."
             )
         if self.base_precision is not None and self.lora is None:

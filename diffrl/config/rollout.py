@@ -142,7 +142,7 @@ class Window(Section):
 
 
 class RolloutSettings(Section):
-    """How samples are drawn for training."""
+    """How samples are generated for training."""
 
     steps: int = Field(
         ge=2, le=MOST_STEPS, description="Denoising steps of a sample. The last is always deterministic."
@@ -180,14 +180,14 @@ class RolloutSettings(Section):
         128, ge=1, le=MOST_SAMPLES, description="Samples in one network call of the rollout; bounds memory."
     )
     decode_batch: int = Field(
-        128, ge=1, le=MOST_SAMPLES, description="Samples in one call of the picture decoder; bounds memory."
+        128, ge=1, le=MOST_SAMPLES, description="Samples in one call of the image decoder; bounds memory."
     )
     prompts_at_once: int | None = Field(
         None,
         ge=1,
         le=MOST_SAMPLES,
-        description="Prompts whose samples are drawn together, and scored while the next ones' are drawn. null = "
-        "all of the iteration's: fewest network calls, and pictures are scored while others are decoded.",
+        description="Prompts whose samples are generated together, and scored while the next ones' are. null = "
+        "all of the iteration's: fewest network calls, and images are scored while others are decoded.",
     )
 
     @model_validator(mode="after")

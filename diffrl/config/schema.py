@@ -47,21 +47,28 @@ def _folder_path(path: str) -> str:
     return path
 
 
+DATASET = re.compile(r"(?!.*(--|\.\.))\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCII)
+"""Names that the hub allows: huggingface_hub.utils.validate_repo_id."""
+
+
 def _prompt_source(source: str) -> str:
     whole, _ = part_of(source)
     if source in SOURCES or whole.endswith((".txt", ".jsonl")):
         return source
-    if whole.startswith("hub:") and len(whole) > len("hub:"):
+    if whole.startswith("hub:"):
+        name = whole.removeprefix("hub:").partition(":")[0]
+        if len(name) > 96 or not DATASET.fullmatch(name):
+            raise rule(f"must name a dataset of the hub, OWNER/NAME. Got {show(source)}. Correct the name.")
         return source
     world, _, split = source.partition(":")
-    close = closest(source, SOURCES)
+    close = f"{source}:train" if source in WORLDS else closest(source, SOURCES)
     if world in WORLDS and split == "held_out":
         hint = split_hint(world, split)
     else:
-        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a data set."
+        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a dataset."
     raise rule(
-        f"must be {', '.join(WORLDS)} with :{', :'.join(SPLITS)}, or a .txt or .jsonl file or hub:<dataset>, all of it "
-        f"or @{', @'.join(SPLITS)}. Got {show(source)}. {hint}"
+        f"must be a .txt or .jsonl file or hub:<dataset>, either with @{', @'.join(SPLITS)} behind it for a part, or "
+        f"one of {', '.join(WORLDS)} with :{', :'.join(SPLITS)}. Got {show(source)}. {hint}"
     )
 
 
@@ -146,7 +153,7 @@ class EvalSettings(Section):
     """Held-out evaluation with deterministic sampling and the same noise every time."""
 
     rewards: Rewards = Field(description="What is measured; need not be what is trained on.")
-    samples: int = Field(ge=1, le=MOST_SAMPLES, description="Pictures of one evaluation; prompts are taken in turn.")
+    samples: int = Field(ge=1, le=MOST_SAMPLES, description="Images of one evaluation; prompts are taken in turn.")
     steps: int = Field(ge=1, le=MOST_STEPS, description="Denoising steps, all deterministic.")
     guidance_scale: float = Field(1.0, ge=1, le=MOST_GUIDANCE, description="Classifier-free guidance; 1 = none.")
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the evaluation's noise, apart from run.seed.")
@@ -180,7 +187,7 @@ class TreeRecordSettings(Section):
         None,
         ge=1,
         le=MOST_ITERATIONS,
-        description="n. null = run.eval_every, so that what is drawn is the policy that was just evaluated.",
+        description="n. null = run.eval_every, so that what is kept is of the policy that was just evaluated.",
     )
     prompts: int = Field(
         2, ge=1, le=MOST_SAMPLES, description="At most this many prompts are kept, the first ones of the first process."
@@ -189,30 +196,30 @@ class TreeRecordSettings(Section):
         None,
         ge=0,
         le=MOST_SAMPLES,
-        description="At most this many predicted pictures are kept of a prompt (three of a split that tilt trains), "
+        description="At most this many predicted images are kept of a prompt (three of a split that tilt trains), "
         "and as many of its candidates'. Finished samples are all kept. null = 96, and 16 of clips, which cost more.",
     )
 
 
 class TrackSettings(Section):
-    """Where numbers and pictures go. metrics.jsonl is always written."""
+    """Where numbers and images go. metrics.jsonl is always written."""
 
     tensorboard: bool = Field(False, description="Also write TensorBoard files.")
     wandb: WandbSettings | None = Field(None, description="Also log to Weights & Biases. null = no.")
     pictures_per_iteration: int = Field(
-        8, ge=0, le=MOST_SAMPLES, description="At most this many training pictures are kept."
+        8, ge=0, le=MOST_SAMPLES, description="At most this many training images are kept."
     )
     pictures_per_evaluation: int = Field(
         32,
         ge=0,
         le=MOST_SAMPLES,
-        description="At most this many held-out pictures are kept at each evaluation, spread over the prompts, and as "
-        "many again of the samples that lost and gained most since the first one, which keeps a small picture of each "
+        description="At most this many held-out images are kept at each evaluation, spread over the prompts, and as "
+        "many again of the samples that lost and gained most since the first one, which keeps a small image of each "
         "(up to 2,000). 0 = none. Scores are kept of every sample.",
     )
     trees: TreeRecordSettings | None = Field(
         TreeRecordSettings(),
-        description="Rollouts kept as trees, with the pictures predicted at their nodes. null = none.",
+        description="Rollouts kept as trees, with the images predicted at their nodes. null = none.",
     )
 
 

@@ -30,7 +30,7 @@ def _children(given: Any) -> Any:
 
 
 class TreeSettings(Section):
-    """The paths drawn for one prompt. Without splits these are chains: one path from each root."""
+    """The paths generated for one prompt. Without splits these are chains: one path from each root."""
 
     roots: int = Field(
         ge=1,

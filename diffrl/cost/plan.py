@@ -309,7 +309,7 @@ def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[
         if memory.resting:
             rows.append(("Resting on the CPU", size_text(memory.resting)))
         if memory.pictures:
-            rows.append(("Decoded pictures, in the computer's memory", size_text(memory.pictures)))
+            rows.append(("Decoded images, in the computer's memory", size_text(memory.pictures)))
         rows += [(f"Scorers on {device}", size_text(size)) for device, size in memory.scorers.items()]
     rows += more
     width = max(len(name) for name, _ in rows) + 2

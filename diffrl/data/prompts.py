@@ -54,13 +54,20 @@ def load_prompts(source: str) -> list[Prompt]:
     chosen = listed if embedded is not None or part is None else parts(listed, part)
     prompts = list(islice(chosen, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     if not prompts:
-        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}.")
+        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}. {_none(part)}")
     if len(prompts) > MOST_PROMPTS:
         raise ConfigError(
             f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} or more in "
             f"{quote(source)}. Take a part, of a dataset such as hub:<dataset>:train[:100000]."
         )
     return prompts
+
+
+def _none(part: Split | None) -> str:
+    """What to do where there is no prompt."""
+    if part is None:
+        return "Write one a line."
+    return f"The part {part} of a short list may be empty: add prompts, or leave @{part} out."
 
 
 def parts(listed: Iterable[Prompt], part: Split) -> Iterator[Prompt]:
@@ -85,7 +92,7 @@ def _from_file(path: Path) -> list[Prompt]:
     try:
         lines = read_text(path, MOST_BYTES, "utf-8-sig").split("\n")
     except FileNotFoundError as error:
-        raise ConfigError(f"The prompt file {str(path)!r} does not exist.") from error
+        raise ConfigError(f"The prompt file {str(path)!r} does not exist. Check the path.") from error
     except Unreadable as error:
         raise ConfigError(f"The prompt file {str(path)!r} {error}.") from error
     read = _from_text if path.suffix == ".txt" else _from_json
@@ -128,7 +135,10 @@ def _from_json(line: str, where: str) -> Prompt:
     except Unreadable as error:
         raise ConfigError(f"Each line of a .jsonl prompt file must be a JSON object. {where}: it {error}.") from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"].strip():
-        raise ConfigError(f'Each line of a .jsonl prompt file must be an object with "prompt". {where} is not.')
+        raise ConfigError(
+            f'Each line of a .jsonl prompt file must be an object such as {{"prompt": "a red circle"}}, its text not '
+            f"empty. {where} is {cut(json.dumps(record), 100)}."
+        )
     return make_prompt(record.pop("prompt"), where, record)
 
 

@@ -22,7 +22,7 @@ from diffrl.config.schema import EvalSettings
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import noise_stream
 from diffrl.distributed.ranks import OneProcess
-from diffrl.errors import ConfigError, DiffrlError
+from diffrl.errors import ConfigError, DiffrlError, GuardStop
 from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
@@ -78,6 +78,7 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
     Raises:
         ConfigError: the request does not add up, or what it names cannot be had.
         DiffrlError: the run's evaluations.jsonl cannot be written.
+        GuardStop: no sample of a row could be scored; that row is not written down.
     """
 
     def tell(line: str) -> None:  # beside the rows, which alone are the JSON
@@ -111,6 +112,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
 
     Raises:
         ConfigError: as `show_evaluation`.
+        GuardStop: no sample of a row could be scored.
     """
     require_run_or_model(
         "evaluate",
@@ -172,6 +174,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 setting.decode_batch,
                 stream,
             )
+            _require_scores(found, tell)
             varied = None
             if request.variety is not None:
                 images = first[guidance] if weights == "base" else several(settings, request.variety)
@@ -183,6 +186,19 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             if request.run is not None:
                 _write_down(row, request.run)
             yield row
+
+
+def _require_scores(found: Evaluation, tell: Callable[[str], None]) -> None:
+    """Tell why samples have no score.
+
+    Raises:
+        GuardStop: none has.
+    """
+    first = next((f"{p.text!r}: {e}" for p, e in zip(found.prompts, found.table.errors, strict=True) if e), "")
+    if not any(found.counts.values()):
+        raise GuardStop(f"None of the {found.failed} samples could be scored. The first is {first.rstrip('.')}.")
+    if first:
+        tell(f"{found.failed} samples could not be scored. The first is {first}")
 
 
 def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:

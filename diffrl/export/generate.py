@@ -164,7 +164,7 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     size = GRID_SIZE if fps is None else STILL_SIZE
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
     grid.save(out / "grid.png")
-    what = "pictures" if fps is None else "videos"
+    what = "images" if fps is None else "videos"
     drawn = f"{steps} steps, guidance {sampler.guidance_scale:g}."
     return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
 
@@ -182,5 +182,5 @@ def _prompts(request: GenerateRequest) -> list[Prompt]:
     listed = load_prompts(request.source) if request.source else []
     prompts = [make_prompt(text, "--prompt") for text in request.prompts if text.strip()] + listed
     if not prompts:
-        raise ConfigError("diffrl generate needs at least one prompt. Give --prompt TEXT or --prompts SOURCE.")
+        raise ConfigError("At least one prompt is needed. Give --prompt TEXT or --prompts SOURCE.")
     return prompts[: request.limit]

@@ -43,10 +43,14 @@ def require_run_or_model(
         ConfigError: the request does not add up.
     """
     if (model is None) == (run is None):
-        raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both.")
+        got = "neither. Add one" if run is None else "both. Remove one"
+        raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both. Got {got}.")
     if run is not None and any(only_of_model.values()):
-        names = list(only_of_model)
-        raise ConfigError(f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Remove them.")
+        names, given = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
+        raise ConfigError(
+            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {given}. "
+            f"Remove {given}."
+        )
     require_choice(choice, run)
 
 
@@ -79,7 +83,7 @@ def open_pipeline(
         raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
     name = family or infer_family(model)
     if frames is not None and find_family(name).fps is None:
-        raise ConfigError(f"--frames needs a family that draws videos. Got one of {name}. Remove --frames.")
+        raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
     adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
     if lora is not None:
         attach_lora(adapter.pipeline, adapter.trainable_modules(), lora, "--lora")  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from reward_models.options import in_panel
 
-MODEL, MEASURED, DRAWN, RESULT = "Whose weights", "What is measured", "How it is drawn", "Results"
+MODEL, MEASURED, DRAWN, RESULT = "Whose weights", "What is measured", "How it is sampled", "Results"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class EvaluateRequest:
         int | None,
         in_panel(
             MEASURED,
-            "Also draw 48 prompts so many times each: their diversity, and the distance to the model before alignment.",
+            "Also sample 48 prompts so many times each: their diversity, and distance to the model before alignment.",
             min=2,
             max=1000,
         ),

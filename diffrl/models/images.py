@@ -26,7 +26,7 @@ class BrokenPictureError(ValueError):
 
     def __init__(self, rows: Sequence[int], count: int):
         super().__init__(
-            f"Pictures {list(rows)} of {count} hold NaN or inf. "
+            f"Images {list(rows)} of {count} hold NaN or inf. "
             "The decoder overflowed (try float32 for the VAE) or its latents were not finite."
         )
         self.rows = rows
@@ -105,7 +105,7 @@ def comparison_grid(
     """
     for cell in cells:
         if len(cell.pictures) != len(labels) or {len(cell.passed), len(cell.notes)} - {0, len(labels)}:
-            rule = f"Each cell has one picture (and mark, and note) per label {list(labels)}."
+            rule = f"Each cell has one image (and mark, and note) per label {list(labels)}."
             raise ValueError(f"{rule} Got {cell.caption!r}.")
     if not cells or columns < 1:
         raise ValueError(f"A grid needs at least one cell and one column. Got {len(cells)} and {columns}.")

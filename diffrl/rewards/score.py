@@ -131,7 +131,7 @@ class Scoring:
             GuardStop: a scorer took longer than it may.
             RewardError: a scorer cannot work on these samples.
         """
-        assert self._seen == len(self._prompts), "all pictures must have come"
+        assert self._seen == len(self._prompts), "all images must have come"
         count = len(self._prompts)
         total, ok = torch.zeros(count), torch.ones(count, dtype=torch.bool)
         errors: list[str | None] = [None] * count

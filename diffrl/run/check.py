@@ -24,7 +24,7 @@ from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
-from diffrl.run.downloads import Download, downloads, is_away, require_reader, unloaded, weights_away
+from diffrl.run.downloads import Download, downloads, is_away, missing_package, require_reader, unloaded, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
 from diffrl.run.initial import begins_elsewhere, pin_initial
 from diffrl.run.lora_start import check_start
@@ -96,6 +96,7 @@ class _Checks:
             ("prompts", self.prompts),
             ("", self.held_out),
             ("rewards", self.rewards),
+            *([("packages", self.packages)] if any(map(missing_package, self.every_reward)) else []),
             ("model", self.model),
             ("lora", self.lora),
             *([("begins with", self.begins_with)] if begins_elsewhere(self.config) else []),
@@ -141,6 +142,20 @@ class _Checks:
         refused = try_rewards(config, [*here, *here_too], load_prompts(train)[0])
         asked = "each was asked once" if not (away or away_too) else "those that are here were asked once"
         return "\n".join([f"{names}; {asked}", *(f"{'':<12} {line}" for line in refused)])
+
+    @property
+    def every_reward(self) -> list[RewardSettings]:
+        return [*self.config.rewards, *self.config.eval.rewards]
+
+    def packages(self) -> str:
+        """What rewards need and this machine has not: nothing is wrong with the configuration."""
+        lacking = {reward.name: missing_package(reward) for reward in self.every_reward}
+        needs = {
+            name: f"The reward {name} needs packages not installed here" for name, extra in lacking.items() if extra
+        }
+        if self.elsewhere is None:
+            raise NotHereError([f"{text}. Run: pip install '{lacking[name]}'." for name, text in needs.items()])
+        return "; ".join(f"{name}: pip install '{lacking[name]}'" for name in needs)
 
     def model(self) -> str:
         m = self.config.model
@@ -195,14 +210,20 @@ class _Checks:
 
 
 def _scorers(settings: Sequence[RewardSettings], where: str) -> tuple[list[WeightedScorer], list[WeightedScorer]]:
-    """Those whose weights are here, and stand-ins for the others."""
-    away = [reward for reward in settings if weights_away(reward)]
+    """Those whose weights and packages are here, and stand-ins for the others."""
+    away = [reward for reward in settings if weights_away(reward) or missing_package(reward)]
     return make_scorers([reward for reward in settings if reward not in away], where), unloaded(away, where)
 
 
 def _names(rewards: Sequence[RewardSettings]) -> str:
-    away = {reward.key for reward in rewards if weights_away(reward)}
-    return ", ".join(f"{reward.key} (weights not here yet)" if reward.key in away else reward.key for reward in rewards)
+    return ", ".join(f"{reward.key}{_lacks(reward)}" for reward in rewards)
+
+
+def _lacks(reward: RewardSettings) -> str:
+    """What of a reward is not here, to go on after its name."""
+    if missing_package(reward):
+        return " (its package is not here)"
+    return " (weights not here yet)" if weights_away(reward) else ""
 
 
 def _told(one: Download) -> str:

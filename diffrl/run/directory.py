@@ -35,13 +35,19 @@ def new_run_dir(config: Config) -> Path:
     """Where a new run will lie.
 
     Raises:
-        ConfigError: something is there already.
+        ConfigError: something is there already, or nothing can be made there.
     """
     path = Path(config.run.dir) / config.run.name
     if path.exists() and (not path.is_dir() or any(entry.name not in UNFINISHED for entry in path.iterdir())):
         raise ConfigError(
             f"A run never overwrites another. {path} already exists. Choose another name (run.name=...), or go on with "
             f"it: diffrl train --resume {path}."
+        )
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "may not be written to" if above.is_dir() else "is a file"
+        raise ConfigError(
+            f"run.dir must be a folder to make runs in. Got {config.run.dir}: {above} {reason}. Name another."
         )
     return path
 
@@ -137,8 +143,24 @@ def open_run_dir(path: str | Path) -> tuple[Path, Config]:
     """
     directory = Path(path)
     if not (directory / "config.yaml").is_file():
-        raise ConfigError(f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}.")
+        raise ConfigError(
+            f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}{_instead(directory)}."
+        )
     return directory, load_config(directory / "config.yaml")
+
+
+def _instead(directory: Path) -> str:
+    """What is there in place of a run, to go on after its name."""
+    try:
+        if not directory.is_dir():
+            return ", which is a file" if directory.exists() else ", which is not there. Check the path"
+        runs = sorted(str(entry) for entry in directory.iterdir() if (entry / "config.yaml").is_file())
+    except OSError as error:
+        return f", which cannot be read: {error.strerror}"
+    if not runs:
+        return ", which has none. Name a run's own folder, such as runs/NAME"
+    more = ", ..." if len(runs) > 5 else ""
+    return f", a folder of runs. Name one of them: {', '.join(runs[:5])}{more}"
 
 
 def versions() -> dict[str, str]:

@@ -119,15 +119,19 @@ def weights_away(reward: RewardSettings) -> bool:
     return not offline() and not all(is_cached(name, "model") for name in _weights(reward))
 
 
+def missing_package(reward: RewardSettings) -> str | None:
+    """What of diffrl's extras a reward needs that is not installed here, such as "diffrl[clip]"; None if nothing."""
+    entry = entry_of(inner_name(reward))
+    return entry.install if entry.spec is not None else None
+
+
 def unloaded(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
     """Stand-ins that know what rewards look at and read, without their weights; they cannot score.
 
     Raises:
-        ConfigError: a package is not installed, or a reward has no such options.
+        ConfigError: a reward has no such options.
     """
     for number, reward in enumerate(settings):
-        if missing := entry_of(inner_name(reward)).install:
-            raise ConfigError(f"{where}.{number}: the reward {inner_name(reward)} needs {missing}. Install it.")
         try:
             inspect.signature(factory_of(reward.name)).bind(**reward.options)
         except TypeError as error:

@@ -17,14 +17,31 @@ from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.ending import again
 from diffrl.run.journal import CHECKPOINTS
-from diffrl.run.kept_config import changes_since, compare_configs, may_change
+from diffrl.run.kept_config import changes_since, compare_configs, flat, may_change
 from diffrl.run.resume import lost_history, newest_known, next_folder, require_left
 from diffrl.tracking.rewards import REWARDS
 from diffrl.training.optim import learning_rate_factor
+from reward_models.messages import closest
 
 SUMMARY, REPORT = "summary.json", "report.html"
 ENDING = ("before_after.png", "curve.png", REPORT, SUMMARY)
 """What tells of a run's end. The summary, by which one knows that there was one, is moved last."""
+
+
+def _suggest_keys(overrides: Sequence[str], config: Config) -> None:
+    """Refuse keys that are misspelt; one that no key is like is left to others.
+
+    Raises:
+        ConfigError: names the key that was meant.
+    """
+    known = flat(config.model_dump())
+    problems = []
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not any(f"{one}.".startswith(f"{key}.") for one in known) and (meant := closest(key, known)) is not None:
+            problems.append(f"{key} is not a known key. Did you mean {meant!r}?")
+    if problems:
+        raise ConfigError(problems, "--resume")
 
 
 def changed_config(
@@ -44,6 +61,7 @@ def changed_config(
     given = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     refused = [text for text in given if not may_change(text.partition("=")[0].strip())]
     if refused:
+        _suggest_keys(refused, config)
         raise ConfigError(
             "--resume goes on with the configuration that was trained with; only run.iterations and what training does "
             "not depend on (run.checkpoint_every, run.keep_checkpoints, track, guards, batch sizes, devices) may be "

@@ -125,9 +125,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
         (INDEX, sorted(set(range(step)) - drawn)),
     ]
     gone = (
-        [f"{PICTURES}/ has lost {len(pictures)} pictures that {INDEX} names, such as {pictures[0]}."]
-        if pictures
-        else []
+        [f"{PICTURES}/ has lost {len(pictures)} images that {INDEX} names, such as {pictures[0]}."] if pictures else []
     )
     return gone + [
         f"{name} has lost {len(missing)} iterations, from {missing[0]} to {missing[-1]}: it was emptied, removed or "

@@ -11,9 +11,13 @@ from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
 from reward_models import RewardError
+from reward_models.messages import quote
 
 SIDE, FRAMES = 64, 9
 """Of a picture and a video where the configuration leaves the size to the pipeline; nothing is loaded to ask it."""
+
+
+HINT = "If that is for the prompt's sake, samples of such prompts will not train."
 
 
 def try_rewards(config: Config, scorers: Sequence[WeightedScorer], prompt: Prompt) -> list[str]:
@@ -43,7 +47,7 @@ def try_rewards(config: Config, scorers: Sequence[WeightedScorer], prompt: Promp
             broken.append(str(error))
             continue
         if error := next((error for error in table.errors if error), None):
-            failed.append(f"It could not score a picture of noise. {error}")
+            failed.append(f"It could not score noise for the first prompt, {quote(prompt.text)}. {error} {HINT}")
     if broken:
         raise ConfigError(broken)
     return failed

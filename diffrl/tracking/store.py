@@ -193,15 +193,15 @@ class SampleStore:
     def picture(self, sample: StoredSample) -> Tensor:
         """The picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
         if sample.file is None:
-            raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without a picture.")
+            raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without an image.")
         file = self.run_dir / sample.file
         if not file.resolve().is_relative_to(place(self.run_dir, PICTURES).resolve()):
-            raise DiffrlError(f"{self.index} names a picture outside its run: {sample.file!r}. Do not trust this run.")
+            raise DiffrlError(f"{self.index} names an image outside its run: {sample.file!r}. Do not trust this run.")
         try:
             with Image.open(file) as image:
                 return read_media(image)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DiffrlError(f"Cannot read the picture {file}: {error}.") from error
+            raise DiffrlError(f"Cannot read the image {file}: {error}.") from error
 
     def sync(self) -> None:
         """Force the rows written so far onto the disk, without waiting for readers."""

@@ -146,7 +146,7 @@ class Crediting:
         failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
         if failed:
             self.messages.report_own(
-                f"{failed} pictures of nodes could not be scored; the steps beside them train nothing."
+                f"{failed} images of nodes could not be scored; the steps beside them train nothing."
             )
             self.guard.check_failures(failed, len(nodes) * s.accelerator.num_processes)
         s.meter.decodes += len(nodes)

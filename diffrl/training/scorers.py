@@ -71,7 +71,7 @@ def require_media(family: Family, scorers: Sequence[WeightedScorer]) -> None:
     if wrong:
         hint = " (video_mean turns a scorer of images into one of videos)" if family.media == "video" else ""
         raise ConfigError(
-            f"rewards and eval.rewards must score {family.media}s, which model.family {family.name} draws. Got "
+            f"rewards and eval.rewards must score {family.media}s, which model.family {family.name} generates. Got "
             f"{', '.join(sorted(wrong))}. Choose others{hint}."
         )
 

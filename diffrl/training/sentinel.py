@@ -156,7 +156,7 @@ class Sentinel:
             if self.settings.action == "stop":
                 self.verdict = f"{message} The run stops; its last checkpoint is intact."
             else:
-                self.report(f"{message} Look at the pictures; compare checkpoints.")
+                self.report(f"{message} Look at the images; compare checkpoints.")
         return metrics
 
     def check(self) -> None:
@@ -200,9 +200,9 @@ class Sentinel:
         first, alarms = self.watch.first, []
         if "diversity" in first and means.get("diversity", math.inf) < self.settings.diversity * first["diversity"]:
             share = means["diversity"] / first["diversity"]
-            alarms.append(f"the pictures of a prompt differ by {share:.0%} of what they did at first")
+            alarms.append(f"the images of a prompt differ by {share:.0%} of what they did at first")
         if first.get("sharpness") and "sharpness" in means:
             ratio = means["sharpness"] / first["sharpness"]
             if ratio > self.settings.sharpness or ratio < 1 / self.settings.sharpness:
-                alarms.append(f"pictures are {ratio:.2g} times as sharp as at first")
+                alarms.append(f"images are {ratio:.2g} times as sharp as at first")
         return alarms

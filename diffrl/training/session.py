@@ -18,7 +18,7 @@ from diffrl.cost.process_memory import check_memory
 from diffrl.data.prompts import load_prompts
 from diffrl.distributed.ranks import keep_in_step, make_accelerator
 from diffrl.distributed.sharding import make_mesh
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, NotHereError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.distilled import refuse_distilled
@@ -293,10 +293,10 @@ def check_trackers(config: Config) -> list[str]:
     """Names of the asked-for trackers.
 
     Raises:
-        ConfigError: its package is not installed.
+        NotHereError: its package is not installed.
     """
     wanted = {"tensorboard": config.track.tensorboard, "wandb": config.track.wandb is not None}
     for name in (name for name, asked in wanted.items() if asked):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"track.{name} needs the {name} package. Run: pip install 'diffrl[{name}]'.")
+            raise NotHereError(f"track.{name} needs the {name} package. Run: pip install 'diffrl[{name}]'.")
     return [name for name, asked in wanted.items() if asked]

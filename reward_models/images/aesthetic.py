@@ -48,7 +48,7 @@ class AestheticScorer:
 
     spec = ScorerSpec(
         name="aesthetic",
-        description="How pleasing the picture is by people's ratings from 1 to 10, whatever the prompt.",
+        description="How pleasing the image is by people's ratings from 1 to 10, whatever the prompt.",
         range=(float("-inf"), float("inf")),
         uses_prompt=False,
         scaling=(0.0, 10.0),

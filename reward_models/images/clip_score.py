@@ -47,7 +47,7 @@ class ClipScorer:
 
     spec = ScorerSpec(
         name="clip_score",
-        description="How well the picture fits the prompt: the cosine of their CLIP embeddings.",
+        description="How well the image fits the prompt: the cosine of their CLIP embeddings.",
         range=(-1.0, 1.0),
         memory="1.7 GB float32, 0.9 GB in half precision (ViT-L/14)",
         weights=DEFAULTS["transformers"][0],

@@ -73,7 +73,7 @@ class TransformersClip:
         expected = model.config.vision_config.image_size
         if self.crop.side != expected:
             raise RewardError(
-                f"The processor must make pictures of the model's size. {processor} makes {self.crop.side} pixels, "
+                f"The processor must make images of the model's size. {processor} makes {self.crop.side} pixels, "
                 f"{place} takes {expected}. Give the model's own processor."
             )
         self.scale = float(model.logit_scale.detach().exp())

@@ -48,7 +48,7 @@ class HPSv2Scorer:
 
     spec = ScorerSpec(
         name="hpsv2",
-        description="Human preference among pictures of one prompt, learnt from the rankings in HPD v2.",
+        description="Human preference among images of one prompt, learnt from the rankings in HPD v2.",
         range=(-1.0, 1.0),
         memory="3.9 GB float32, 2.0 GB in half precision",
         extra="clip",

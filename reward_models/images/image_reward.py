@@ -97,7 +97,7 @@ class ImageRewardScorer:
 
     spec = ScorerSpec(
         name="image_reward",
-        description="How well people would like the picture for its prompt, learnt from rankings.",
+        description="How well people would like the image for its prompt, learnt from rankings.",
         range=(float("-inf"), float("inf")),
         scaling=(-2.0, 4.0),
         memory="1.8 GB float32, 0.9 GB in half precision",

@@ -40,7 +40,7 @@ class IncompressibilityScorer(WithoutWeights):
 
     spec = ScorerSpec(
         name="jpeg_incompressibility",
-        description="Size of the picture as a JPEG of quality 95, in kB.",
+        description="Size of the image as a JPEG of quality 95, in kB.",
         range=(0.0, math.inf),
         uses_prompt=False,
         scaling=(0.0, 500.0),
@@ -57,7 +57,7 @@ class IncompressibilityScorer(WithoutWeights):
         self.spec.require(batch)
         height, width = batch.media.shape[-2:]
         if not (0 < height <= LONGEST and 0 < width <= LONGEST):
-            why = f"a JPEG has 1 to {LONGEST:,} pixels a side, this picture has {width:,} x {height:,}"
+            why = f"a JPEG has 1 to {LONGEST:,} pixels a side, this image has {width:,} x {height:,}"
             return output_of_rows([(math.nan, {}, why)] * len(batch))
         return output_of_rows([(self.sign * kilobytes(picture), {}, None) for picture in batch.media])
 
@@ -82,7 +82,7 @@ class CompressibilityScorer(IncompressibilityScorer):
 
     spec = ScorerSpec(
         name="jpeg_compressibility",
-        description="Minus the size of the picture as a JPEG of quality 95, in kB.",
+        description="Minus the size of the image as a JPEG of quality 95, in kB.",
         range=(-math.inf, 0.0),
         uses_prompt=False,
         scaling=(0.0, 500.0),

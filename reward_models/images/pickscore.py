@@ -39,7 +39,7 @@ class PickScorer:
 
     spec = ScorerSpec(
         name="pickscore",
-        description="Human preference among pictures of one prompt, learnt from the choices in Pick-a-Pic.",
+        description="Human preference among images of one prompt, learnt from the choices in Pick-a-Pic.",
         range=(float("-inf"), float("inf")),
         scaling=(0.0, 26.0),
         memory="3.9 GB float32, 2.0 GB in half precision",

@@ -104,7 +104,7 @@ class SharpnessScorer(_PixelScorer):
         self.spec.require(batch)
         height, width = batch.media.shape[-2:]
         if min(height, width) < 3:
-            error = f"a picture of {width} x {height} pixels has no inner pixels to measure sharpness at"
+            error = f"an image of {width} x {height} pixels has no inner pixels to measure sharpness at"
             return output_of_rows([(math.nan, {}, error)] * len(batch))
         return super().__call__(batch)
 
@@ -148,7 +148,7 @@ class ContrastScorer(_PixelScorer):
         dark = drawing("black", "square")
         return [
             contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
-            contrast(dark, torch.full_like(dark, 128), "a flat picture has no contrast"),
+            contrast(dark, torch.full_like(dark, 128), "a flat image has no contrast"),
         ]
 
 

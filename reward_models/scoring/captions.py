@@ -111,7 +111,7 @@ def _folder_index(folder: Path) -> dict[Path | None, Caption]:
     if len(captions) == 1 and captions[0].file is None:
         return {None: captions[0]}
     if any(caption.file is None for caption in captions):
-        raise RewardError(f'Each line of {index} must name its picture as "file_name". At least one does not.')
+        raise RewardError(f'Each line of {index} must name its image as "file_name". At least one does not.')
     return {folder / str(caption.file): caption for caption in captions}
 
 
@@ -137,8 +137,8 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
     if not named:
         if len(captions) != len(items):
             raise RewardError(
-                f"A file of prompts without file names must have one line a picture. Got {len(captions)} lines in "
-                f'{file} and {len(items)} pictures. Name each line\'s picture in a .jsonl file: {{"file": ..., '
+                f"A file of prompts without file names must have one line an image. Got {len(captions)} lines in "
+                f'{file} and {len(items)} images. Name each line\'s image in a .jsonl file: {{"file": ..., '
                 '"prompt": ...}.'
             )
         return [_given(item, caption) for item, caption in zip(items, captions, strict=True)]
@@ -153,7 +153,7 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
             found[match] = caption
     if not found:
         raise RewardError(
-            f"None of the {len(named)} files that {file} names is among the pictures. The first is {named[0].file}; "
+            f"None of the {len(named)} files that {file} names is among the images. The first is {named[0].file}; "
             f"paths count from {file.parent}, from the folders given and from the working directory."
         )
     empty = Caption(None, None, {})

@@ -55,6 +55,8 @@ def entry_of(name: str) -> Entry:
         spec = factory_of(name).spec
     except RewardError as error:
         return Entry(name, None, str(error), _extra_of(error.__cause__))
+    except AttributeError:
+        return Entry(name, None, f"{name} is no scorer: it has no `spec`.", None)
     missing = spec.extra is not None and any(not _is_installed(module) for module in PACKAGES.get(spec.extra, ()))
     return Entry(name, spec, None, f"diffrl[{spec.extra}]" if missing else None)
 

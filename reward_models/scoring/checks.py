@@ -32,8 +32,8 @@ def check_items(rewards: Sequence[Loaded], items: Sequence[Item], peeks: Sequenc
         bare = [item for item in items if item.prompt is None]
         if spec.uses_prompt and bare:
             raise RewardError(
-                f"The reward {reward.label} compares pictures with their prompts. No prompt was found for "
-                f"{_files(bare)}. Give --prompt TEXT or --prompts FILE, or put captions beside the pictures "
+                f"The reward {reward.label} compares images with their prompts. No prompt was found for "
+                f"{_files(bare)}. Give --prompt TEXT or --prompts FILE, or put captions beside the images "
                 f"({bare[0].path.with_suffix('.txt').name}) or a metadata.jsonl."
             )
         for key in spec.requires:
@@ -52,7 +52,7 @@ def _wrong_media(reward: Loaded, wrong: Sequence[Item]) -> str:
         what = "is a video" if len(wrong) == 1 else "are videos"
         return (
             f"The reward {reward.label} scores images. {files} {what}. Average it over frames, --reward video_mean "
-            f"--option video_mean.reward={reward.choice.name}, or score only the pictures, --media image."
+            f"--option video_mean.reward={reward.choice.name}, or score only the images, --media image."
         )
     what = "is a still" if len(wrong) == 1 else "are stills"
     return (

@@ -111,4 +111,4 @@ def _compare(reward: Loaded, samples: Sequence[Read]) -> list[Score]:
     if len(shapes) == 1 and len({sample.fps for sample in samples}) == 1:
         return call_scorer(reward, samples, grouped=True)
     sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(shapes)[:3])
-    return [failure(f"its group holds pictures of different sizes ({sizes}), which cannot be compared")] * len(samples)
+    return [failure(f"its group holds images of different sizes ({sizes}), which cannot be compared")] * len(samples)

@@ -57,7 +57,7 @@ def check_targets(
     read = {path.resolve() for path in (*others, *(item.path for item in items))}
     for path in (*outs, *([plot] if plot is not None else [])):
         if path.resolve() in read or path.name in INDEXES:
-            raise RewardError(f"--out and --plot never write over what is read, or an index of pictures. Got {path}.")
+            raise RewardError(f"--out and --plot never write over what is read, or an index of images. Got {path}.")
     folders = [Path(path).resolve() for path in given if Path(path).is_dir() and not _has_index(Path(path))]
     if plot is not None and any(plot.resolve().is_relative_to(folder) for folder in folders):
         raise RewardError(f"--plot must lie outside the folders that are scored, or figures are next. Got {plot}.")

@@ -19,7 +19,7 @@ from reward_models.scoring.items import Item
 
 INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
 ADDRESS = ("stage", "iteration", "group_id", "root", "path", "seed")
-NO_PICTURE = "stored without a picture"
+NO_PICTURE = "stored without an image"
 
 
 def is_run(path: Path) -> bool:
@@ -86,7 +86,7 @@ def _item(run: Path, row: tuple[Any, ...]) -> Item:
     *address, prompt, metadata, picture = row
     path = run / picture
     if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(run / PICTURES)):
-        raise RewardError(f"{run / INDEX} names a picture outside its run: {picture!r}. Do not trust this run.")
+        raise RewardError(f"{run / INDEX} names an image outside its run: {picture!r}. Do not trust this run.")
     sample = dict(zip(("stage", "iteration", "group", "root", "path", "seed"), address, strict=True))
     group = (str(run), sample["stage"], sample["iteration"], sample["group"])
     return Item(path, str(path), run, prompt, json.loads(metadata), sample, group)

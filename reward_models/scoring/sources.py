@@ -22,7 +22,7 @@ from reward_models.scoring.captions import (
 from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
 from reward_models.scoring.runs import is_run, samples_of_run
 
-HIDDEN, OTHER, UNLISTED = "hidden", "neither picture nor video", f"not in {SAMPLES_INDEX}"
+HIDDEN, OTHER, UNLISTED = "hidden", "neither image nor video", f"not in {SAMPLES_INDEX}"
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def collect(selection: Selection) -> Found:
         items = kept
     if not items:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        wanted = selection.media or "image or video"
+        hint = "Remove --media." if selection.media else f"Files must end in {', '.join(MEDIA_SUFFIXES)}."
         raise RewardError(
-            f"There is no picture or video in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. Files "
-            f"must end in {', '.join(MEDIA_SUFFIXES)}."
+            f"There is no {wanted} in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. {hint}"
         )
     if selection.prompt is not None:
         items = [replace(item, prompt=selection.prompt) for item in with_captions(items)]
@@ -101,7 +102,7 @@ def _of_path(text: str, skipped: Counter[str]) -> list[Item]:
     if path.is_file():
         if not is_media(path):
             raise RewardError(
-                f"{path} is no picture or video that can be scored. Files must end in {', '.join(MEDIA_SUFFIXES)}."
+                f"{path} is no image or video that can be scored. Files must end in {', '.join(MEDIA_SUFFIXES)}."
             )
         listed = _listed(path.parent, [path], Counter())
         return listed or [Item(path, str(path), path.parent)]
@@ -178,7 +179,7 @@ def _inside(folder: Path, caption: Caption, index: Path) -> Path:
     path = folder / str(caption.file)
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         return path
-    raise RewardError(f"{index} names a picture outside its folder: {caption.file!r}. Do not trust this folder.")
+    raise RewardError(f"{index} names an image outside its folder: {caption.file!r}. Do not trust this folder.")
 
 
 def _generated(path: Path, caption: Caption, folder: Path) -> Item:

@@ -54,7 +54,7 @@ def picture_size(data: bytes) -> tuple[int, int]:
         UnreadablePictureError: the header is cut off.
     """
     if data.startswith(b"\xff\xd8"):
-        raise LossyPictureError("is a JPEG, not the picture that was made: send PNG or lossless WebP")
+        raise LossyPictureError("is a JPEG, not the image that was made: send PNG or lossless WebP")
     try:
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
             width, height = struct.unpack_from(">II", data, 16)
@@ -74,12 +74,12 @@ def _webp_size(data: bytes) -> tuple[int, int]:
         if name in (b"ANIM", b"ANMF"):
             raise UnreadablePictureError("is an animation: send a clip as a list of frames")
         if name == b"VP8 ":
-            raise LossyPictureError("is a lossy WebP, not the picture that was made: save it with lossless=True")
+            raise LossyPictureError("is a lossy WebP, not the image that was made: save it with lossless=True")
         if name == b"VP8L":
             (bits,) = struct.unpack_from("<I", data, place + 9)
             return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
         place += 8 + length + length % 2
-    raise UnreadablePictureError("holds no picture")
+    raise UnreadablePictureError("holds no image")
 
 
 def decode_picture(data: bytes, max_pixels: int) -> Tensor:
@@ -104,7 +104,7 @@ def decode_picture(data: bytes, max_pixels: int) -> Tensor:
     except Image.DecompressionBombError:
         raise HugePictureError(f"has more than {max_pixels} pixels") from None
     except UnidentifiedImageError:
-        raise UnreadablePictureError("is no whole picture") from None
+        raise UnreadablePictureError("is no whole image") from None
     except (UnreadablePictureError, HugePictureError):
         raise
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, IndexError) as error:

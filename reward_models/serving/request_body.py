@@ -132,13 +132,11 @@ def _json(data: bytes | bytearray, what: str, limits: Limits, reserve: Reserve) 
 
 def _media_of_files(files: Any, limits: Limits, reserve: Reserve) -> Tensor:
     if not isinstance(files, list) or not files:
-        raise RefusedError(
-            422, f"media must be a list of base64 pictures, or of lists of frames. Got {_kind_of(files)}."
-        )
+        raise RefusedError(422, f"media must be a list of base64 images, or of lists of frames. Got {_kind_of(files)}.")
     _refuse_many(len(files), limits)
     clips = [file if isinstance(file, list) else [file] for file in files]
     if len({(isinstance(file, list), len(clip)) for file, clip in zip(files, clips, strict=True)}) > 1:
-        raise RefusedError(422, "media must be all pictures, or all clips of one length. Send others apart.")
+        raise RefusedError(422, "media must be all images, or all clips of one length. Send others apart.")
     if not clips[0]:
         raise RefusedError(422, "A clip must have at least one frame. Got an empty list.")
     raw = [[_base64(file, row) for file in clip] for row, clip in enumerate(clips)]
@@ -146,7 +144,7 @@ def _media_of_files(files: Any, limits: Limits, reserve: Reserve) -> Tensor:
     if len(sizes) > 1:
         different = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:4])
         raise RefusedError(
-            422, f"All pictures of a request must have one size. Got {different}. Send each size on its own."
+            422, f"All images of a request must have one size. Got {different}. Send each size on its own."
         )
     ((width, height),) = sizes
     shape = (len(raw), len(raw[0]), 3, height, width)
@@ -163,7 +161,7 @@ def _base64(text: Any, row: int) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise RefusedError(422, f"Picture {row} must be a text in base64 (RFC 4648). Got {_kind_of(text)}.") from None
+        raise RefusedError(422, f"Image {row} must be a text in base64 (RFC 4648). Got {_kind_of(text)}.") from None
 
 
 def _of_picture(row: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -172,7 +170,7 @@ def _of_picture(row: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except (LossyPictureError, HugePictureError, UnreadablePictureError) as error:
         status = 415 if isinstance(error, LossyPictureError) else 413 if isinstance(error, HugePictureError) else 422
-        raise RefusedError(status, f"Picture {row} {error}.") from None
+        raise RefusedError(status, f"Image {row} {error}.") from None
 
 
 def _safetensors(body: bytes | bytearray, limits: Limits, reserve: Reserve) -> tuple[dict[str, Any], Tensor]:
@@ -216,7 +214,7 @@ def _claim(shape: Sequence[int], limits: Limits, reserve: Reserve) -> None:
     height, width = shape[-2:]
     if not 0 < height * width <= limits.max_pixels:
         raise RefusedError(
-            413, f"A picture may have 1 to {limits.max_pixels} pixels. Got {width} x {height}. Make it smaller."
+            413, f"An image may have 1 to {limits.max_pixels} pixels. Got {width} x {height}. Make it smaller."
         )
     size = min(math.prod(shape), 10**15)
     if size > limits.max_media_mb * 1e6:

@@ -162,7 +162,8 @@ def find_token(token: str | None = None, token_file: str | Path | None = None) -
         try:
             token = Path(token_file).expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise RewardError(f"The token file {token_file} cannot be read: {error}.") from error
+            reason = getattr(error, "strerror", None) or error
+            raise RewardError(f"The token file {token_file} cannot be read: {reason}. Check the path.") from error
     elif token is None:
         token = os.environ.get(TOKEN_VARIABLE)
     if token == "":
@@ -188,7 +189,7 @@ def _server(
     if token is None and not allow_anonymous and not is_loopback(host):
         raise RewardError(
             f"A reward server that others can reach needs a token. Got host={host!r} and none. Set {TOKEN_VARIABLE}, "
-            "listen on 127.0.0.1, or say allow_anonymous."
+            "listen on 127.0.0.1, or allow it (--allow-anonymous)."
         )
     listener = _listen(host, port)
     try:
@@ -215,7 +216,7 @@ def _limits(given: Mapping[str, float]) -> Limits:
     unknown = [name for name in given if name not in Limits.model_fields]
     if unknown:
         raise RewardError(
-            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(unknown)}."
+            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(map(repr, unknown))}."
         )
     try:
         return Limits(**given)

@@ -90,7 +90,7 @@ class OcrScorer(WithoutWeights):
 
     spec = ScorerSpec(
         name="ocr",
-        description="Share of the quoted text that can be read in the picture: 1 minus the normalised edit distance.",
+        description="Share of the quoted text that can be read in the image: 1 minus the normalised edit distance.",
         range=(0.0, 1.0),
         version="rapidocr 1",
         memory="0.3 GB",
@@ -176,7 +176,7 @@ class ExactOcrScorer(OcrScorer):
     """
 
     spec = replace(
-        OcrScorer.spec, name="ocr_exact", description="1 if exactly the quoted text is read in the picture, else 0."
+        OcrScorer.spec, name="ocr_exact", description="1 if exactly the quoted text is read in the image, else 0."
     )
     part = "exact"
 

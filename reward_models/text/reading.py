@@ -75,7 +75,7 @@ def _decoded(data: bytes, encoding: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise Unreadable(f"cannot be read as UTF-8 text: {error}") from error
+        raise Unreadable(f"cannot be read as UTF-8 text: {error}; save it as UTF-8") from error
 
 
 def parse_json(text: str) -> Any:

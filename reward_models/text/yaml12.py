@@ -34,7 +34,10 @@ def load_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise Unreadable(where + cut(str(error.problem or error.context), 300)) from error
+        tabs = (
+            "; indent with spaces, not with tabs" if "'\\t' that cannot start any token" in str(error.problem) else ""
+        )
+        raise Unreadable(where + cut(str(error.problem or error.context), 300) + tabs) from error
     except RecursionError:
         raise Unreadable("it is nested too deep") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:

@@ -44,7 +44,7 @@ class VideoMeanScorer:
 
     spec = ScorerSpec(
         name="video_mean",
-        description="The mean of any picture reward over frames of a clip.",
+        description="The mean of any image reward over frames of a clip.",
         range=(-math.inf, math.inf),
         media=("video",),
     )

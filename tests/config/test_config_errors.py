@@ -90,7 +90,7 @@ def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
     ("override", "expected"),
     [
         ("rollout.dynamics.kind=ode", "A deterministic step has no density, so grpo cannot train it."),
-        ("model.frames=9", "model.frames must be null for model.family: sd3, which draws pictures"),
+        ("model.frames=9", "model.frames must be null for model.family: sd3, which generates images"),
         ("model.fps=24", "model.fps must be null for model.family: sd3"),
         ("model={family: sd3, path: x, base_precision: nf4}", "model.base_precision must be null without model.lora"),
         ("objective={kind: grpo, kl_form: mean}", "objective.kl_form must be left at velocity while objective.kl is 0"),
@@ -231,7 +231,7 @@ def test_a_bad_override_is_named(load, override, expected):
         ("run:\n  seed: 1\n bad\n", "line 3, column"),
         ("", "Got an empty file."),
         ("- run\n", "Got a list."),
-        ("just text", "Got a str."),
+        ("just text", "Got a line of text."),
         ("run: {1: 2}\n", "run.1 is not a known key: keys are text"),
         ("run: !!python/object:os.system {}\n", "could not determine a constructor"),
     ],

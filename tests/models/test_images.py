@@ -100,7 +100,7 @@ def test_long_captions_stay_inside_their_cell():
 
 
 def test_a_grid_needs_a_picture_for_each_label():
-    with pytest.raises(ValueError, match="one picture"):
+    with pytest.raises(ValueError, match="one image"):
         comparison_grid([Cell("a", [noise(3, 8, 8)])])
     with pytest.raises(ValueError, match="at least one cell"):
         comparison_grid([])

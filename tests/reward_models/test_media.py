@@ -65,7 +65,7 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
     ("name", "content", "sentence"),
     [
         ("gone.png", None, "There is no file"),
-        ("text.png", b"hello", "is no picture that can be read"),
+        ("text.png", b"hello", "is no image that can be read"),
         ("gone.mp4", None, "There is no file"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_is_no_picture(tmp_path, name, content, sentence):
 def test_a_cut_off_picture_and_more_than_eight_bits(tmp_path):
     to_pil(noise(3, 64, 64)).save(tmp_path / "whole.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
-    with pytest.raises(RewardError, match=r"half.png cannot be read as a picture"):
+    with pytest.raises(RewardError, match=r"half.png cannot be read as an image"):
         open_media(tmp_path / "half.png")
     with pytest.raises(RewardError, match="8 bits a channel"):
         from_pil(Image.fromarray(np.zeros((4, 4), np.uint16)))
@@ -87,7 +87,7 @@ def test_a_cut_off_picture_and_more_than_eight_bits(tmp_path):
 
 @pytest.mark.parametrize("item", [torch.rand(3, 4, 4), np.zeros((4, 4, 3)), torch.zeros(4, 4, 3, dtype=torch.uint8), 7])
 def test_what_is_neither_is_refused(item):
-    with pytest.raises(RewardError, match="A picture is a path, a PIL image"):
+    with pytest.raises(RewardError, match="An image is a path, a PIL image"):
         as_media(item)
 
 
@@ -124,7 +124,7 @@ def test_groups_stay_whole_in_batches():
 
 
 def test_lengths_that_differ_are_refused():
-    with pytest.raises(RewardError, match="prompts must have one entry a picture. Got 1 for 2 pictures"):
+    with pytest.raises(RewardError, match="prompts must have one entry an image. Got 1 for 2 images"):
         score_media(Sizes(), [noise(3, 4, 4)] * 2, ["0"])
     with pytest.raises(RewardError, match="metadata must have one entry a sample. Got 1 for 2"):
         RewardBatch(noise(2, 3, 4, 4), ["a", "b"], [{}])

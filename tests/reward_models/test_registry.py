@@ -112,7 +112,7 @@ def test_a_module_that_cannot_be_imported(own, text, told):
         ("Raising", {"kind": "OSError"}, "Raising cannot be made with the options kind: OSError: boom."),
         ("Raising", {"kind": "TypeError", "told": "x"}, "cannot be made with the options kind, told: TypeError: x."),
         ("Raising", {"kind": "exit"}, "cannot be made with the options kind: SystemExit: boom."),
-        ("Strict", {}, "does not take these options: none, without path. It takes: path, side, mode."),
+        ("Strict", {}, "needs the option path. Got no options. Add it. It takes: path, side, mode."),
         ("Strict", {"path": "x", "sied": 3}, "does not take these options: sied. It takes: path, side, mode."),
         ("Loose", {"path": "x", "sied": 3}, "Loose does not take these options: sied. .*unexpected keyword argument"),
         ("Told", {"path": "x", "sied": 3}, "Told does not take these options: sied. It takes: path, side, mode."),

@@ -10,6 +10,7 @@ from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.run.check import check_config
 from diffrl.run.downloads import downloads
+from diffrl.run.elsewhere import other_machine
 
 ROOT = Path(__file__).parents[2]
 CLIP, PICK, HPS = "openai/clip-vit-large-patch14", "yuvalkirstain/PickScore_v1", "xswu/HPSv2"
@@ -68,3 +69,14 @@ def test_check_tells_what_is_not_here_and_fetches_nothing(empty_cache, run_setti
     ):
         with pytest.raises(ConfigError, match=problem):
             check_config(make_config(run_settings | {"rewards": [wrong]}))
+
+
+def test_a_package_that_is_not_here_is_no_mistake_of_the_configuration(empty_cache, run_settings, monkeypatch):
+    monkeypatch.setattr("reward_models.scoring.catalogue._is_installed", lambda module: module != "open_clip")
+    run_settings["rewards"] = [{"name": "hpsv2"}, {"name": "shapes"}]
+    *_, verdict, reason = check_config(make_config(run_settings))
+    assert "valid, and cannot run on this machine" in verdict and "hpsv2" in reason and "'diffrl[clip]'" in reason
+    text = "\n".join(check_config(make_config(run_settings), elsewhere=other_machine("h100", None)))
+    assert "fine but for what is not here yet" in text and "hpsv2: pip install 'diffrl[clip]'" in text
+    with pytest.raises(ConfigError, match="no_such"):  # its options are looked at all the same
+        check_config(make_config(run_settings | {"rewards": [{"name": "hpsv2", "options": {"no_such": 1}}]}))

@@ -224,7 +224,7 @@ def test_missing_broken_and_foreign_pictures(tmp_path):
     with SampleStore(tmp_path / "run") as store:
         store.write([sample(picture=picture()), sample(root=1)])
         back, without = store.read()
-        with pytest.raises(DiffrlError, match="without a picture"):
+        with pytest.raises(DiffrlError, match="without an image"):
             store.picture(without)
         (tmp_path / "run" / back.file).write_bytes(b"RIFF")
         with pytest.raises(DiffrlError, match=r"0-0\.webp"):

@@ -130,8 +130,9 @@ def parse_budget(text: str | None) -> Budget:
     except ValueError:
         budget = Budget(kind, math.nan)
     if budget.kind not in COSTS or not 0 < budget.amount < math.inf:
+        got = "none" if text is None else repr(text)
         raise ConfigError(
-            f"--budget must be evaluations=NUMBER or seconds=NUMBER, above 0. Got {text!r}. Write for example "
+            f"--budget must be evaluations=NUMBER or seconds=NUMBER, above 0. Got {got}. Write for example "
             "--budget evaluations=200000."
         )
     return budget

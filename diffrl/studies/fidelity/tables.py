@@ -50,7 +50,7 @@ def notes(fidelity: Fidelity) -> list[str]:
         f"By chance: tau and rho 0, top match {_shown(fidelity.chance['top_match'])}, bottom match "
         f"{_shown(fidelity.chance['bottom_match'])} (ties with the k-th count as matches), mean rank 0.5. "
         f"The truth itself has mean rank {_shown(fidelity.perfect_mean_rank)}.",
-        "Δ: mean absolute difference from the truth, of the reward and of pictures in [0, 1].",
+        "Δ: mean absolute difference from the truth, of the reward and of images in [0, 1].",
     ]
     lines += s.get("weights", [])
     if left_out:

@@ -35,7 +35,7 @@ def test_a_folder_is_searched_in_order_without_what_is_hidden(tmp_path):
         "b/2.jpg",
         "c/deep/er/z.PNG",
     ]
-    assert dict(collected.skipped) == {"hidden": 2, "neither picture nor video": 1}
+    assert dict(collected.skipped) == {"hidden": 2, "neither image nor video": 1}
     assert [item.prompt for item in collected.items] == ["a caption, not a stranger", None, None, None]
 
 
@@ -138,7 +138,7 @@ def test_lines_of_prompts_go_by_order_and_must_be_as_many(tmp_path, refused):
     assert found(tmp_path / "in", prompts=prompts, limit=1) == [("a.png", "one")]
     prompts.write_text("one\ntwo\n")
     message = refused(tmp_path / "in", "--prompts", prompts, "--reward", "shapes")
-    assert "2 lines" in message and "3 pictures" in message
+    assert "2 lines" in message and "3 images" in message
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_paths_with_nothing_in_them(tmp_path, refused):
     assert "There is no file or folder" in refused(tmp_path / "no", "--reward", "shapes")
     assert "No file matches" in refused(tmp_path / "*.png", "--reward", "shapes")
     (tmp_path / "notes.md").write_text("text")
-    assert "no picture or video" in refused(tmp_path / "notes.md", "--reward", "shapes")
+    assert "no image or video" in refused(tmp_path / "notes.md", "--reward", "shapes")
     assert "directory of a run" in refused(tmp_path, "--stage", "eval", "--reward", "shapes")

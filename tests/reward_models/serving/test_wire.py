@@ -154,15 +154,15 @@ CASES = {
     "groups true": (request_of(PNG, groups=[True]), JSON, 422, "groups must be a list of whole numbers"),
     "fps negative": (request_of(PNG, fps=-1), JSON, 422, "fps must be a number > 0"),
     "fps huge": (request_of(PNG, fps=10**400), JSON, 422, "fps must be a number > 0"),
-    "JPEG": (request_of(PNG, saved(picture(), "JPEG")), JSON, 415, "Picture 1 is a JPEG"),
+    "JPEG": (request_of(PNG, saved(picture(), "JPEG")), JSON, 415, "Image 1 is a JPEG"),
     "lossy WebP": (request_of(saved(picture(), "WEBP")), JSON, 415, "lossy WebP"),
     "lossy WebP, extended": (request_of(saved(picture(), "WEBP", xmp=b"x")), JSON, 415, "lossy WebP"),
     "GIF": (request_of(saved(picture(), "GIF")), JSON, 415, "neither PNG nor WebP"),
     "nothing": (request_of(b""), JSON, 415, "neither PNG nor WebP"),
     "cut head": (request_of(PNG[:20]), JSON, 422, "cut off"),
-    "cut body": (request_of(PNG[:200]), JSON, 422, "Picture 0 cannot be decoded"),
-    "cut WebP": (request_of(saved(picture(), "WEBP", lossless=True)[:300]), JSON, 422, "Picture 0"),
-    "WebP of nothing": (request_of(b"RIFF\0\0\0\0WEBP" + b"ABCD\0\0\0\0" * 100_000), JSON, 422, "no picture"),
+    "cut body": (request_of(PNG[:200]), JSON, 422, "Image 0 cannot be decoded"),
+    "cut WebP": (request_of(saved(picture(), "WEBP", lossless=True)[:300]), JSON, 422, "Image 0"),
+    "WebP of nothing": (request_of(b"RIFF\0\0\0\0WEBP" + b"ABCD\0\0\0\0" * 100_000), JSON, 422, "no image"),
     "animated WebP": (request_of(animation("WEBP", lossless=True)), JSON, 422, "list of frames"),
     "animated PNG": (request_of(animation("PNG")), JSON, 422, "list of frames"),
     "16 bits": (request_of(saved(Image.new("I;16", (37, 53)), "PNG")), JSON, 422, "8 bits"),
@@ -205,7 +205,7 @@ def test_large_media_are_refused_before_they_are_decoded(recwarn):
     assert refusal(request_of(bomb(4097, 4096)))[0] == 413
     twice = bomb(5, 7)
     twice = twice[:33] + bomb(9000, 9000)[8:33] + twice[33:]  # a second size within the file
-    assert refusal(request_of(twice)) == (413, "Picture 0 has 9000 x 9000 pixels, where 1 to 16777216 are allowed.")
+    assert refusal(request_of(twice)) == (413, "Image 0 has 9000 x 9000 pixels, where 1 to 16777216 are allowed.")
     assert refusal(request_of(*[PNG] * 5), max_samples=4) == (
         413,
         "A request may have 4 samples. Got 5. Send fewer at once.",

@@ -1,0 +1,612 @@
+"""Wrong inputs of every command that a person makes: a table of command lines, and the files that they name.
+
+A line is what would be typed in the folder that `make_files` fills. `-> 3` at its end is the exit code that the command
+documents for it; without one it is 2. Lines that begin with # say what the next ones are about.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image
+
+TABLE = r"""
+# the command itself
+trian good.yaml
+train good.yaml --itertions 3
+--vershion
+# which configuration
+train
+train nowhere.yaml
+train folder.yaml
+train good.yaml --resume runs/done
+train sealed.yaml
+train empty.yaml
+train text.yaml
+train list.yaml
+train latin.yaml
+train picture.yaml
+train twice.yaml
+train tabs.yaml
+train unclosed.yaml
+train schema.json
+train good.yaml other.yaml
+train ""
+check run.iterations=3
+# keys and values of a configuration
+check misspelt.yaml
+check none.yaml
+check good.yaml model.famly=sd3
+check good.yaml modle.family=sd3
+check good.yaml model.family=sd4
+check good.yaml model.family=null
+check good.yaml model.path=null
+check good.yaml model.path=""
+check good.yaml run.iterations=0
+check good.yaml run.iterations=-3
+check good.yaml run.iterations=many
+check good.yaml run.iterations=2.5
+check good.yaml run.iterations=.nan
+check good.yaml run.iterations=
+check good.yaml run.iterations
+check good.yaml =3
+check good.yaml .=3
+check good.yaml run=3
+check good.yaml run.seed=-1
+check good.yaml run.name=a/b
+check good.yaml run.name=..
+check good.yaml run.name=""
+check good.yaml run.eval_every=0
+check good.yaml train.learning_rate=0
+check good.yaml train.learning_rate=-1e-4
+check good.yaml train.learning_rate=.nan
+check good.yaml train.learning_rate=.inf
+check good.yaml train.learning_rate=fast
+check good.yaml train.learning_rate=1e400
+check good.yaml train.optimizer=sgd
+check good.yaml train.schedule=linear
+check good.yaml train.updates_per_iteration=1000
+check good.yaml train.warmup_updates=-1
+check good.yaml train.betas=[0.9]
+check good.yaml train.betas=[0.9,1.0]
+check good.yaml train.micro_batch=0
+check good.yaml train.sharding=zero3
+check good.yaml model.dtype=float16
+check good.yaml model.lora=16
+check good.yaml 'model.lora={rank: 0, alpha: 1}'
+check good.yaml 'model.lora={rank: 4, alpha: 4, targets: [to_nothing]}'
+check good.yaml 'model.lora={rank: 4, alpha: 4, start: nowhere.safetensors}'
+check good.yaml model.frames=5
+check good.yaml model.device=gpu
+check good.yaml model.device=mps
+check good.yaml model.base_precision=nf4
+check good.yaml model.path=nowhere/at/all
+check good.yaml model.path=./nowhere
+check good.yaml model.path=images
+check good.yaml model.path=model_of_nobody
+check good.yaml model.path=unknown_pipeline
+check good.yaml model.path=torn_pipeline
+check good.yaml rollout.steps=0
+check good.yaml rollout.steps=ten
+check good.yaml rollout.steps=[4]
+check good.yaml rollout.guidance_scale=0.5
+check good.yaml rollout.guidance_scale=-1
+check good.yaml rollout.dynamics.kind=ddpm
+check good.yaml rollout.dynamics.noise_level=-0.1
+check good.yaml 'rollout.tree={roots: 1}' rollout.stochastic.kind=splits
+check good.yaml rollout.tree.splits=[7]
+check good.yaml rollout.tree.splits=[2,0]
+check good.yaml rollout.tree.splits=[0,0]
+check good.yaml rollout.tree.branches=1
+check good.yaml rollout.tree.roots=0
+check good.yaml 'rollout.explore={precision: fp3, candidates: 8, keep: 4}'
+check good.yaml 'rollout.explore={precision: fp8, candidates: 8, keep: 16}'
+check good.yaml 'rollout.explore={precision: fp8, candidates: 8, keep: 3}'
+check good.yaml objective.kind=ppo
+check good.yaml objective.kl=-0.1
+check good.yaml objective.clip=0.1
+check good.yaml objective.kind=grpo objective.clip=-1
+check good.yaml objective.kind=mine:Contract
+check good.yaml 'objective={kind: "wrong_module:Thing"}'
+check good.yaml 'objective={kind: "mine:Contract"}'
+check good.yaml 'objective={kind: "mine:Nothing"}'
+check good.yaml credit.reward=step
+check good.yaml credit.reward=mine:Contract
+check good.yaml credit.clamp=0
+check chains.yaml credit.reward=fused
+check chains.yaml objective.kind=tilt
+check good.yaml guards.memory=maybe
+check good.yaml track.wandb=3
+check good.yaml track.tensorboard=sometimes
+check good.yaml eval.samples=0
+check good.yaml eval.rewards=[]
+check good.yaml prompts.per_iteration=0
+check good.yaml run.dir=file run.name=new
+train good.yaml run.dir=file run.name=new
+train good.yaml run.dir=sealed run.name=new
+# several at once
+check good.yaml run.iterations=0 train.learning_rate=-1 model.famly=sd3
+check good.yaml model.path=nowhere/at/all prompts.train=nowhere.txt rewards.0.options={no_such:1}
+# prompts
+check good.yaml prompts.train=nowhere.txt
+check good.yaml prompts.train=empty.txt
+check good.yaml prompts.train=blank.txt
+check good.yaml prompts.train=latin.txt
+check good.yaml prompts.train=images/red.png
+check good.yaml prompts.train=prompts.csv
+check good.yaml prompts.train=nothing
+check good.yaml prompts.train=sealed.txt
+check good.yaml prompts.train=broken.jsonl
+check good.yaml prompts.train=nokey.jsonl
+check good.yaml prompts.train=numbers.jsonl
+check good.yaml prompts.train=array.jsonl
+check good.yaml prompts.train=shapes
+check good.yaml prompts.train=shapes:trian
+check good.yaml prompts.train=colours:train
+check good.yaml prompts.train=prompts.txt@trian
+check good.yaml prompts.train=two.txt@tune
+check good.yaml prompts.train=shapes:train@tune
+check good.yaml prompts.train=hub:
+check good.yaml "prompts.train=hub:no name"
+check good.yaml prompts.train=3
+check good.yaml prompts.train=[a,b]
+check good.yaml prompts.train=null
+check good.yaml prompts.eval=nowhere.txt
+# rewards
+check good.yaml rewards=[]
+check good.yaml rewards=shapes
+check good.yaml rewards.0.name=shaps
+check good.yaml rewards.0.name=picscore
+check good.yaml rewards.0.weight=heavy
+check good.yaml rewards.0.weight=.nan
+check good.yaml rewards.0.scale=0
+check good.yaml rewards.5.name=shapes
+check good.yaml rewards.-1.name=shapes
+check good.yaml 'rewards=[{name: shapes, weigth: 2}]'
+check good.yaml 'rewards=[{name: shapes}, {name: shapes}]'
+check good.yaml rewards.0.options={no_such:1}
+check good.yaml rewards.0.name=temporal_flicker
+check good.yaml 'rewards=[{name: remote}]'
+check good.yaml 'rewards=[{name: remote, options: {url: nonsense}}]'
+check good.yaml 'rewards=[{name: remote, options: {url: "http://127.0.0.1:9", reward: shapes}}]'
+check good.yaml rewards.0.name=wrong_module:Thing
+check good.yaml rewards.0.name=mine:Nothing
+check good.yaml rewards.0.name=mine:VALUE
+check good.yaml rewards.0.name=mine:Contract
+check good.yaml rewards.0.name=mine:Raises
+check good.yaml rewards.0.name=mine:Text
+check good.yaml rewards.0.name=mine:Short
+check good.yaml rewards.0.name=mine:Wants
+check good.yaml rewards.0.name=torn:Thing
+check good.yaml rewards.0.name=raising:Thing
+check good.yaml rewards.0.name=my_reward.py
+check good.yaml rewards.0.name=mine.Raises
+check good.yaml 'rewards=[{name: pickscore, options: {path: nowhere}}]'
+# another machine
+check good.yaml --gpu h1000
+check good.yaml --memory lots
+check good.yaml --memory -3GB
+check good.yaml --memory 0
+check good.yaml --processes 0
+check good.yaml --processes two
+plan good.yaml --gpu h1000
+plan good.yaml --utilisation 0
+plan good.yaml --utilisation 40
+plan good.yaml --utilisation half
+plan good.yaml --processes -1
+plan nowhere.yaml
+plan good.yaml run.iterations=0
+plan runs/done
+plan
+# going on
+train --resume nowhere
+train --resume file
+train --resume nothing
+train --resume images
+train --resume runs
+train --resume runs/done run.iterations=0
+train --resume runs/done train.learning_rate=1
+train --resume runs/done run.iteration=9
+train --resume runs/done run.iterations=many
+train --resume runs/done run.iterations=9 run.iterations=
+train --resume runs/done --init-from runs/done
+train --resume runs/noconfig
+train --resume runs/tornconfig
+train --resume runs/torn run.iterations=4
+train good.yaml run.name=done
+train good.yaml --from-start
+train good.yaml run.name=new --init-from nowhere
+train good.yaml run.name=new --init-from runs/done --step 7
+train good.yaml run.name=new --init-from runs/done --step 1 --best
+train good.yaml run.name=new --init-from runs/lora
+train good.yaml run.name=new --step 1
+train good.yaml run.name=new --best
+train chains.yaml run.name=new --init-from runs/noconfig
+# generate
+generate
+generate --out new
+generate --out new --prompt "a red circle"
+generate --out new --run runs/done
+generate --out new --run nowhere --prompt "a red circle"
+generate --out new --run file --prompt "a red circle"
+generate --out new --run images --prompt "a red circle"
+generate --out new --run runs/torn --prompt "a red circle"
+generate --out new --run runs/done --model tiny --prompt "a red circle"
+generate --out new --run runs/done --step 7 --prompt "a red circle"
+generate --out new --run runs/done --step 0 --prompt "a red circle"
+generate --out new --run runs/done --step 1 --best --prompt "a red circle"
+generate --out new --run runs/done --lora lora.safetensors --prompt "a red circle"
+generate --out new --run runs/done --height 64 --prompt "a red circle"
+generate --out new --model tiny --best --prompt "a red circle"
+generate --out new --model nowhere --prompt "a red circle"
+generate --out new --model nobody/nothing --prompt "a red circle"
+generate --out new --model images --prompt "a red circle"
+generate --out new --model tiny --family sd4 --prompt "a red circle"
+generate --out new --model tiny --family flux --prompt "a red circle"
+generate --out new --model tiny --lora nowhere --prompt "a red circle"
+generate --out new --model tiny --lora lora.safetensors --prompt "a red circle"
+generate --out new --model tiny --lora images --prompt "a red circle"
+generate --out new --model tiny --dtype float8 --prompt "a red circle"
+generate --out new --model tiny --device gpu --prompt "a red circle"
+generate --out new --model tiny --device cuda --prompt "a red circle"
+generate --out new --model tiny --height 33 --prompt "a red circle"
+generate --out new --model tiny --frames 5 --prompt "a red circle"
+generate --out new --model tiny --steps 0 --prompt "a red circle"
+generate --out new --model tiny --steps many --prompt "a red circle"
+generate --out new --model tiny --steps 5000 --prompt "a red circle"
+generate --out new --model tiny --guidance-scale 0 --prompt "a red circle"
+generate --out new --model tiny --guidance-scale nan --prompt "a red circle"
+generate --out new --model tiny --per-prompt 0 --prompt "a red circle"
+generate --out new --model tiny --seed -1 --prompt "a red circle"
+generate --out new --model tiny --batch 0 --prompt "a red circle"
+generate --out new --model tiny --prompt ""
+generate --out new --model tiny --prompts nowhere.txt
+generate --out new --model tiny --prompts empty.txt
+generate --out new --model tiny --prompts latin.txt
+generate --out new --model tiny --prompts shapes:trian
+generate --out new --model tiny --prompts prompts.txt --limit 0
+generate --out images --model tiny --prompt "a red circle"
+generate --out file --model tiny --prompt "a red circle"
+generate --out file/new --model tiny --prompt "a red circle"
+generate --out sealed/new --model tiny --prompt "a red circle"
+# evaluate
+evaluate
+evaluate --run nowhere
+evaluate --run runs
+evaluate --run runs/torn
+evaluate --run runs/done --step 9
+evaluate --run runs/done --reward shaps
+evaluate --run runs/done --reward temporal_flicker
+evaluate --run runs/done --option nothing=1
+evaluate --run runs/done --reward shapes --option nothing=1
+evaluate --run runs/done --prompts nowhere.txt
+evaluate --run runs/done --prompts free.txt -> 3
+evaluate --run runs/done --samples 0
+evaluate --run runs/done --guidance 0.5
+evaluate --run runs/done --guidance nan
+evaluate --run runs/done --steps 0
+evaluate --run runs/done --variety 1
+evaluate --run runs/done --out images
+evaluate --run runs/done --family sd3
+evaluate --run runs/done --model tiny
+evaluate --model tiny
+evaluate --model tiny --base --reward shapes --prompts shapes:tune
+evaluate --model tiny --prompts shapes:tune
+# score
+score
+score images
+score nowhere --reward shapes
+score nothing --reward shapes
+score file --reward shapes
+score noimages --reward shapes
+score "*.gif" --reward shapes
+score images --reward shaps
+score images --reward ""
+score images --reward "=shapes"
+score images --reward shapes
+score images --reward shapes --prompt "" -> 3
+score images --reward shapes --prompt "a red circle" --prompts captions.txt
+score images --reward shapes --prompts nowhere.txt
+score images --reward shapes --prompts empty.txt
+score images --reward shapes --prompts latin.txt
+score images --reward shapes --prompts one.txt
+score images --reward shapes --prompts other.jsonl
+score images --reward shapes --prompts broken.jsonl
+score images --reward shapes --prompts nokey.jsonl
+score images --reward shapes --prompt "a happy dog" -> 3
+score broken --reward sharpness -> 3
+score broken images --reward sharpness --strict -> 3
+score images --reward temporal_flicker
+score images --media video --reward sharpness
+score images --media gif --reward sharpness
+score images --reward sharpness --stage train
+score images --reward sharpness --iteration 3
+score runs/done --reward sharpness --stage tune
+score runs/done --reward sharpness --iteration 77
+score runs/done --reward sharpness --iteration -1
+score images --reward sharpness --limit 0
+score images --reward sharpness --limit all
+score images --reward sharpness --batch-size 0
+score images --reward sharpness --device gpu
+score images --reward sharpness --device cuda:9
+score images --reward sharpness --dtype int8
+score images --reward sharpness --option nothing=1
+score images --reward sharpness --option nothing
+score images --reward sharpness --option other.size=1
+score images --reward sharpness --config good.yaml
+score images --config nowhere.yaml
+score images --config empty.yaml
+score images --config norewards.yaml
+score images --config none.yaml
+score images --reward sharpness --out scores.txt
+score images --reward sharpness --out images
+score images --reward sharpness --out file/scores.jsonl
+score images --reward sharpness --plot plot.xlsx
+score images --reward sharpness --plot file
+score images --reward sharpness --reward sharpness
+score images --reward mine:Nothing
+score images --reward mine:Raises --prompt "a red circle"
+score images --reward mine:Text --prompt "a red circle"
+score images --reward remote
+score --pipeline tiny --reward shapes
+score --pipeline tiny --images new --reward shapes
+score --pipeline nowhere --images new --prompts prompts.txt --reward shapes
+score --pipeline tiny --images images --prompts prompts.txt --reward shapes
+score --images new --prompts prompts.txt --reward shapes
+score images --pipeline tiny --images new --prompts prompts.txt --reward shapes
+rewards
+rewards lst
+rewards check
+rewards check shaps
+rewards check mine:Contract
+rewards check mine:Raises -> 3
+rewards check mine:Text -> 3
+rewards self-test shaps
+rewards self-test
+serve
+serve --reward shaps
+serve --reward shapes --port 99999
+serve --reward shapes --port -1
+serve --reward shapes --host nowhere.invalid
+serve --reward shapes --host 0.0.0.0
+serve --reward shapes --token a --token-file prompts.txt
+serve --reward shapes --token-file nowhere.txt
+serve --reward shapes --token-file empty.txt
+serve --reward shapes --server-option max_body_mb=many
+serve --reward shapes --server-option nothing=1
+serve --reward shapes --server-option max_body_mb
+# export
+export
+export runs/done
+export nowhere --out new
+export file --out new
+export nothing --out new
+export images --out new
+export runs --out new
+export runs/torn --out new
+export runs/noconfig --out new
+export runs/done --out images
+export runs/done --out file
+export runs/done --out sealed/new
+export runs/done --out new --step 7
+export runs/done --out new --step -1
+export runs/done --out new --step 1 --best
+export runs/done --out new --format gguf
+export runs/done --out new --format modelopt-fp8 --comfyui
+export runs/done --out new --comfyui
+export runs/lora --out runs/lora
+# gallery
+gallery nowhere --no-browser
+gallery file --no-browser
+gallery noimages --export new
+gallery nothing --export new
+gallery runs/done --export images
+gallery runs/done --export file
+gallery runs/done --export sealed/new
+gallery runs/done --port 99999
+gallery runs/done --port http
+gallery runs/done --no-browser --host nowhere.invalid
+gallery images --reward shaps --export new
+gallery runs/done --votes nothing --no-browser --port 0
+gallery runs/done runs/done --export new
+gallery runs/noconfig --export new
+# compare
+compare
+compare good.yaml
+compare good.yaml --out new
+compare good.yaml --out new --budget many
+compare good.yaml --out new --budget evaluations=
+compare good.yaml --out new --budget evaluations=-5
+compare good.yaml --out new --budget evaluations=1
+compare good.yaml --out new --budget dollars=5
+compare good.yaml --out new --budget seconds=nan
+compare good.yaml --out new --budget evaluations=1000 --dry-run
+compare good.yaml good.yaml --out new --budget evaluations=1000 --dry-run
+compare good.yaml nowhere.yaml --out new --budget evaluations=1000 --dry-run
+compare good.yaml chains.yaml --out images --budget evaluations=1000 --dry-run
+compare good.yaml chains.yaml --out file --budget evaluations=1000 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --seeds 0 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --seeds 3 --detect 0.1 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --detect -1 --sd 0.1 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --detect 0.1 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --metric pickscore --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --prices free --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --prices equal,nvfp4=-1 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --guidance 0 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --jobs 0 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --evals 0 --dry-run
+compare good.yaml chains.yaml --out new --budget evaluations=1000 --target nan --dry-run
+compare good.yaml "chains.yaml prompts.train=words:train" --out new --budget evaluations=1000 --dry-run
+compare good.yaml "chains.yaml run.iterations=" --out new --budget evaluations=1000 --dry-run
+compare good.yaml "a: chains.yaml" "a: chains.yaml run.seed=2" --out new --budget evaluations=1000 --dry-run
+compare --report-only --out nowhere
+compare --report-only --out images
+compare good.yaml --report-only --out new
+# fidelity
+fidelity
+fidelity good.yaml
+fidelity nowhere.yaml --out new
+fidelity good.yaml --out images
+fidelity good.yaml --out new --run nowhere
+fidelity good.yaml --out new --step 1
+fidelity good.yaml --out new --precision fp3
+fidelity good.yaml --out new --precision nvfp4:nothing
+fidelity good.yaml --out new --steps 0
+fidelity good.yaml --out new --steps 500
+fidelity good.yaml --out new --prompts 0
+fidelity good.yaml --out new --candidates 1
+fidelity good.yaml --out new --candidates 4 --k 5
+fidelity good.yaml --out new --seed -1
+# beginning
+init nothing
+init sd3
+init quickstart.yml --out images
+init quickstart --out good.yaml
+init quickstart --out sealed/mine.yaml
+init ../../etc/passwd
+init ""
+init --list extra words
+demo run.iterations=0
+demo runs/first
+demo run.nam=a
+demo --help-me
+"""
+
+MODULE = '''
+import torch
+
+VALUE = 3
+
+
+class Contract:
+    """No scorer, no objective."""
+
+
+from reward_models.images.shapes import ShapesScorer
+
+
+class Raises(ShapesScorer):
+    def __call__(self, *arguments, **options):
+        raise ValueError("the server of mine is down")
+
+
+class Text(ShapesScorer):
+    def __call__(self, *arguments, **options):
+        return "good"
+
+
+class Short(ShapesScorer):
+    def __call__(self, media, *arguments, **options):
+        return torch.zeros(len(media) + 1)
+
+
+class Wants(ShapesScorer):
+    def __init__(self, server):
+        self.server = server
+'''
+
+
+@dataclass(frozen=True)
+class WrongInput:
+    """A command line and the exit code that it must end with."""
+
+    line: str
+    code: int
+    about: str
+
+    @property
+    def words(self) -> list[str]:
+        """Its arguments."""
+        return shlex.split(self.line)
+
+
+def wrong_inputs() -> Iterator[WrongInput]:
+    """All lines of the table."""
+    about = ""
+    for line in TABLE.strip().splitlines():
+        if line.startswith("# "):
+            about = line.removeprefix("# ")
+        else:
+            command, _, code = line.partition(" -> ")
+            yield WrongInput(command, int(code or 2), about)
+
+
+def make_files(folder: Path, good: dict[str, Any], chains: dict[str, Any], pipeline: Path) -> None:
+    """Fill a folder with what the lines name, but for runs.
+
+    Args:
+        folder: an empty one.
+        good: a configuration that would train.
+        chains: another one, without trees.
+        pipeline: a diffusers directory.
+    """
+    for name, data in (("good", good), ("chains", chains)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    text = (folder / "good.yaml").read_text(encoding="utf-8")
+    texts = {
+        "sealed.yaml": text,
+        "empty.yaml": "",
+        "text.yaml": "train my model\n",
+        "list.yaml": "- run\n- model\n",
+        "none.yaml": "run:\nmodel:\n",
+        "norewards.yaml": "run: {name: a}\n",
+        "twice.yaml": text + "run: {name: again}\n",
+        "tabs.yaml": text.replace("\n  ", "\n\t"),
+        "unclosed.yaml": text + "more: [1, 2\n",
+        "misspelt.yaml": text.replace("learning_rate:", "learning_rat:").replace("prompts:", "promts:"),
+        "schema.json": '{"type": "object"}',
+        "file": "not a folder",
+        "empty.txt": "",
+        "blank.txt": "\n \n\t\n",
+        "sealed.txt": "a red circle\n",
+        "prompts.txt": "a red circle\na blue square\na green square\n",
+        "two.txt": "a red circle\na blue square\n",
+        "one.txt": "a red circle\n",
+        "free.txt": "a dog on the beach at sunset\ntwo cats\n",
+        "captions.txt": "a red circle\na blue square\n",
+        "prompts.csv": "prompt\na red circle\n",
+        "broken.jsonl": '{"prompt": "a red circle"}\n{"prompt": \n',
+        "nokey.jsonl": '{"text": "a red circle"}\n',
+        "numbers.jsonl": '{"prompt": 3}\n',
+        "array.jsonl": '["a red circle"]\n',
+        "other.jsonl": '{"file": "green.png", "prompt": "a green circle"}\n',
+        "mine.py": MODULE,
+        "torn.py": "def score(:\n",
+        "raising.py": "import no_such_package_at_all\n",
+        "lora.safetensors": "not weights",
+        "noimages/notes.txt": "no images here\n",
+        "broken/broken.png": "not an image",
+        "model_of_nobody/model_index.json": "{}",
+        "torn_pipeline/model_index.json": '{"_class_name": ',
+        "unknown_pipeline/model_index.json": json.dumps({"_class_name": "MyPipeline", "_diffusers_version": "0.42.0"}),
+    }
+    for name, content in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / "latin.yaml").write_bytes(("# caf\u00e9\n" + text).encode("latin-1"))
+    (folder / "latin.txt").write_bytes("a caf\u00e9\n".encode("latin-1"))
+    for name in ("nothing", "folder.yaml", "sealed", "images", "runs"):
+        (folder / name).mkdir()
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        Image.new("RGB", (32, 32), colour).save(folder / "images" / f"{name}.png")
+    shutil.copy(folder / "images/red.png", folder / "picture.yaml")
+    (folder / "tiny").symlink_to(pipeline)
+    for name in ("sealed.yaml", "sealed.txt", "sealed"):
+        (folder / name).chmod(0)
+
+
+def damage_runs(folder: Path) -> None:
+    """Make damaged runs of the finished one in `runs/done`."""
+    for name in ("noconfig", "tornconfig", "torn"):
+        shutil.copytree(folder / "runs/done", folder / "runs" / name)
+    (folder / "runs/noconfig/config.yaml").unlink()
+    (folder / "runs/tornconfig/config.yaml").write_text("run: [\n", encoding="utf-8")
+    for weights in (folder / "runs/torn/checkpoints").rglob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:50])
