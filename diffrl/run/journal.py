@@ -139,7 +139,7 @@ class Journal:
                     path=paths[i],
                     seed=self.config.run.seed,
                     prompt=rollout.batch.prompts[p].text,
-                    metadata=rollout.batch.prompts[p].metadata,
+                    metadata=rollout.batch.prompts[p].beside,
                     total=totals[i],
                     advantage=advantages[i],
                     rewards=rewards[i],
