@@ -12,15 +12,15 @@ from diffrl.models.families import FAMILIES
 WORDS = ("make it red", "make it blue", "remove the circle")
 
 
-def write_edits(folder, images=3, side=32):
-    """A .jsonl list of `WORDS` for each of some images of noise, which lie in a folder beside it."""
+def write_edits(folder, images=3, side=32, **beside):
+    """A .jsonl list of `WORDS` for each of some images of noise, in a folder beside it; `beside` is in every line."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     lines = []
     for number in range(images):
         name = f"images/{number}.png"
         noise = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
         Image.fromarray(noise).save(folder / name)
-        lines += [json.dumps({"prompt": words, "source": name}) for words in WORDS]
+        lines += [json.dumps({"prompt": words, "source": name, **beside}) for words in WORDS]
     path = folder / "edits.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)

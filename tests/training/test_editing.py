@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from diffrl.cli import main
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
+from diffrl.gallery.runs import RunSource
 from diffrl.tracking.store import SampleStore
+from reward_models.media import from_pil
 from tests.edits import WORDS, write_edits
 from tests.training.harness import make_trainer, settings, start
 
@@ -51,6 +54,11 @@ def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path):
     assert len(held_out) == 18 and len(pairs) == 9
     assert all(first == pytest.approx(second, rel=1e-5) for first, second in pairs.values())
     assert len({round(first, 4) for first, _ in pairs.values()}) > 1
+    source = RunSource("run", run)
+    (state,) = (state for state in source.states() if state.key == "eval-0")
+    for sample in source.samples(state, [one.id for one in source.briefs(state, None)]):
+        shown, edited = (from_pil(Image.open(path)) for path in (run / sample.source, sample.metadata["source"]))
+        assert torch.equal(shown, edited)  # so small a one is kept as it is
     export_run(run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "image-to-image" in card
