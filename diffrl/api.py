@@ -15,9 +15,8 @@ from rich.console import Console
 
 from diffrl.checkpoint.state import restore_rng, rng_state
 from diffrl.config import Config
-from diffrl.data.prompts import make_prompt
 from diffrl.errors import ConfigError, DiffrlError
-from diffrl.export.generate import GenerateRequest, draw, open_drawing
+from diffrl.export.generate import GenerateRequest, asked_prompts, draw, open_drawing
 from diffrl.export.pictures import run_or_model
 from diffrl.models.images import pil_or_frames
 from diffrl.run import lifecycle
@@ -119,6 +118,7 @@ def generate(
     height: int | None = None,
     width: int | None = None,
     frames: int | None = None,
+    image: str | Path | None = None,
 ) -> list[Image | Tensor]:
     """Generate images or videos with a run's aligned weights, or from a pipeline: those that `diffrl generate` writes.
 
@@ -141,6 +141,7 @@ def generate(
         height: in pixels, of a pipeline's images; None = its own.
         width: in pixels, likewise.
         frames: of a pipeline's videos; None = its own.
+        image: path of the image that the prompts edit, for models that edit.
 
     Returns:
         PIL images, or of a video model tensors (F, 3, H, W) uint8; all samples of the first prompt, then of the next.
@@ -177,7 +178,7 @@ def generate(
         frames=frames,
         batch=batch,
     )
-    asked = [make_prompt(text, f"prompts[{number}]") for number, text in enumerate(texts)]
+    asked = asked_prompts(texts, None if image is None else str(image), "image")
     return [pil_or_frames(picture) for _, _, picture in draw(request, asked, open_drawing(request))]
 
 

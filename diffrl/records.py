@@ -21,10 +21,27 @@ if TYPE_CHECKING:  # prompts and plans need no tensors, and importing torch take
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt with what a scorer may need beside it (an OCR target, an object list, ...)."""
+    """One prompt with what a scorer may need beside it (an OCR target, an object list, ...).
+
+    Args:
+        text: of the prompt.
+        metadata: what stood beside it.
+        source: file of the image that it asks to edit, as an absolute path; None where it asks for a new one.
+    """
 
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What makes two prompts the same: the same words ask for another image where the source is another."""
+        return self.text, self.source
+
+    @property
+    def beside(self) -> Mapping[str, Any]:
+        """What is stored with a sample beside its prompt's text: the metadata, and the path of the source."""
+        return self.metadata if self.source is None else {**self.metadata, "source": self.source}
 
 
 @dataclass(frozen=True)

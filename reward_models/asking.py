@@ -70,12 +70,14 @@ def own_copy(batch: RewardBatch) -> RewardBatch:
             f"The metadata of samples must be plain values. Got what cannot be copied: {type(error).__name__}: "
             f"{printable(error)}. Give text, numbers, lists and mappings."
         ) from error
+    images = {key: source.clone() for key, source in {id(source): source for source in batch.sources}.items()}
     return replace(
         batch,
         media=batch.media.clone(),
         prompts=list(batch.prompts),
         metadata=[copies[id(meta)] for meta in metadata],
         groups=list(batch.groups),
+        sources=[images[id(source)] for source in batch.sources],
     )
 
 
@@ -83,7 +85,7 @@ def changes(now: RewardBatch, then: RewardBatch) -> list[str]:
     """Names of the fields that differ between a batch and its copy."""
     return [
         name
-        for name in ("media", "prompts", "metadata", "groups")
+        for name in ("media", "prompts", "metadata", "groups", "sources")
         if not _same(getattr(now, name), getattr(then, name))
     ]
 

@@ -29,6 +29,8 @@ class RewardBatch:
         metadata: B mappings with what a scorer may need beside the prompt; empty mappings if nothing.
         fps: frames per second of videos.
         groups: B group ids, for scorers that compare a sample with its group; empty: equal prompts are a group.
+        sources: B images (3, H, W) uint8 RGB that the samples are edits of, of any size each; empty: they are none, or
+            no scorer that is asked looks at them (`ScorerSpec.uses_source`).
     """
 
     media: Tensor
@@ -36,6 +38,7 @@ class RewardBatch:
     metadata: Sequence[Mapping[str, Any]] = ()
     fps: float | None = None
     groups: Sequence[int] = ()
+    sources: Sequence[Tensor] = ()
 
     def __post_init__(self) -> None:
         """Refuse shapes and lengths that do not belong together."""
@@ -46,10 +49,16 @@ class RewardBatch:
                 f"Got {media.dtype} of shape {tuple(media.shape)}. Convert first: (x * 255).round().to(torch.uint8), "
                 "or give images, arrays or paths to reward_models.score_media."
             )
-        for name in ("prompts", "metadata", "groups"):
+        for name in ("prompts", "metadata", "groups", "sources"):
             values = getattr(self, name)
-            if len(values) != len(self) and (values or name == "prompts"):
+            if len(values) != len(self) and (len(values) or name == "prompts"):
                 raise RewardError(f"{name} must have one entry a sample. Got {len(values)} for {len(self)} samples.")
+        for source in self.sources:
+            if source.dtype != torch.uint8 or source.ndim != 3 or source.shape[0] != 3:
+                raise RewardError(
+                    f"sources must be uint8 RGB of shape (3, H, W) each. Got {source.dtype} of shape "
+                    f"{tuple(source.shape)}. Give them as media are given."
+                )
 
     def __len__(self) -> int:
         return int(self.media.shape[0])
@@ -71,6 +80,7 @@ class RewardBatch:
             [self.metadata[row] for row in rows] if self.metadata else (),
             self.fps,
             [self.groups[row] for row in rows] if self.groups else (),
+            [self.sources[row] for row in rows] if self.sources else (),
         )
 
     def group_rows(self) -> list[list[int]]:
@@ -152,6 +162,7 @@ class ScorerSpec:
         media: "image", "video" or both.
         requires: keys that every sample's metadata must have.
         uses_prompt: False if only the media matter.
+        uses_source: whether it compares a sample with the image that it is an edit of.
         scope: "sample", or "group" if a score depends on the samples of the same group.
         remote: it asks a server, so that its time is not this machine's.
         batch_size: samples to give it at once where nobody says otherwise; fewer for large models.
@@ -172,6 +183,7 @@ class ScorerSpec:
     media: tuple[str, ...] = ("image",)
     requires: tuple[str, ...] = ()
     uses_prompt: bool = True
+    uses_source: bool = False
     scope: Literal["sample", "group"] = "sample"
     remote: bool = False
     batch_size: int = 256
@@ -198,7 +210,7 @@ class ScorerSpec:
         """Refuse a batch that this scorer cannot work on; every scorer calls it first.
 
         Raises:
-            RewardError: media of the wrong kind, or a sample without required metadata.
+            RewardError: media of the wrong kind, or a sample without required metadata or source.
         """
         if batch.kind not in self.media:
             shape = "(B, F, 3, H, W)" if batch.kind == "image" else "(B, 3, H, W)"
@@ -210,6 +222,11 @@ class ScorerSpec:
                     if batch.kind == "video"
                     else ", or choose another reward."
                 )
+            )
+        if self.uses_source and len(batch) and not batch.sources:
+            raise RewardError(
+                f"The reward {self.name} compares samples with the images that they are edits of. Got none. Name one "
+                'with every prompt ("source" in a .jsonl file), or choose another reward.'
             )
         for row, prompt in enumerate(batch.prompts):
             missing = [key for key in self.requires if key not in batch.meta(row)]

@@ -148,6 +148,7 @@ def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence
         [{**sample.metadata, **(metadata or {})} for sample in chosen],
         FPS if chosen[0].media.ndim == 4 else None,
         [0] * len(chosen) if scorer.spec.scope == "group" else (),
+        [sample.source for sample in chosen if sample.source is not None],
     )
 
 
@@ -169,7 +170,7 @@ def _samples(scorer: Scorer) -> list[Sample]:
     for color in ("red", "blue", "green"):
         if len(alike) < 3:
             media = clip(color, "circle") if len(shape) == 4 else drawing(color, "circle", side=shape[-1])
-            alike.append(Sample(media, alike[0].prompt, alike[0].metadata))
+            alike.append(Sample(media, alike[0].prompt, alike[0].metadata, alike[0].source))
     return alike
 
 
@@ -255,11 +256,13 @@ def _check_refusals(scorer: Scorer, batch: RewardBatch) -> list[str]:
     """Media of the wrong kind and missing metadata raise a RewardError."""
     spec, problems = scorer.spec, []
     if set(spec.media) == {"image"}:
-        wrong = RewardBatch(batch.media[:, None].expand(-1, 3, -1, -1, -1), batch.prompts, batch.metadata, FPS)
+        wrong = replace(batch, media=batch.media[:, None].expand(-1, 3, -1, -1, -1), fps=FPS)
         problems += _must_refuse(scorer, wrong, "videos, which are not among its media")
     elif set(spec.media) == {"video"}:
-        wrong = RewardBatch(batch.media[:, 0], batch.prompts, batch.metadata)
+        wrong = replace(batch, media=batch.media[:, 0], fps=None)
         problems += _must_refuse(scorer, wrong, "images, which are not among its media")
+    if spec.uses_source:
+        problems += _must_refuse(scorer, replace(batch, sources=()), "samples without the images that they edit")
     if spec.requires:
         lacking = f"samples without {', '.join(spec.requires)} in their metadata"
         problems += _must_refuse(scorer, replace(batch, metadata=()), lacking)

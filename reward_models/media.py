@@ -215,6 +215,7 @@ def score_media(
     *,
     fps: float | None = None,
     groups: Sequence[int] = (),
+    sources: Sequence[Any] = (),
     batch_size: int | None = None,
 ) -> RewardOutput:
     """Score pictures or clips of any sizes; those of one size share batches, the order stays.
@@ -226,13 +227,14 @@ def score_media(
         metadata: S mappings, or none.
         fps: frames per second of clips that do not say it themselves.
         groups: S group ids, or none: equal prompts are a group.
+        sources: S images that the items are edits of, each as `as_media` takes it, or none.
         batch_size: samples given to the scorer at once, at most; None = its own default. A scorer of groups gets whole
             groups, however large.
 
     Raises:
         RewardError: an item is no picture, lengths differ, or the scorer cannot work on them.
     """
-    for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups)):
+    for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups), ("sources", sources)):
         if len(values) != len(items) and (values or name == "prompts"):
             raise RewardError(f"{name} must have one entry an image. Got {len(values)} for {len(items)} images.")
     rows: list[tuple[float, Mapping[str, float], str | None]] = [(float("nan"), {}, "not scored")] * len(items)
@@ -252,6 +254,7 @@ def score_media(
                 [metadata[i] for i in piece] if metadata else (),
                 rate,
                 [groups[i] for i in piece] if groups else (),
+                [as_media(sources[i])[0] for i in piece] if sources else (),
             )
             output = ask(scorer, batch, scorer.spec.name)
             names.update(dict.fromkeys(output.parts))

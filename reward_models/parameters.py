@@ -14,12 +14,14 @@ GENEVAL = {"facebook/mask2former-swin-small-coco-instance": 68_741_083, **CLIP_L
 PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "aesthetic": {"openai/clip-vit-large-patch14": 303_966_208},  # the image tower and its projection
     "clip_score": CLIP_L,
+    "edit_direction": CLIP_L,
     "geneval": GENEVAL,
     "geneval_strict": GENEVAL,
     "hpsv2": {"xswu/HPSv2": 986_109_441},  # open_clip's ViT-H-14
     "hpsv3": {"MizzenAI/HPSv3": 7_746_378_240},  # Qwen2-VL-7B
     "image_reward": {"THUDM/ImageReward": 446_206_689},  # BLIP of ViT-L/16 and BERT, as in ImageReward's code
     "pickscore": {"yuvalkirstain/PickScore_v1": 986_109_441},  # CLIP ViT-H/14, its config.json
+    "preservation": {"openai/clip-vit-large-patch14": 303_966_208},  # the image tower and its projection
     "video_align": {"KwaiVGI/VideoReward": 2_208_985_600},  # Qwen2-VL-2B
 }
 """Name of a reward -> repository of its weights -> parameters."""

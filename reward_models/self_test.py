@@ -30,11 +30,12 @@ FRAMES, FPS = 8, 8.0
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture (3, H, W) or a clip (F, 3, H, W), uint8 RGB, with its prompt and metadata."""
+    """A picture (3, H, W) or a clip (F, 3, H, W), uint8 RGB, with its prompt, metadata and what it is an edit of."""
 
     media: Tensor
     prompt: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,11 @@ def self_test(scorer: Scorer) -> SelfTest:
 
 def _single(scorer: Scorer, sample: Sample) -> RewardOutput:
     fps = FPS if sample.media.ndim == 4 else None
-    batch = RewardBatch(sample.media[None], [sample.prompt], [sample.metadata], fps)
+    sources = [] if sample.source is None else [sample.source]
+    batch = RewardBatch(sample.media[None], [sample.prompt], [sample.metadata], fps, sources=sources)
     if scorer.spec.scope == "group":  # the sample and its mirror image
         media = torch.stack([sample.media, sample.media.flip(-1)])
-        batch = RewardBatch(media, [sample.prompt] * 2, [sample.metadata] * 2, fps)
+        batch = RewardBatch(media, [sample.prompt] * 2, [sample.metadata] * 2, fps, sources=sources * 2)
     try:
         return ask(scorer, batch, scorer.spec.name)
     except BrokenScorerError as error:

@@ -59,7 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     adapter = load_adapter("sd3", str(ROOT / "assets/tiny-sd3"), dtype="float32", device=torch.device("cpu"))
     batch = prompt_batch(load_prompts("shapes:train"), arguments.prompts, 0, 0)
-    conditioning = PromptEncodings(adapter)([prompt.text for prompt in batch.prompts])
+    conditioning = PromptEncodings(adapter)(batch.prompts)
     sigmas = adapter.sigmas(8)
     sampler = Sampler(sigmas, None, make_transition("flow_sde", sigmas, noise_level=0.7))
     forest = plan_forest(arguments.prompts, arguments.roots, {0: 1, 1: 1})

@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     adapter = load_adapter(arguments.family, arguments.model, dtype=arguments.dtype, device=device)
-    conditioning = PromptEncodings(adapter)([TEXT] * arguments.prompts)
+    conditioning = PromptEncodings(adapter)([Prompt(TEXT)] * arguments.prompts)
     batch = PromptBatch([Prompt(TEXT)] * arguments.prompts, range(arguments.prompts), 0)
 
     def draw(steps: int, splits: tuple[int, ...]) -> float:

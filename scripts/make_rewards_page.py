@@ -35,6 +35,7 @@ def tables() -> str:
     for name, spec in specs().items():
         direction = "" if spec.higher_is_better else ", lower is better"
         needs = [*(["prompt"] if spec.uses_prompt else []), *(f"`{key}`" for key in spec.requires)]
+        needs += ["the image that was edited"] if spec.uses_source else []
         needs += ["its group"] if spec.scope == "group" else []
         usual = "" if spec.scaling == (0.0, 1.0) else f"{spec.scaling[0]:g}, {spec.scaling[1]:g}"
         cells = (

@@ -18,6 +18,7 @@ FAMILIES = ("sd3", "flux", "sana", "wan")
 NEWER = [
     (family, preset) for family in ("qwen_image", "z_image") for preset in ("flow_grpo", "diffusion_nft", "diffrl")
 ]
+NEWER += [("flux_kontext", "diffrl")]
 LARGE = [*((family, preset) for family in FAMILIES for preset in PRESETS), *NEWER]
 SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
 RECIPES = (*(f"configs/{family}/{preset}.yaml" for family, preset in LARGE), *SMALL)
@@ -82,7 +83,9 @@ def test_a_recipe_is_whole(recipe, make_recipes):
 def it_asks_for_what_can_be_had(config):
     """Prompts that load or lie on the hub, others to measure on; scorers of the family's medium that can read them."""
     train, held_out = (
-        () if source.startswith(("hub:", "mine.txt", "prompts.txt")) else load_prompts(source)
+        ()
+        if source.startswith(("hub:", "mine.txt", "prompts.txt", "edits.jsonl", "mine.jsonl"))
+        else load_prompts(source)
         for source in (config.prompts.train, config.prompts.held_out)
     )
     assert not {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
@@ -92,7 +95,8 @@ def it_asks_for_what_can_be_had(config):
             assert config.model.facts.media in spec.media
             assert not (spec.weights or "").startswith("http")  # an address is a file that somebody has to fetch first
             assert all(key in prompt.metadata for prompt in prompts for key in spec.requires)
-            assert prompts or not spec.requires
+            assert prompts or config.model.facts.edits or not spec.requires  # of edits each line is one's own
+            assert config.model.facts.edits or not spec.uses_source
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

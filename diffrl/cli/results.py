@@ -27,6 +27,9 @@ def generate(
         str | None, typer.Option(help="With --model: a LoRA's file or folder, as diffrl export writes it.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="The image that every --prompt edits, with a family that edits.")
+    ] = None,
     prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
     per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Images of each prompt.")] = 1,
@@ -58,6 +61,7 @@ def generate(
         lora=lora,
         prompts=tuple(prompt or ()),
         source=prompts,
+        image=image,
         limit=limit,
         per_prompt=per_prompt,
         seed=seed,

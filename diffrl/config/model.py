@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -141,6 +142,13 @@ class ModelSettings(Section):
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
         "pipeline (sd3: 256 of T5, sana: 300, all others: 512). An SD3 without T5 gets zeros instead.",
     )
+    true_cfg_scale: float | None = Field(
+        None,
+        gt=1.0,
+        le=100.0,
+        description="Of classifier-free guidance beside rollout.guidance_scale, which a network like FLUX.1 Kontext is "
+        "given as a number: two network calls a step. null = none.",
+    )
     attention: (
         Literal[
             "native",
@@ -183,6 +191,11 @@ class ModelSettings(Section):
                 f"model.fps must be null for model.family: {self.family}, which generates images. Got {self.fps:g}. "
                 "Remove it."
             )
+        if self.true_cfg_scale is not None and self.facts.true_cfg_scale is None:
+            found.append(
+                f"model.true_cfg_scale must be null for model.family: {self.family}, whose guidance is "
+                f"rollout.guidance_scale alone. Got {self.true_cfg_scale:g}. Remove it."
+            )
         if self.base_precision is not None and self.lora is None:
             found.append(
                 "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
@@ -204,7 +217,11 @@ class ModelSettings(Section):
     @property
     def facts(self) -> Family:
         """What is known of the family."""
-        return find_family(self.family)
+        family = find_family(self.family)
+        if self.true_cfg_scale is None or family.true_cfg_scale is None:
+            return family
+        stock = (("true_cfg_scale", self.true_cfg_scale), ("negative_prompt", ""))
+        return replace(family, true_cfg_scale=self.true_cfg_scale, stock_options=(*family.stock_options, *stock))
 
     @property
     def frame_rate(self) -> float | None:

@@ -90,7 +90,7 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
 def _picture_tokens(shapes: Shapes, geometry: Geometry) -> int:
     for name in EMBEDDERS:
         if (shape := shapes.get(f"{name}.weight")) is not None:
-            return geometry.latent_elements // math.prod(shape[1:])
+            return geometry.latent_elements // math.prod(shape[1:]) + geometry.source_tokens
     raise ValueError("no layer makes tokens of latents")
 
 

@@ -67,6 +67,8 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     known = PARAMETERS.get(name)
     own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
+    if name == "preservation" and options.get("features") == "pixels":
+        return {}
     if own or features or (known and any(option in options for option in places)):
         return None
     return known or {}

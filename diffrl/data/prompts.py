@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from diffrl.data.sources import SOURCE_KEYS, is_image, require_source
 from diffrl.data.worlds import SPLITS, WORLDS, Split, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
@@ -35,12 +37,14 @@ def load_prompts(source: str) -> list[Prompt]:
 
     Args:
         source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`, a path ending in .txt
-            (one prompt a line) or .jsonl (objects with "prompt" and whatever scorers need beside it), or
+            (one prompt a line) or .jsonl (objects with "prompt", with "source" or "image" if it asks to edit an image,
+            and whatever scorers need beside it), or
             `hub:<dataset>[:<split>]` (column "prompt", "text" or "caption"; the split may be a slice, `train[:50000]`).
             A file or dataset that ends in `@train`, `@tune` or `@report` is that part of it: see `parts`.
 
     Raises:
-        ConfigError: no such source, an unreadable line, no prompt in it, or a prompt or list that is too long.
+        ConfigError: no such source, an unreadable line, no prompt in it, a prompt or list that is too long, or an image
+            to edit that is not there.
     """
     embedded = split_of(source)
     whole, part = part_of(source)
@@ -51,7 +55,7 @@ def load_prompts(source: str) -> list[Prompt]:
         listed = _from_hub(whole.removeprefix("hub:"))
     else:
         listed = _from_file(Path(whole))
-    chosen = listed if embedded is not None or part is None else parts(listed, part)
+    chosen = listed if embedded is not None or part is None else parts(listed, part, Path(whole).parent)
     prompts = list(islice(chosen, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     if not prompts:
         raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}. {_none(part)}")
@@ -70,16 +74,23 @@ def _none(part: Split | None) -> str:
     return f"The part {part} of a short list may be empty: add prompts, or leave @{part} out."
 
 
-def parts(listed: Iterable[Prompt], part: Split) -> Iterator[Prompt]:
-    """The prompts of one part of a list, in its order, each text once: the first that has it.
+def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path()) -> Iterator[Prompt]:
+    """The prompts of one part of a list, in its order, each once: the first of equal ones.
 
-    The text alone decides which part it is in, so that the parts have none in common whatever is repeated or added.
+    The text alone decides which part it is in, or the name of the image that it asks to edit, so that the parts have
+    no text, or no image, in common whatever is repeated or added.
+
+    Args:
+        listed: all of them.
+        part: which.
+        folder: that the paths of images are seen from: the same list elsewhere has the same parts.
     """
-    seen: set[str] = set()
+    seen: set[tuple[str, str | None]] = set()
     for prompt in listed:
-        digest = int.from_bytes(hashlib.sha256(prompt.text.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
-        if SPLITS[digest + 1 if digest < 2 else 0] == part and prompt.text not in seen:
-            seen.add(prompt.text)
+        name = prompt.text if prompt.source is None else Path(os.path.relpath(prompt.source, folder)).as_posix()
+        digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
+        if SPLITS[digest + 1 if digest < 2 else 0] == part and prompt.key not in seen:
+            seen.add(prompt.key)
             yield prompt
 
 
@@ -95,17 +106,21 @@ def _from_file(path: Path) -> list[Prompt]:
         raise ConfigError(f"The prompt file {str(path)!r} does not exist. Check the path.") from error
     except Unreadable as error:
         raise ConfigError(f"The prompt file {str(path)!r} {error}.") from error
-    read = _from_text if path.suffix == ".txt" else _from_json
-    return [read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if path.suffix == ".txt":
+        return [make_prompt(line, where) for line, where in numbered]
+    known: set[str] = set()
+    return [_from_json(line, where, path.parent, known) for line, where in numbered]
 
 
-def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None) -> Prompt:
+def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None, source: str | None = None) -> Prompt:
     """A prompt that a text encoder can read and a file can store.
 
     Args:
         text: of the prompt.
         where: it stands, for the message.
         metadata: what scorers need beside it.
+        source: path of the image that it asks to edit.
 
     Raises:
         ConfigError: it is too long, or holds half of a surrogate pair.
@@ -121,14 +136,11 @@ def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None
             f"A prompt must be text of UTF-8. {where} holds {ascii(text[error.start])}, half of a surrogate pair. "
             "Remove it."
         ) from error
-    return Prompt(text.strip(), {} if metadata is None else metadata)
+    return Prompt(text.strip(), {} if metadata is None else metadata, source)
 
 
-def _from_text(line: str, where: str) -> Prompt:
-    return make_prompt(line, where)
-
-
-def _from_json(line: str, where: str) -> Prompt:
+def _from_json(line: str, where: str, folder: Path, known: set[str]) -> Prompt:
+    """The prompt of a line; `known` are the images that were looked at."""
     _require_short(len(line), where)
     try:
         record: Any = parse_json(line)
@@ -139,7 +151,22 @@ def _from_json(line: str, where: str) -> Prompt:
             f'Each line of a .jsonl prompt file must be an object such as {{"prompt": "a red circle"}}, its text not '
             f"empty. {where} is {cut(json.dumps(record), 100)}."
         )
-    return make_prompt(record.pop("prompt"), where, record)
+    return make_prompt(record.pop("prompt"), where, record, _take_source(record, where, folder, known))
+
+
+def _take_source(record: dict[str, Any], where: str, folder: Path, known: set[str]) -> str | None:
+    """The image that a record asks to edit, taken out of it: an absolute path, None if it names none."""
+    named = {key: value for key in SOURCE_KEYS if is_image(value := record.get(key))}
+    if len(named) > 1:
+        found = " and ".join(f"{key}: {quote(value)}" for key, value in named.items())
+        raise ConfigError(f"A prompt has one image to edit. {where} names {found}. Remove one of them.")
+    for key, value in named.items():
+        path = os.path.abspath(folder / record.pop(key))
+        if path not in known:
+            require_source(path, f"{where} ({key}: {quote(value)})")
+            known.add(path)
+        return path
+    return None
 
 
 def _require_short(length: int, where: str) -> None:

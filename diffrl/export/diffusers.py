@@ -15,6 +15,7 @@ from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.export.comfyui import comfyui_files, require_comfyui
+from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.lora_file import SECOND_LORA
@@ -103,7 +104,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
     config = model.config
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base, plain = config.model.path, config.model.dtype == "float32"
-    held_out = config.prompts.held_out
+    held_out, edits = config.prompts.held_out, config.model.facts.edits
     use = (LORA_USE if config.model.lora else FULL_USE).format(
         pipeline_class=type(pipeline).__name__,
         result="image" if config.model.facts.fps is None else "video",
@@ -113,14 +114,14 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
         guidance=config.eval.guidance_scale + config.model.facts.guidance_offset,
-        imports="" if plain else "import torch\n",
+        imports=("" if plain else "import torch\n") + ("from diffusers.utils import load_image\n" if edits else ""),
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
         guidance_argument=config.model.facts.guidance_argument,
-        extra=_call_options(config),
+        extra=_call_options(model),
         **({"more": _second_lora(model, out)} if config.model.lora else {}),
     )
     rewards = ", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards)
-    tags = f"tags: [diffrl, reinforcement-learning, text-to-{config.model.facts.media}]"
+    tags = f"tags: [diffrl, reinforcement-learning, {'image' if edits else 'text'}-to-{config.model.facts.media}]"
     header = ["---", "library_name: diffusers", tags]
     if config.model.lora:
         header.append(f"base_model: {base}")
@@ -151,8 +152,9 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
     return "\n".join(lines)
 
 
-def _call_options(config: Config) -> str:
+def _call_options(model: AlignedModel) -> str:
     """Arguments of a stock call that draws what the run drew."""
+    config, adapter = model.config, model.adapter
     given = {name: value for name, value in config.model.options.items() if value is not None}
     options = {
         **shipped_settings(pipeline_folder(config.model.path)),
@@ -160,7 +162,11 @@ def _call_options(config: Config) -> str:
         **dict(config.model.facts.stock_options),
     }
     names = {"frames": "num_frames"}
-    return "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
+    image = ""
+    if isinstance(adapter, EditingAdapter):
+        image = f', image=load_image("image.png").resize({(adapter.width, adapter.height)})'
+        options |= adapter.stock_call()
+    return image + "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
 
 
 def _second_lora(model: AlignedModel, out: Path) -> str:

@@ -37,7 +37,7 @@ from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
 from diffrl.run.choose import Choice
 from diffrl.run.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
-from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
 from reward_models import RewardError
 from reward_models.scoring.choices import choose
 
@@ -139,7 +139,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
         tell(line)
     prompts = setting.prompts[: setting.settings.samples]
     _require_fit(setting, prompts)
-    encode = PromptEncodings(setting.adapter)([prompt.text for prompt in prompts])
+    encode = PromptEncodings(setting.adapter)(prompts)
     before = ["base"] if request.base else []
     stream = noise_stream(setting.source)
 
@@ -278,6 +278,7 @@ def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
     require_media(find_family(setting.family), setting.scorers)
     require_metadata(setting.scorers, prompts, setting.source)
     require_pairs(setting.scorers, setting.settings.samples, len(prompts))
+    require_sources(setting.family, setting.adapter, {setting.source: prompts})
 
 
 def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:

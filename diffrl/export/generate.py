@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from diffrl import pulse
 from diffrl.data.prompts import load_prompts, make_prompt
+from diffrl.data.sources import require_source
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.models.adapter import ModelAdapter
@@ -25,6 +27,7 @@ from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
+from diffrl.training.scorers import require_sources
 
 DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
@@ -42,6 +45,7 @@ class GenerateRequest:
     lora: str | None = None
     prompts: tuple[str, ...] = ()
     source: str | None = None
+    image: str | None = None
     limit: int | None = None
     per_prompt: int = 1
     seed: int = 0
@@ -129,6 +133,7 @@ def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) 
     Yields:
         The prompt's place in the list, the picture's number, and the picture (3, H, W) or video (F, 3, H, W) uint8.
     """
+    require_sources(drawing.family, drawing.adapter, {"The prompts": prompts})
     adapter, encode = drawing.adapter, PromptEncodings(drawing.adapter)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     for start in range(0, len(jobs), request.batch):
@@ -136,7 +141,7 @@ def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) 
         used = sorted({i for i, _ in piece})
         latents = denoise(
             adapter,
-            encode([prompts[i].text for i in used]),
+            encode([prompts[i] for i in used]),
             chains(torch.tensor([used.index(i) for i, _ in piece])),
             [Address("generate", request.seed, 0, i, j) for i, j in piece],
             drawing.sampler,
@@ -178,9 +183,29 @@ def kept_pictures(out: Path) -> str:
     return f"{count} samples are in {out}, listed in {SAMPLES}. Generate into another folder to have all."
 
 
+def asked_prompts(texts: Sequence[str], image: str | None, name: str) -> list[Prompt]:
+    """Prompts that a command or a call names one by one, and the image that all of them edit.
+
+    Args:
+        texts: of the prompts.
+        image: path of an image; None for prompts that edit none.
+        name: of the option, for messages.
+
+    Raises:
+        ConfigError: a text cannot be a prompt, there is an image and no text, or it is none.
+    """
+    if image is None:
+        return [make_prompt(text, "--prompt") for text in texts]
+    if not texts:
+        raise ConfigError(f"{name} goes with prompts that are given one by one. Got none. A .jsonl list names its own.")
+    path = os.path.abspath(image)
+    require_source(path, name)
+    return [make_prompt(text, "--prompt", None, path) for text in texts]
+
+
 def _prompts(request: GenerateRequest) -> list[Prompt]:
     listed = load_prompts(request.source) if request.source else []
-    prompts = [make_prompt(text, "--prompt") for text in request.prompts if text.strip()] + listed
+    prompts = asked_prompts([text for text in request.prompts if text.strip()], request.image, "--image") + listed
     if not prompts:
         raise ConfigError("At least one prompt is needed. Give --prompt TEXT or --prompts SOURCE.")
     return prompts[: request.limit]

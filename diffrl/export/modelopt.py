@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from diffrl.precision.backends.modelopt import quantise_quietly
 from diffrl.precision.backends.table import MODELOPT
 from diffrl.precision.layers import choose_layers
 from diffrl.precision.weights import merged_copy, refuse_quantised
+from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
@@ -99,8 +100,9 @@ def export_quantised(
     adapter.transformer = network
     recipe, multiple = FORMATS[form]
     chosen, kept = choose_layers(network, model.config.explore_exclude, lambda layer: _unfit(layer, multiple))
-    texts = [prompt.text for prompt in load_prompts(model.config.prompts.train)[:prompts]]
-    quantised = quantise_quietly(network, quantiser_config(list(chosen), recipe), lambda _: _calibrate(model, texts))
+    listed = load_prompts(model.config.prompts.train)[:prompts]
+    texts = [prompt.text for prompt in listed]
+    quantised = quantise_quietly(network, quantiser_config(list(chosen), recipe), lambda _: _calibrate(model, listed))
     out.mkdir(parents=True, exist_ok=True)
     _write(model, quantised, out)
     write_json(out / LAYERS_FILE, {"format": form, "quantised": list(chosen), "kept": kept, "calibrated_on": texts})
@@ -131,7 +133,7 @@ def _unfit(layer: nn.Linear, multiple: int) -> str | None:
 
 
 @torch.no_grad()
-def _calibrate(model: AlignedModel, texts: list[str]) -> None:
+def _calibrate(model: AlignedModel, prompts: Sequence[Prompt]) -> None:
     """Draw one sample of each prompt, as the run's evaluation does, from noise of its own."""
     adapter, e = model.adapter, model.config.eval
     sampler = Sampler(
@@ -141,8 +143,8 @@ def _calibrate(model: AlignedModel, texts: list[str]) -> None:
         micro_batch=model.config.rollout.micro_batch,
     )
     encode = PromptEncodings(adapter)
-    for start in range(0, len(texts), model.config.rollout.micro_batch):
-        piece = texts[start : start + model.config.rollout.micro_batch]
+    for start in range(0, len(prompts), model.config.rollout.micro_batch):
+        piece = prompts[start : start + model.config.rollout.micro_batch]
         addresses = [Address("calibrate", model.config.run.seed, 0, start + i, 0) for i in range(len(piece))]
         denoise(adapter, encode(piece), chains(torch.arange(len(piece))), addresses, sampler)
 

@@ -119,5 +119,5 @@ def write_sample(
         to_pil(picture).save(folder / name)
     else:
         save_media(picture, folder / name, fps or 16.0)
-    row = {**prompt.metadata, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
+    row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")

@@ -67,6 +67,7 @@ class Sample:
         file: picture or video, relative to the source; None if it was not kept.
         metadata: JSON values that came with the prompt.
         leaf: of the kept tree that it grew in; None without.
+        source: a small copy of the image that it is an edit of, relative to the source of samples; None without.
     """
 
     id: int
@@ -80,6 +81,7 @@ class Sample:
     file: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     leaf: Leaf | None = None
+    source: str | None = None
 
     @property
     def prompt(self) -> str:

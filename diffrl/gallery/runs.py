@@ -16,7 +16,7 @@ from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of, source_file
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -81,7 +81,12 @@ class RunSource:
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
                 found |= _samples(database, ids[start : start + CHUNK])
-        return [self._grown(found[number]) for number in ids if number in found]
+        return [self._edited(self._grown(found[number])) for number in ids if number in found]
+
+    def _edited(self, sample: Sample) -> Sample:
+        """A sample with the image that it is an edit of, if a copy of it was kept."""
+        file = source_file(sample.metadata)
+        return replace(sample, source=file) if file is not None and (self.path / file).is_file() else sample
 
     def _grown(self, sample: Sample) -> Sample:
         """A training sample with its leaf, where its tree was kept: the picture may lie there alone."""

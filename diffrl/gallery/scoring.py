@@ -238,6 +238,8 @@ def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
     lacking = [key for key in spec.requires if key not in item.metadata]
     if lacking:
         return f"{reward.label} needs {lacking[0]}, which metadata.jsonl does not give for {item.path.name}."
+    if spec.uses_source and "source" not in item.metadata:
+        return f"{reward.label} looks at the image that was edited, which nothing beside {item.path.name} names."
     if seen.kind is not None and seen.kind not in spec.media:
         return f"{reward.label} scores {' and '.join(spec.media)}s. {item.path.name} is {_a(seen.kind)}."
     return None

@@ -7,7 +7,7 @@ latents, sigmas and velocities only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,29 @@ class ModelAdapter(Protocol):
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
         """The modules that alignment may train, by their name in the pipeline."""
+        ...
+
+
+@runtime_checkable
+class EditingAdapter(ModelAdapter, Protocol):
+    """A generator that edits images: its prompts come with one each. `Family.edits` says so too.
+
+    Images come and go at `height` x `width` pixels.
+    """
+
+    height: int
+    width: int
+
+    def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
+        """As `encode_prompts`, with what the network needs of B images, (3, H, W) uint8 RGB of any size each.
+
+        Raises:
+            ConfigError: an image has another ratio of sides than what is drawn.
+        """
+        ...
+
+    def stock_call(self) -> Mapping[str, Any]:
+        """Arguments by which a call of the stock pipeline scales an image, and draws, as it is done here."""
         ...
 
 

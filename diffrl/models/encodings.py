@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import torch
 
-from diffrl.models.adapter import Conditioning, ModelAdapter, device_of
+from diffrl.data.sources import read_source
+from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, device_of
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
+from diffrl.records import Prompt
 
 
 class PromptEncodings:
@@ -17,7 +19,7 @@ class PromptEncodings:
 
     Prompts are encoded one at a time: batched matrix products round differently for different batch-mates, and a
     resumed run, or one on more ranks, meets the same prompt among others. The empty prompt's rows, which are all the
-    same, are kept once.
+    same, are kept once. What a family makes of an image to edit is kept with its prompt.
 
     Args:
         adapter: the model.
@@ -27,34 +29,47 @@ class PromptEncodings:
     def __init__(self, adapter: ModelAdapter, capacity: int = 4 * 2**30):
         self._adapter = adapter
         self._capacity, self._held = capacity, 0
-        self._known: OrderedDict[str, Conditioning] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str | None], Conditioning] = OrderedDict()
         self._empty: Conditioning = {}
 
-    def __call__(self, texts: Sequence[str]) -> Conditioning:
+    def __call__(self, prompts: Sequence[Prompt]) -> Conditioning:
         """The conditioning of B prompts on the transformer's device, one row each, in their order.
 
         The empty prompt's rows are views of one: select from them, and do not write into them.
+
+        Raises:
+            ConfigError: an image to edit cannot be read, or is not of the size that is drawn.
         """
-        new = any(text not in self._known for text in texts)
-        with held(self._adapter, "text_encoder") if new else nullcontext():  # they travel once for all new prompts
-            rows = [self._row(text) for text in texts]
+        new = [prompt for prompt in prompts if prompt.key not in self._known]
+        with ExitStack() as stack:  # parts that rest elsewhere travel once for all new prompts
+            if new:
+                stack.enter_context(held(self._adapter, "text_encoder"))
+            if any(prompt.source is not None for prompt in new):
+                stack.enter_context(held(self._adapter, "vae"))
+            rows = [self._row(prompt) for prompt in prompts]
         device = device_of(self._adapter.transformer)
         own = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
         empty = {name: row.to(device).expand(len(rows), *row.shape[1:]) for name, row in self._empty.items()}
         return {**own, **empty}
 
-    def _row(self, text: str) -> Conditioning:
-        if text not in self._known:
-            row = {name: tensor.cpu() for name, tensor in self._adapter.encode_prompts([text]).items()}
+    def _row(self, prompt: Prompt) -> Conditioning:
+        key = prompt.key
+        if key not in self._known:
+            row = {name: tensor.cpu() for name, tensor in self._encoded(prompt).items()}
             if isinstance(self._adapter, PipelineAdapter):
                 empty = {name: row.pop(name) for name in list(row) if name.startswith(EMPTY)}
                 self._empty = self._empty or empty
-            self._known[text] = row
+            self._known[key] = row
             self._held += _bytes(row)
             while self._held > self._capacity and len(self._known) > 1:
                 self._held -= _bytes(self._known.popitem(last=False)[1])
-        self._known.move_to_end(text)
-        return self._known[text]
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _encoded(self, prompt: Prompt) -> Conditioning:
+        if prompt.source is None or not isinstance(self._adapter, EditingAdapter):
+            return self._adapter.encode_prompts([prompt.text])
+        return self._adapter.encode_edits([prompt.text], [read_source(prompt.source)])
 
 
 def _bytes(row: Conditioning) -> int:

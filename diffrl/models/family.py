@@ -35,12 +35,15 @@ class Family:
         adapter: "module:Adapter" that runs it.
         pipelines: diffusers pipeline classes that the adapter loads.
         media: what it draws.
+        edits: whether every prompt comes with an image that it edits.
         guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
             the scale to the network as a number.
         lora_targets: linear layers that get a LoRA if the configuration names none.
         exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
         stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
+        true_cfg_scale: of classifier-free guidance beside an embedded one (Kontext's `true_cfg_scale`), which asks the
+            network about the empty prompt too where it is above 1; None where there is no such thing.
         guidance_argument: what a call of the stock pipeline calls the guidance scale.
         guidance_offset: what a stock call's scale is more than the usual one, by which 1 means no guidance.
         masks_prompts: whether the network masks the padding of prompts, which some attention backends cannot.
@@ -58,11 +61,13 @@ class Family:
     adapter: str
     pipelines: tuple[str, ...]
     media: Literal["image", "video"] = "image"
+    edits: bool = False
     guidance: Literal["classifier_free", "embedded"] = "classifier_free"
     lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     exclude: tuple[str, ...] = ("proj_out",)
     max_sequence_length: int = 512
     stock_options: tuple[tuple[str, Any], ...] = ()
+    true_cfg_scale: float | None = None
     guidance_argument: str = "guidance_scale"
     guidance_offset: float = 0.0
     masks_prompts: bool = False
@@ -75,4 +80,5 @@ class Family:
 
     def calls_per_step(self, guidance_scale: float) -> int:
         """Network evaluations that one step of one sample takes."""
-        return 2 if guidance_scale > 1 and self.guidance == "classifier_free" else 1
+        scale = guidance_scale if self.guidance == "classifier_free" else self.true_cfg_scale or 1.0
+        return 2 if scale > 1 else 1

@@ -56,6 +56,7 @@ class Geometry:
         decoder_elements: numbers that decoding one sample holds at once.
         tile_elements: the same with tiles.
         activations: of the transformer's blocks.
+        source_tokens: of `tokens` those of an image to edit.
     """
 
     latent_elements: int
@@ -67,6 +68,7 @@ class Geometry:
     decoder_elements: int
     tile_elements: int
     activations: Activations
+    source_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -181,15 +181,20 @@ class PipelineAdapter(ABC):
         import torch
 
         own = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
-        guided = self.family.calls_per_step(guidance_scale) == 2
+        guided = self.calls_per_step(guidance_scale) == 2
         if guided:
-            own = {name: torch.cat([conditioning[EMPTY + name], tensor]) for name, tensor in own.items()}
+            # What has no half of the empty prompt, such as an image to edit, stands beside it as well.
+            own = {name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in own.items()}
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
         with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
         if not guided:
             return output.float()
         return self.guide(*output.float().chunk(2), guidance_scale)
+
+    def calls_per_step(self, guidance_scale: float) -> int:
+        """Network evaluations that one step of one sample takes."""
+        return self.family.calls_per_step(guidance_scale)
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
         """Classifier-free guidance (Ho and Salimans, arXiv 2207.12598)."""

@@ -249,7 +249,7 @@ WAN_22_STD = """
 """
 
 
-def _flux() -> Published:
+def _flux(pipeline: str = "FluxPipeline") -> Published:
     network = {
         "patch_size": 1,
         "in_channels": 64,
@@ -264,7 +264,7 @@ def _flux() -> Published:
     }
     shift = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
     return Published(
-        "FluxPipeline",
+        pipeline,
         {
             "transformer": Component("diffusers", "FluxTransformer2DModel", network),
             "vae": _autoencoder_kl(0.3611, 0.1159),
@@ -349,6 +349,7 @@ def _z_image() -> Published:
 
 PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.1-dev": _flux(),
+    "black-forest-labs/FLUX.1-Kontext-dev": _flux("FluxKontextPipeline"),
     "Qwen/Qwen-Image": _qwen_image(),
     "Qwen/Qwen-Image-2512": _qwen_image(),
     "Tongyi-MAI/Z-Image": _z_image(),

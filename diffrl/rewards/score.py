@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffrl import pulse
+from diffrl.data.sources import read_source
 from diffrl.errors import GuardStop
 from diffrl.functional.combine import scaled_reward
 from diffrl.records import Prompt, RewardTable
@@ -78,6 +79,9 @@ class Scoring:
     """
 
     def __init__(self, scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt], groups: Sequence[int] = ()):
+        if not groups and any(prompt.source is not None for prompt in prompts):  # where words alone are not the prompt
+            places = {key: place for place, key in enumerate(dict.fromkeys(prompt.key for prompt in prompts))}
+            groups = [places[prompt.key] for prompt in prompts]
         self._prompts, self._groups, self._seen = prompts, groups, 0
         self._pictures: dict[int, Tensor] = {}  # first row -> pictures that some scorer still waits for
         keys = list(groups) if groups else [prompt.text for prompt in prompts]
@@ -104,6 +108,12 @@ class Scoring:
         place = {first + i: part[i] for first, part in self._pictures.items() for i in range(len(part))}
         return torch.stack([place[row] for row in rows])
 
+    def _sources(self, rows: Sequence[int]) -> list[Tensor]:
+        """The images that these samples are edits of, each read once a batch; empty where a sample has none."""
+        paths = [path for row in rows if (path := self._prompts[row].source) is not None]
+        read = {path: read_source(path) for path in dict.fromkeys(paths)}
+        return [read[path] for path in paths] if len(paths) == len(rows) else []
+
     def _submit(self, stream: _Stream, rows: Sequence[int]) -> None:
         weighted = stream.weighted
         batch = RewardBatch(
@@ -112,6 +122,7 @@ class Scoring:
             [self._prompts[row].metadata for row in rows],
             weighted.fps,
             [self._groups[row] for row in rows] if self._groups else (),
+            self._sources(rows) if weighted.scorer.spec.uses_source else (),
         )
 
         def work() -> RewardOutput:

@@ -15,6 +15,7 @@ from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
 from diffrl.data.prompts import load_prompts
+from diffrl.data.sources import require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
@@ -22,6 +23,7 @@ from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_devic
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
+from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
 from diffrl.run.downloads import Download, downloads, is_away, missing_package, require_reader, unloaded, weights_away
@@ -110,7 +112,11 @@ class _Checks:
         source = self.config.prompts.train
         if self.elsewhere is None:
             require_reader(source)
-        return f"{source} {NOT_HERE}" if is_away(source) else f"{len(load_prompts(source)):,} to train on"
+        if is_away(source):
+            return f"{source} {NOT_HERE}"
+        listed = load_prompts(source)
+        self.sources(listed, "prompts.train")
+        return f"{len(listed):,} to train on{_images(listed)}"
 
     def held_out(self) -> str:
         source, train = self.config.prompts.held_out, self.config.prompts.train
@@ -118,11 +124,19 @@ class _Checks:
             require_reader(source)
         if is_away(source):
             return f"{source} {NOT_HERE}"
-        texts = [prompt.text for prompt in load_prompts(source)]
-        trained = set() if is_away(train) else {prompt.text for prompt in load_prompts(train)}
-        shared = sum(text in trained for text in texts)
+        held_out = load_prompts(source)
+        self.sources(held_out[: self.config.eval.samples], "prompts.eval")
+        listed = [prompt.key for prompt in held_out]
+        trained = set() if is_away(train) else {prompt.key for prompt in load_prompts(train)}
+        shared = sum(key in trained for key in listed)
         also = f"; {shared:,} of them are trained on too, and say nothing of other prompts" if shared else ""
-        return f"{len(texts):,} held out{also}"
+        return f"{len(listed):,} held out{also}"
+
+    def sources(self, prompts: Sequence[Prompt], where: str) -> None:
+        """Refuse prompts that do not fit the family, and images of another shape where the configuration has one."""
+        m = self.config.model
+        size = None if m.height is None or m.width is None else (m.height, m.width)
+        require_sources(prompts, where, m.family, m.facts.edits, size)
 
     def rewards(self) -> str:
         config, train = self.config, self.config.prompts.train
@@ -207,6 +221,11 @@ class _Checks:
         if self.config.guards.memory == "stop":
             check_memory(needed, device)
         return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+
+def _images(prompts: Sequence[Prompt]) -> str:
+    count = len({prompt.source for prompt in prompts} - {None})
+    return f", edits of {count:,} images" if count else ""
 
 
 def _scorers(settings: Sequence[RewardSettings], where: str) -> tuple[list[WeightedScorer], list[WeightedScorer]]:

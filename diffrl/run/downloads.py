@@ -166,7 +166,7 @@ def _weights(reward: RewardSettings) -> list[str]:
     name = inner_name(reward)
     given = inner_options(reward)
     spec: ScorerSpec | None = getattr(factory_of(name), "spec", None) if name in SCORERS else None
-    if spec is None or spec.remote or any(option in given for option in PLACES):
+    if spec is None or spec.remote or given.get("features") == "pixels" or any(option in given for option in PLACES):
         return []
     return [] if "://" in (spec.weights or "") else _REPOSITORY.findall(spec.weights or "")
 

@@ -15,19 +15,22 @@ from diffrl.checkpoint.files import prune_checkpoints, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
+from diffrl.data.sources import read_source
 from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import GuardStop
 from diffrl.files import write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
 from diffrl.run.held_out import pictured, stored, totals_at_first
+from diffrl.tracking.index import source_file
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.session import Session
+from diffrl.trees.illustrations import illustration
 from diffrl.trees.pictures import KeptTree
-from diffrl.trees.write import drop_trees, write_tree
+from diffrl.trees.write import drop_trees, save_illustration, write_tree
 
 CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
 """Where checkpoints lie, and what tells of the newest, so that it is missed if they are gone."""
@@ -129,27 +132,40 @@ class Journal:
         rollout, forest = samples.rollout, samples.rollout.forest
         roots, paths = forest.sample_root.tolist(), sample_paths(forest)
         kept = self.config.track.pictures_per_iteration
-        self._store.write(
-            [
-                StoredSample(
-                    stage="train",
-                    iteration=iteration,
-                    group=rollout.batch.groups[p],
-                    root=roots[i],
-                    path=paths[i],
-                    seed=self.config.run.seed,
-                    prompt=rollout.batch.prompts[p].text,
-                    metadata=rollout.batch.prompts[p].metadata,
-                    total=totals[i],
-                    advantage=advantages[i],
-                    rewards=rewards[i],
-                    error=table.errors[i],
-                    notes=table.notes_of(i),
-                    picture=rollout.images[i] if i < kept else None,
-                )
-                for i, p in enumerate(forest.sample_prompt.tolist())
-            ]
-        )
+        kept_samples = [
+            StoredSample(
+                stage="train",
+                iteration=iteration,
+                group=rollout.batch.groups[p],
+                root=roots[i],
+                path=paths[i],
+                seed=self.config.run.seed,
+                prompt=rollout.batch.prompts[p].text,
+                metadata=rollout.batch.prompts[p].beside,
+                total=totals[i],
+                advantage=advantages[i],
+                rewards=rewards[i],
+                error=table.errors[i],
+                notes=table.notes_of(i),
+                picture=rollout.images[i] if i < kept else None,
+            )
+            for i, p in enumerate(forest.sample_prompt.tolist())
+        ]
+        self.sources(kept_samples)
+        self._store.write(kept_samples)
+
+    def sources(self, samples: Iterable[StoredSample]) -> None:
+        """Small copies of the images that samples with a picture are edits of, each once a run."""
+        paths = {
+            one.metadata["source"]: file for one in samples if one.pictured and (file := source_file(one.metadata))
+        }
+        for path, name in paths.items():
+            file = self.run_dir / name
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                half = file.with_name(f".half-{file.name}")
+                save_illustration(illustration(read_source(path)), half, self._fps)
+                os.replace(half, file)
 
     def trees(self, trees: Iterable[KeptTree]) -> None:
         """Trees of this rank's first prompts with their pictures, one after the other.
@@ -167,6 +183,7 @@ class Journal:
         before = totals_at_first(self._store, iteration) if self._writes and most else None
         every = pictured(self._accelerator, own, found.images, most, before, self._fps)
         if self._writes:
+            self.sources(every)
             self._store.write(every)
 
     def checkpoint(

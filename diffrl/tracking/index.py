@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.files import open_database
 from diffrl.tracking.places import place
 
 INDEX, PICTURES = "samples.sqlite", "samples"
+
+
+def source_file(metadata: Mapping[str, Any]) -> str | None:
+    """Where a run keeps a small copy of the image that a sample is an edit of, relative to it; None of no edit.
+
+    Args:
+        metadata: of the sample, as it is stored; "source" is the image's path where the run was trained.
+    """
+    path = metadata.get("source")
+    if not isinstance(path, str):
+        return None
+    return f"{PICTURES}/sources/{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()[:16]}.webp"
+
+
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE samples (

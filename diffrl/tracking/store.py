@@ -81,6 +81,11 @@ class StoredSample:
     small: bytes | None = None
     file: str | None = None
 
+    @property
+    def pictured(self) -> bool:
+        """Whether there is a picture to be written."""
+        return self.picture is not None or self.small is not None
+
 
 class SampleStore:
     """The samples of one run. Failures of the index or of the disk are DiffrlErrors that name the file."""

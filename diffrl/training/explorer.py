@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from diffrl.models.adapter import ModelAdapter
-from diffrl.models.encodings import PromptEncodings
+from diffrl.models.adapter import EditingAdapter, ModelAdapter, device_of
 from diffrl.precision.copies import PolicyCopy, make_copy
 from diffrl.training.policy import Policy
 
@@ -48,7 +47,12 @@ def make_explorer(
 
 def _trial(copy: PolicyCopy, adapter: ModelAdapter, guidance_scale: float) -> Callable[[], None]:
     """Runs the copy on one sample in place of the adapter's transformer."""
-    conditioning = PromptEncodings(adapter)(["a picture"])
+    if isinstance(adapter, EditingAdapter):
+        grey = torch.full((3, adapter.height, adapter.width), 128, dtype=torch.uint8)
+        conditioning = adapter.encode_edits(["a picture"], [grey])
+    else:
+        conditioning = adapter.encode_prompts(["a picture"])
+    conditioning = {name: row.to(device_of(adapter.transformer)) for name, row in conditioning.items()}
     generator = torch.Generator().manual_seed(0)
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape, generator=generator))
 

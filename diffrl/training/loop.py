@@ -130,7 +130,7 @@ class Trainer:
     def encoded(self, batch: PromptBatch) -> Conditioning:
         """The batch's prompts as the network takes them, one row a prompt."""
         with self.clock("rollout"):
-            return self.encode([prompt.text for prompt in batch.prompts])
+            return self.encode(batch.prompts)
 
     def old_policy(self) -> AbstractContextManager[None]:
         """Inside, the weights are those of the policy that draws samples."""
@@ -263,7 +263,7 @@ class Trainer:
     @cached_property
     def eval_conditioning(self) -> Conditioning:
         """The held-out prompts, encoded once."""
-        return self.encode([prompt.text for prompt in self.session.eval_prompts])
+        return self.encode(self.session.eval_prompts)
 
     def counts(self) -> dict[str, float]:
         """What the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""

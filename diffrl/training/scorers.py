@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from diffrl.config.rewards import RewardSettings
+from diffrl.data import sources
 from diffrl.errors import ConfigError
+from diffrl.models.adapter import EditingAdapter, ModelAdapter
 from diffrl.models.families import Family
 from diffrl.records import Prompt
 from diffrl.rewards.lanes import Lane
@@ -89,12 +91,34 @@ def require_metadata(scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt
     """
     for scorer in scorers:
         for prompt in prompts:
+            if scorer.scorer.spec.uses_source and prompt.source is None:
+                raise ConfigError(
+                    f"{where} must name an image to edit with every prompt, for the reward {scorer.name}, which looks "
+                    f'at it. {prompt.text!r} has none. Use a .jsonl file: {{"prompt": ..., "source": "a.png"}}.'
+                )
             missing = [key for key in scorer.scorer.spec.requires if key not in prompt.metadata]
             if missing:
                 raise ConfigError(
                     f"{where} must give {' and '.join(missing)} with every prompt, for the reward {scorer.name}. "
                     f'{prompt.text!r} has none. Use a .jsonl file: {{"prompt": ..., "{missing[0]}": ...}}.'
                 )
+
+
+def require_sources(family: str, adapter: ModelAdapter, lists: Mapping[str, Sequence[Prompt]]) -> None:
+    """Refuse prompts that do not fit the model: without an image to edit, with one, or with one that it would distort.
+
+    Args:
+        family: its name.
+        adapter: the model.
+        lists: prompts by their place in the configuration.
+
+    Raises:
+        ConfigError: names the first that does not fit.
+    """
+    edits = isinstance(adapter, EditingAdapter)
+    size = (adapter.height, adapter.width) if isinstance(adapter, EditingAdapter) else None
+    for where, prompts in lists.items():
+        sources.require_sources(prompts, where, family, edits, size)
 
 
 def require_pairs(scorers: Sequence[WeightedScorer], samples: int, prompts: int) -> None:

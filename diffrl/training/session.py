@@ -34,7 +34,7 @@ from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
-from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
+from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
 from diffrl.training.update import LossTerm
 
 LEAST_ROUNDED = 0.01
@@ -116,6 +116,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     plan = make_plan(config, world)
     notes = memory_notes(config, plan, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
+    require_sources(config.model.family, adapter, {"prompts.train": prompts, "prompts.eval": eval_prompts})
     sharded = config.train.sharding == "fsdp" and world > 1
     policy = Policy(
         adapter,
@@ -265,6 +266,7 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
             compile=m.compile,
         ),
         revision=m.revision,
+        true_cfg_scale=m.true_cfg_scale,
         **m.options,
     )
 

@@ -86,6 +86,7 @@ def entries_as_json() -> list[dict[str, Any]]:
                 "media": list(spec.media),
                 "requires": list(spec.requires),
                 "uses_prompt": spec.uses_prompt,
+                "uses_source": spec.uses_source,
                 "scope": spec.scope,
                 "version": spec.version,
                 "memory": spec.memory,
@@ -123,7 +124,8 @@ def show_entries(console: Console) -> None:
 
 def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
     """Media, needs and range of a reward, in words."""
-    needs = [*(["prompt"] if spec.uses_prompt else []), *spec.requires, *(["group"] if spec.scope == "group" else [])]
+    needs = [*(["prompt"] if spec.uses_prompt else []), *(["source"] if spec.uses_source else []), *spec.requires]
+    needs += ["group"] if spec.scope == "group" else []
     low, high = (f"{value:g}" for value in spec.range)
     span = "unbounded" if low == "-inf" and high == "inf" else f"{low} to {high}"
     return ", ".join(spec.media), ", ".join(needs), span + ("" if spec.higher_is_better else ", lower is better")

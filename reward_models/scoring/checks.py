@@ -36,7 +36,7 @@ def check_items(rewards: Sequence[Loaded], items: Sequence[Item], peeks: Sequenc
                 f"{_files(bare)}. Give --prompt TEXT or --prompts FILE, or put captions beside the images "
                 f"({bare[0].path.with_suffix('.txt').name}) or a metadata.jsonl."
             )
-        for key in spec.requires:
+        for key in (*spec.requires, *(["source"] if spec.uses_source else [])):
             lacking = [item for item in items if key not in item.metadata]
             if lacking:
                 raise RewardError(

@@ -77,7 +77,19 @@ def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group:
         group: digests of all members of its group, where they matter; in any order.
     """
     prompt = item.prompt if uses_prompt else None
-    return _hash([identity, digest, prompt, dict(item.metadata), sorted(group)])
+    return _hash([identity, digest, prompt, dict(item.metadata), sorted(group), *_source_digest(item)])
+
+
+def _source_digest(item: Item) -> list[str]:
+    """Of the image that a sample is an edit of, if its metadata names a file."""
+    named = item.metadata.get("source")
+    if not isinstance(named, str):
+        return []
+    try:
+        path = item.path.parent / named
+        return [file_digest(path)] if path.is_file() else []
+    except (OSError, ValueError):
+        return []
 
 
 def _hash(value: Any) -> str:

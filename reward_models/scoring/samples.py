@@ -12,6 +12,7 @@ from torch import Tensor
 from reward_models.asking import ask
 from reward_models.base import RewardBatch
 from reward_models.errors import RewardError
+from reward_models.media import open_media
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
@@ -55,6 +56,7 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         [sample.item.metadata for sample in samples],
         samples[0].fps,
         [0] * len(samples) if grouped else (),
+        [_source(sample.item) for sample in samples] if reward.scorer.spec.uses_source else (),
     )
     try:
         output = ask(reward.scorer, batch, reward.choice.name)
@@ -75,6 +77,20 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
             parts = {name: float(values[row]) for name, values in output.parts.items()}
             made.append(Score(raw, parts, note=output.note(row)))
     return made
+
+
+def _source(item: Item) -> Tensor:
+    """The image that a sample is an edit of; relative paths are seen from the sample's folder.
+
+    Raises:
+        RewardError: its metadata names none, or one that cannot be read.
+    """
+    named = item.metadata.get("source")
+    if not isinstance(named, str):
+        raise RewardError(
+            f'{item.name} must name the image that it is an edit of: "source" beside its prompt. Got none. Add it.'
+        )
+    return open_media(item.path.parent / named)[0]
 
 
 def _is_of_memory(error: BaseException) -> bool:

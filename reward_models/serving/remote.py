@@ -144,13 +144,19 @@ class RemoteScorer(WithoutWeights):
             raise refused(address, answer)
         try:
             listing = decode_listing(answer.body)
-            if self.reward in listing.rewards:
-                return decode_spec(listing.rewards[self.reward]), listing.limits
+            spec = decode_spec(listing.rewards[self.reward]) if self.reward in listing.rewards else None
         except ValueError as error:
             raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
-        raise RewardError(
-            f"The server {address} has no reward {self.reward!r}. It has: {', '.join(sorted(listing.rewards))}."
-        )
+        if spec is None:
+            raise RewardError(
+                f"The server {address} has no reward {self.reward!r}. It has: {', '.join(sorted(listing.rewards))}."
+            )
+        if spec.uses_source:
+            raise RewardError(
+                "A reward that looks at the images that samples are edits of cannot be asked over the network. "
+                f"Got {self.reward!r} of {address}. Name it without a server: name: {spec.name}."
+            )
+        return spec, listing.limits
 
 
 def _served(reward: str) -> str:

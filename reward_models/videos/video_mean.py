@@ -78,10 +78,7 @@ class VideoMeanScorer:
         rows = frame_rows(batch.media.shape[1], self.frames)
         if not rows:
             return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
-        outputs = [
-            self.scorer(RewardBatch(batch.media[:, row], batch.prompts, batch.metadata, groups=batch.groups))
-            for row in rows
-        ]
+        outputs = [self.scorer(replace(batch, media=batch.media[:, row], fps=None)) for row in rows]
         errors: list[str | None] = [None] * len(batch)
         for row, output in reversed(list(zip(rows, outputs, strict=True))):  # the earliest frame's error stays
             errors = [

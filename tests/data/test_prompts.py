@@ -2,12 +2,17 @@
 
 import json
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from diffrl.data.prompts import load_prompts
+from diffrl.data.sources import read_source, require_sources, source_size
 from diffrl.data.worlds import SPLITS
 from diffrl.errors import ConfigError
+from diffrl.records import Prompt
 
 
 def test_a_text_file_has_a_prompt_a_line(tmp_path):
@@ -91,6 +96,107 @@ def test_parts_of_a_list_share_it_out_by_text_alone(tmp_path):
     with pytest.raises(ConfigError, match="at least one prompt. Got none in '.*one.txt@report'"):
         (tmp_path / "one.txt").write_text("prompt 0")
         load_prompts(f"{tmp_path / 'one.txt'}@report")
+
+
+def edits(folder, *records):
+    """A list of prompts beside two images, one upright in its file and turned by its EXIF tag."""
+    (folder / "images").mkdir(parents=True)
+    Image.new("RGB", (30, 20)).save(folder / "images" / "wide.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (30, 20)).save(folder / "images" / "turned.JPG", "jpeg", exif=turned)
+    path = folder / "edits.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
+    return str(path)
+
+
+def test_a_line_may_name_the_image_that_it_edits(tmp_path):
+    path = edits(
+        tmp_path / "a",
+        {"prompt": "make it red", "source": "images/wide.png", "target": 3},
+        {"prompt": "make it red", "image": "images/../images/turned.JPG"},
+        {"prompt": "a cat", "source": "PartiPrompts", "image": 7},
+    )
+    first, second, plain = load_prompts(path)
+    assert first.source == str(tmp_path / "a" / "images" / "wide.png") and first.metadata == {"target": 3}
+    assert second.source == str(tmp_path / "a" / "images" / "turned.JPG") and second.metadata == {}
+    assert first.key != second.key and first.beside == {"target": 3, "source": first.source}
+    assert plain.source is None and plain.beside == plain.metadata == {"source": "PartiPrompts", "image": 7}
+    assert source_size(first.source) == (20, 30) and source_size(second.source) == (30, 20)
+    assert read_source(first.source).shape == (3, 20, 30) and read_source(second.source).shape == (3, 30, 20)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"source": "images/none.png"},
+            r"edits.jsonl:1 \(source: 'images/none.png'\) leads to '/.*none.png', which does",
+        ),
+        ({"image": "images.png"}, "leads to .*, which does not exist"),
+        ({"source": "edits.png"}, "must be a file of one still image. .* is no image that can be read. Is it whole"),
+        ({"source": "images/moving.gif"}, "moving.gif' holds 2 images. Save one of them"),
+        ({"source": "images/wide.png", "image": "images/turned.JPG"}, "edits.jsonl:1 names source: .* and image: "),
+    ],
+)
+def test_an_image_that_cannot_be_edited_is_one_sentence(tmp_path, record, message):
+    path = edits(tmp_path / "a", {"prompt": "make it red", **record})
+    (tmp_path / "a" / "images.png").mkdir()
+    (tmp_path / "a" / "edits.png").write_text("no image")
+    frames = [Image.new("RGB", (3, 2), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a" / "images" / "moving.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(ConfigError, match=message) as found:
+        load_prompts(path)
+    assert len(found.value.problems) == 1 and "\n" not in str(found.value)
+
+
+def test_an_image_that_is_cut_off_is_found_when_it_is_read(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:6000])
+    (tmp_path / "edits.jsonl").write_text('{"prompt": "make it red", "source": "half.png"}')
+    (prompt,) = load_prompts(str(tmp_path / "edits.jsonl"))
+    with pytest.raises(ConfigError, match="An image to edit cannot be read. .*half.png cannot be read as a picture"):
+        read_source(prompt.source)
+
+
+def test_parts_of_a_list_of_edits_have_no_image_in_common(tmp_path):
+    """The same words edit many images, and an image is edited in many ways; where the list lies does not matter."""
+    found = []
+    for folder in ("here", "there"):
+        names = [f"images/{i}.png" for i in range(200)]
+        twice = [(text, name) for name in names for text in ("make it red", "make it blue", "make it red")]
+        path = edits(tmp_path / folder, *({"prompt": text, "source": name} for text, name in twice))
+        for name in names:
+            (tmp_path / folder / name).write_bytes((tmp_path / folder / "images" / "wide.png").read_bytes())
+        listed = {part: load_prompts(f"{path}@{part}") for part in SPLITS}
+        found.append({part: {(p.text, Path(p.source).name) for p in own} for part, own in listed.items()})
+        assert sum(len(own) for own in listed.values()) == 400
+    assert found[0] == found[1]
+    images = [{name for _, name in own} for own in found[0].values()]
+    assert all(images) and sum(map(len, images)) == len(set.union(*images)) == 200
+
+
+@pytest.mark.parametrize(
+    ("source", "edits", "size", "message"),
+    [
+        (
+            None,
+            True,
+            None,
+            "prompts.train must name an image to edit with every prompt, for model.family mine. 'a' has",
+        ),
+        ("wide.png", False, None, "must not name images to edit: model.family mine draws from words alone. 'a' has "),
+        ("wide.png", True, (512, 512), "to which it is scaled, 512 x 512. '.*wide.png' has 30 x 20. Crop it"),
+    ],
+)
+def test_prompts_that_do_not_fit_a_family(tmp_path, source, edits, size, message):
+    Image.new("RGB", (30, 20)).save(tmp_path / "wide.png")
+    path = None if source is None else str(tmp_path / source)
+    with pytest.raises(ConfigError, match=message):
+        require_sources([Prompt("a", {}, path)], "prompts.train", "mine", edits, size)
+    fitting = [Prompt("a", {}, str(tmp_path / "wide.png"))]
+    require_sources(fitting, "prompts.train", "mine", True, (1024, 1520))  # a size in whole patches is seldom exact
 
 
 def test_a_dataset_gives_rows_columns_and_parts(tmp_path):

@@ -177,7 +177,7 @@ def test_the_first_sample_of_a_prompt_is_the_evaluations(random_sd3):
     adapter, _ = open_pipeline(str(random_sd3), None, "float32", torch.device("cpu"), None, None, None)
     prompts = load_prompts("shapes:tune")[:3]
     settings = EvalSettings(rewards=({"name": "sharpness"},), samples=3, steps=3, batch=4)
-    encode = PromptEncodings(adapter)([prompt.text for prompt in prompts])
+    encode = PromptEncodings(adapter)(prompts)
     several = draw_several(adapter, encode, prompts, settings, 4, "eval", 2)
     scorers = make_scorers(settings.rewards, "eval.rewards", torch.device("cpu"), None)
     found = evaluate(OneProcess(), adapter, encode, prompts, scorers, settings, 4, "eval")

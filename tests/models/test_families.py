@@ -22,6 +22,7 @@ STOCK = {
     "qwen_image": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": [" "] * len(PROMPTS)},
     "z_image": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
+    "flux_kontext": {"guidance_scale": 3.5, "height": 32, "width": 32, "max_area": 32 * 32},
 }
 MULTISTEP = ("sana", "wan")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""

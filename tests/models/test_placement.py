@@ -9,6 +9,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.models.pipeline import EMPTY
 from diffrl.models.placement import Placement
+from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
 from tests.training.harness import make_run, settings
 
@@ -67,15 +68,19 @@ def test_a_backend_without_a_backward_pass(random_pipelines, monkeypatch):
         load(random_pipelines("flux"), "flux", attention="_native_math")
 
 
+def prompts(letters):
+    return [Prompt(letter) for letter in letters]
+
+
 def test_offloaded_encoders_travel_once_for_all_new_prompts(random_pipelines):
     adapter = load(random_pipelines("flux"), "flux", offload=("text_encoders",))
     encoder, moves = adapter.pipeline.text_encoder_2, []
     move = encoder.to
     encoder.to = lambda device: moves.append(str(device)) or move(device)
     encode = PromptEncodings(adapter)
-    encode(["a", "b", "c"])
+    encode(prompts("abc"))
     assert moves == ["cpu", "cpu"]  # there and back
-    encode(["c", "a"])
+    encode(prompts("ca"))
     assert len(moves) == 2
 
 
@@ -146,14 +151,14 @@ def test_encodings_are_kept_within_their_bytes(random_sd3):
     adapter.encode_prompts = lambda prompts: asked.extend(prompts) or encode(prompts)
     row = sum(t.numel() * t.element_size() for name, t in encode(["a"]).items() if not name.startswith(EMPTY))
     kept = PromptEncodings(adapter, capacity=2 * row)
-    first = kept(["a", "b"])
+    first = kept(prompts("ab"))
     assert asked == ["a", "b"] and all(len(tensor) == 2 for tensor in first.values())
-    kept(["b", "a"])
+    kept(prompts("ba"))
     assert asked == ["a", "b"]
-    kept(["c"])
-    kept(["b"])  # the one that was used longest ago is gone
+    kept(prompts("c"))
+    kept(prompts("b"))  # the one that was used longest ago is gone
     assert asked == ["a", "b", "c", "b"]
-    assert torch.equal(kept(["a"])["prompt_embeds"], first["prompt_embeds"][:1])
+    assert torch.equal(kept(prompts("a"))["prompt_embeds"], first["prompt_embeds"][:1])
 
 
 def test_the_empty_prompt_is_encoded_once_and_held_once(random_sd3):
@@ -164,7 +169,7 @@ def test_the_empty_prompt_is_encoded_once_and_held_once(random_sd3):
     encoder = adapter.pipeline.text_encoder
     encoder.register_forward_pre_hook(lambda module, inputs: read.append(len(inputs[0])))
     kept = PromptEncodings(adapter)
-    found = [kept(["a", "b"]), kept(["c"])]
+    found = [kept(prompts("ab")), kept(prompts("c"))]
     assert sum(read) == 4  # three prompts and the empty one
     for one in found:
         for name, oracle in (("prompt_embeds", negative), ("pooled", pooled)):

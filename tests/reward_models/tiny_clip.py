@@ -218,6 +218,8 @@ def image_reward(folder: Path, **options) -> Scorer:
 
 TINY: dict[str, Callable[[Path], Scorer]] = {
     "clip_score": clip_score,
+    "edit_direction": lambda folder: load_reward("edit_direction", model=str(save_clip(folder / "clip"))),
+    "preservation": lambda folder: load_reward("preservation", model=str(save_clip(folder / "clip"))),
     "pickscore": pickscore,
     "hpsv2": hpsv2,
     "aesthetic": aesthetic,

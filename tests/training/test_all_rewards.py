@@ -6,9 +6,11 @@ import math
 import pytest
 
 from diffrl.data.geneval import CLASSES
+from diffrl.models.families import FAMILIES
 from diffrl.training import scorers as scorers_module
 from reward_models import SCORERS, load_reward
 from reward_models.videos import video_mean
+from tests.edits import write_edits
 from tests.reward_models import tiny_basic
 from tests.reward_models.test_contract import METADATA, TINY
 from tests.training.harness import make_trainer, settings
@@ -37,11 +39,16 @@ def tiny_rewards(monkeypatch, tmp_path):
     return load
 
 
+def takes(spec, kind):
+    """Whether a scorer looks at what such a family draws, which is no edit."""
+    return kind in spec.media and not spec.uses_source
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["sd3", "wan"])
 def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     kind = "video" if family == "wan" else "image"
-    names = [name for name in sorted(SCORERS) if kind in tiny_rewards(name).spec.media]
+    names = [name for name in sorted(SCORERS) if takes(tiny_rewards(name).spec, kind)]
     assert len(names) > (8 if kind == "video" else 15)
     row = {**SPECS, **{k: v for meta in METADATA.values() for k, v in meta.items()}} if kind == "image" else CLIP_PROMPT
     prompts = tmp_path / "prompts.jsonl"
@@ -68,6 +75,7 @@ CHOICES = [
     *(("sd3", preset) for preset in ("flow_grpo", "crd", "sol_rl", "dance_grpo", "mix_grpo", "diffrl")),
     *(("flux", "diffrl"), ("sana", "flow_grpo"), ("wan", "flow_grpo"), ("wan", "diffrl")),
     *(("qwen_image", "flow_grpo"), ("z_image", "diffusion_nft"), ("z_image", "diffrl")),
+    ("flux_kontext", "diffrl"),
 ]
 """A recipe of real size with each choice of rewards, and one at least of each family."""
 
@@ -85,7 +93,7 @@ def chosen_of(family, preset):
 @pytest.mark.long
 def test_every_choice_of_rewards_is_among_them():
     trained, judges = zip(*(chosen_of(family, preset) for family, preset in CHOICES), strict=True)
-    for family in ("sd3", "flux", "sana", "wan", "qwen_image", "z_image"):
+    for family in ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux_kontext"):
         for path in (ROOT / "configs" / family).glob("*.yaml"):
             own, others = chosen_of(family, path.stem)
             assert own in trained and others <= set.union(*judges), path
@@ -101,6 +109,9 @@ def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random
     if own["prompts"]["train"].startswith("hub:"):  # three prompts in place of the dataset
         (listed := tmp_path / "prompts.txt").write_text("a red circle\na blue square\na green circle\n")
         data["prompts"] |= {"train": str(listed), "eval": str(listed)}
+    if FAMILIES[family].edits:
+        captions = {"source_caption": "a red circle", "target_caption": "a blue square"}
+        data["prompts"] |= dict.fromkeys(("train", "eval"), write_edits(tmp_path, **captions))
     trainer = make_trainer(data)
     done, held_out = trainer.iterate(), trainer.evaluate()
     table = done.samples.table

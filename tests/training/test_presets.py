@@ -16,6 +16,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import PUSHED
 from reward_models.media import read_media
+from tests.edits import prompts_of
 from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 
@@ -25,6 +26,7 @@ PRESETS = (
     "awm", "dgpo", "crd", "tree_tilt", "diffrl", "diffrl_nft",
 )  # fmt: skip
 GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0, "z_image": 5.0, "flux2_klein": 4.0}
+GUIDANCE |= {"flux_kontext": 2.5}
 SUMS = {
     "image": ("shapes", "jpeg_compressibility", "sharpness", "colourfulness", "contrast", "diversity"),
     "video": (BRIGHTNESS, GREEN),
@@ -32,7 +34,7 @@ SUMS = {
 """Rewards that are added up, of which one at least tells any two random pictures apart."""
 PAIRS = [(preset, family) for preset in PRESETS for family in FAMILIES]
 EVERY_DAY = [(preset, list(FAMILIES)[i % len(FAMILIES)]) for i, preset in enumerate(PRESETS)]
-NEWER = ("z_image", "flux2_klein")
+NEWER = ("z_image", "flux2_klein", "flux_kontext")
 ENOUGH = ("flow_grpo", "branch_grpo", "diffusion_nft", "tree_tilt", "diffrl")
 """Chains, trees, samples, aims, and a low-precision pool with turning points: what a family's adapter meets."""
 RARE = [(preset, family) for preset, family in PAIRS if family in NEWER and preset not in ENOUGH]
@@ -44,10 +46,10 @@ def recipe(preset, family, pipeline, directory):
     A family without recipes of its own takes those of the embedded pipeline.
     """
     data = recipe_of(family if (ROOT / f"configs/{family}/{preset}.yaml").exists() else "tiny-sd3", preset)
-    rollout, tree, rewards = data["rollout"], data["rollout"]["tree"], SUMS[FAMILIES[family].media]
+    rollout, tree, rewards = data["rollout"], data["rollout"]["tree"], _sums(family)
     data["run"] |= {"name": "run", "dir": str(directory), "seed": 3, "iterations": 1, "eval_every": None}
     data["model"] = {"family": family, "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6}}
-    data["prompts"] |= {"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 1}
+    data["prompts"] |= {**prompts_of(family, directory), "per_iteration": 1}
     rollout |= {"steps": 6, "guidance_scale": GUIDANCE[family], "micro_batch": 16, "decode_batch": 16}
     if "splits" in tree:
         tree["splits"] = {4: [0, 1, 2, 3], 2: [0, 2]}[len(tree["splits"])]
@@ -61,6 +63,12 @@ def recipe(preset, family, pipeline, directory):
     data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}
     data["guards"] = {}  # float32: the ratio before the first update is held to 1e-5
     return data
+
+
+def _sums(family):
+    """Rewards for a family: those that read what prompts ask for where they come with such words."""
+    own = SUMS[FAMILIES[family].media]
+    return own[1:] if FAMILIES[family].edits else own
 
 
 def recipe_of(family, preset):

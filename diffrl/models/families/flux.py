@@ -69,7 +69,7 @@ class FluxAdapter(PackedPictureAdapter):
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,
             txt_ids=latents.new_zeros(embeds.shape[1], 3),
-            img_ids=self.kept((latents.device, latents.dtype), lambda: self._image_ids(latents)),
+            img_ids=self.kept((latents.shape[1], latents.device, latents.dtype), lambda: self._image_ids(latents)),
             return_dict=False,
         )[0]
         return output

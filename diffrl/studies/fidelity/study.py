@@ -242,7 +242,7 @@ def _prepare(
         policy,
         scorers,
         batch,
-        PromptEncodings(policy.adapter)([prompt.text for prompt in batch.prompts]),
+        PromptEncodings(policy.adapter)(batch.prompts),
         plan_forest(len(batch.prompts), candidates // r.tree.leaves_per_root, branching),
         full_sampler(r, sigmas, open_transition(config, sigmas)),
         seed,

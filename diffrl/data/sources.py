@@ -1,0 +1,149 @@
+"""Images that prompts ask to edit: found beside the prompts, looked at before a run, and read when they are needed.
+
+They are files named in a .jsonl list, `{"prompt": "make it blue", "source": "images/cat.png"}`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from diffrl.errors import ConfigError
+from diffrl.records import Prompt
+from reward_models.errors import RewardError
+from reward_models.messages import quote
+from reward_models.suffixes import IMAGE_SUFFIXES
+
+if TYPE_CHECKING:  # lists of prompts are read without torch
+    from torch import Tensor
+
+SOURCE_KEYS = ("source", "image")
+"""Keys of a line that may name its image."""
+
+TOLERANCE = 0.02
+"""How much the ratio of a source's sides may differ from that of the images to draw, which it is scaled to."""
+
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
+"""The EXIF tag by which cameras say that they were held upright."""
+
+
+def is_image(value: Any) -> TypeGuard[str]:
+    """Whether the value of such a key is an image: text that ends as files of images do. All else is metadata."""
+    return isinstance(value, str) and value.lower().endswith(IMAGE_SUFFIXES)
+
+
+def require_source(path: str, where: str) -> None:
+    """Refuse what is no image; its beginning is read, not its pixels.
+
+    Raises:
+        ConfigError: names its place in the list.
+    """
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"An image to edit must be a file, its path relative to the prompts' file. {where} leads to {quote(path)}, "
+            "which does not exist. Mend the path."
+        )
+    try:
+        source_size(path)
+    except RewardError as error:
+        raise ConfigError(f"An image to edit must be a file of one still image. {where}: {error}") from error
+
+
+def source_size(path: str) -> tuple[int, int]:
+    """Height and width of an image in pixels, as it is shown.
+
+    Raises:
+        RewardError: it cannot be read, or it moves.
+    """
+    try:
+        known = os.stat(path)
+    except OSError as error:
+        raise RewardError(f"{quote(path)} cannot be read: {error.strerror or error}.") from error
+    return _size(path, known.st_mtime_ns, known.st_size)
+
+
+@lru_cache(maxsize=2**20)
+def _size(path: str, changed: int, length: int) -> tuple[int, int]:
+    """The size of a file as it was changed last."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                raise RewardError(f"{quote(path)} holds {image.n_frames} images. Save one of them.")
+            width, height = image.size
+            known = image.format != "PNG" or "exif" in image.info  # a PNG without would be read to its end for it
+            turned = known and image.getexif().get(ORIENTATION) in TURNED
+            return (width, height) if turned else (height, width)
+    except UnidentifiedImageError as error:
+        raise RewardError(f"{quote(path)} is no image that can be read. Is it whole?") from error
+    except Image.DecompressionBombError as error:
+        raise RewardError(f"{quote(path)} has too many pixels to be read safely. Make it smaller.") from error
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise RewardError(f"{quote(path)} cannot be read as an image: {error}.") from error
+
+
+def read_source(path: str) -> Tensor:
+    """The pixels of an image: (3, H, W) uint8 RGB, its own size.
+
+    Raises:
+        ConfigError: the file is not whole, or gone by now.
+    """
+    from reward_models.media import open_media
+
+    try:
+        return open_media(path)[0]
+    except RewardError as error:
+        raise ConfigError(f"An image to edit cannot be read. {error}") from error
+
+
+def require_sources(
+    prompts: Sequence[Prompt], where: str, family: str, edits: bool, size: tuple[int, int] | None = None
+) -> None:
+    """Refuse prompts without an image to edit where the family edits, and prompts with one where it does not.
+
+    Args:
+        prompts: all of a list.
+        where: its place in the configuration, for the message.
+        family: its name.
+        edits: whether it edits images.
+        size: height and width that it draws, None where that is not known yet.
+
+    Raises:
+        ConfigError: names the first prompt that does not fit.
+    """
+    for prompt in prompts:
+        if prompt.source is None and edits:
+            raise ConfigError(
+                f"{where} must name an image to edit with every prompt, for model.family {family}. "
+                f'{prompt.text!r} has none. Use a .jsonl file: {{"prompt": ..., "source": "image.png"}}.'
+            )
+        if prompt.source is not None and not edits:
+            raise ConfigError(
+                f"{where} must not name images to edit: model.family {family} draws from words alone. "
+                f"{prompt.text!r} has {quote(prompt.source)}. Choose a family that edits, or remove the key."
+            )
+    if size is not None:
+        for path in dict.fromkeys(prompt.source for prompt in prompts if prompt.source is not None):
+            require_ratio(source_size(path), size, quote(path))
+
+
+def require_ratio(found: tuple[int, int], wanted: tuple[int, int], name: str) -> None:
+    """Refuse an image that would be distorted when it is scaled to the size that is drawn.
+
+    Args:
+        found: its height and width.
+        wanted: those that are drawn.
+        name: of its file.
+
+    Raises:
+        ConfigError: the ratios of their sides differ.
+    """
+    ratio = (found[1] * wanted[0]) / (found[0] * wanted[1])
+    if not 1 / (1 + TOLERANCE) <= ratio <= 1 + TOLERANCE:
+        raise ConfigError(
+            "An image to edit must have the ratio of sides of model.width x model.height, to which it is scaled, "
+            f"{wanted[1]} x {wanted[0]}. {name} has {found[1]} x {found[0]}. Crop it, or change the model's size."
+        )

@@ -1,0 +1,154 @@
+"""FLUX.1 Kontext: FLUX.1 that edits an image, whose latents pass through the network beside those that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.families import flux
+from diffrl.models.geometry import Geometry, Size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
+    drawn = flux.read_sizes(found, size)
+    source = drawn.tokens - size.text_tokens
+    return replace(
+        drawn,
+        tokens=drawn.tokens + source,
+        source_tokens=source,
+        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
+    )
+
+
+FAMILY = replace(
+    flux.FAMILY,
+    name="flux_kontext",
+    title="FLUX.1 Kontext",
+    adapter="diffrl.models.families.flux_kontext:FluxKontextAdapter",
+    pipelines=("FluxKontextPipeline",),
+    edits=True,
+    true_cfg_scale=1.0,
+    geometry=read_sizes,
+)
+
+
+class FluxKontextAdapter(flux.FluxAdapter):
+    """A `FluxKontextPipeline` as velocities over sigmas.
+
+    An image to edit is scaled to the size that is drawn. The stock pipeline scales it to that of the sizes near 1024 x
+    1024 whose ratio of sides is nearest to the image's, whatever is drawn: at 1024 x 1024 that is the same.
+
+    Args:
+        pipeline: the diffusers pipeline.
+        dtype: what the transformer computes in.
+        height: of images in pixels; None takes the pipeline's own.
+        width: of images in pixels; None takes the pipeline's own.
+        max_sequence_length: T5 tokens of a prompt.
+        true_cfg_scale: of classifier-free guidance with the empty prompt and the same source, beside the guidance that
+            the network is given as a number. 1 = none.
+    """
+
+    family = FAMILY
+
+    def __init__(
+        self,
+        pipeline: Any,
+        dtype: torch.dtype,
+        height: int | None = None,
+        width: int | None = None,
+        max_sequence_length: int | None = None,
+        true_cfg_scale: float = 1.0,
+    ):
+        super().__init__(pipeline, dtype, height, width, max_sequence_length)
+        self.true_cfg_scale = true_cfg_scale
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """What a pipeline's own settings file may hold: no guidance, which plans have to know of."""
+        return tuple(name for name in super().options() if name != "true_cfg_scale")
+
+    def calls_per_step(self, guidance_scale: float) -> int:
+        """Two with true classifier-free guidance, whatever the other one is."""
+        return 2 if self.true_cfg_scale > 1 else 1
+
+    def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
+        """By the scale of the true classifier-free guidance; the other one is in both predictions."""
+        return super().guide(unconditional, conditional, self.true_cfg_scale)
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """T5 embeddings (B, L, D) and CLIP's pooled (B, P), with true guidance those of the empty prompt too."""
+        if self.true_cfg_scale <= 1:
+            return super().encode_prompts(prompts)
+        with self.on_device("text_encoder"):
+            own = super().encode_prompts(prompts)
+            return self.with_empty(own, {} if self.knows_empty else super().encode_prompts([""]))
+
+    def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
+        """As `encode_prompts`, and the sources' latents, packed: (B, h w / 4, 4 C) in the network's dtype.
+
+        Args:
+            prompts: B of them.
+            sources: B images (3, H, W) uint8 RGB, of the ratio of sides that is drawn.
+
+        Raises:
+            ConfigError: one has another ratio.
+        """
+        import torch
+
+        latents = torch.cat([self._source_latents(source) for source in sources])
+        return {**self.encode_prompts(prompts), "source": latents}
+
+    def stock_call(self) -> Mapping[str, Any]:
+        """Sizes: the stock call would draw about a million pixels, and take a source of as many."""
+        height, width = self.height, self.width
+        return {"height": height, "width": width, "max_area": height * width, "_auto_resize": False}
+
+    def _source_latents(self, source: Tensor) -> Tensor:
+        """The mode of the encoder's distribution, normalised, as the stock pipeline takes it; (1, h w / 4, 4 C)."""
+        from diffrl.data.sources import require_ratio
+        from reward_models.media import to_pil
+
+        require_ratio((source.shape[1], source.shape[2]), (self.height, self.width), "An image")
+        stock = self.pipeline.image_processor
+        scaled = stock.resize(to_pil(source), self.height, self.width)
+        with self.on_device("vae") as device:
+            pixels = stock.preprocess(scaled, self.height, self.width).to(device, self.pipeline.vae.dtype)
+            latents: Tensor = self.pipeline._encode_vae_image(pixels, None)
+        packed: Tensor = self.pipeline._pack_latents(latents, 1, *self.latent_shape)
+        return packed.to(self.dtype)
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, h w / 4, 4 C) of the image that is drawn."""
+        import torch
+
+        source = conditioning.get("source")
+        joined = latents if source is None else torch.cat([latents, source.to(latents.dtype)], dim=1)
+        return super().predict(joined, sigma, conditioning, guidance_scale)[:, : latents.shape[1]]
+
+    def _image_ids(self, like: Tensor) -> Tensor:
+        """Places (tokens, 3), of the image that is drawn and then, with a first coordinate of 1, of the source."""
+        import torch
+
+        drawn = super()._image_ids(like)
+        source = drawn.clone()
+        source[:, 0] = 1
+        return torch.cat([drawn, source])[: like.shape[1]]
+
+
+TINY_SETTINGS = flux.TINY_SETTINGS
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `FluxKontextPipeline` for 32 x 32 pictures: FLUX.1's tiny parts, as the published pipelines share theirs."""
+    from diffusers import FluxKontextPipeline
+
+    parts = flux.build_tiny(words).components
+    return FluxKontextPipeline(**{name: part for name, part in parts.items() if part is not None})

@@ -1,0 +1,42 @@
+"""Prompts with images to edit, for families that do so."""
+
+import json
+
+import numpy as np
+import torch
+from PIL import Image
+
+from diffrl.models.adapter import EditingAdapter
+from diffrl.models.families import FAMILIES
+
+WORDS = ("make it red", "make it blue", "remove the circle")
+
+
+def write_edits(folder, images=3, side=32, **beside):
+    """A .jsonl list of `WORDS` for each of some images of noise, in a folder beside it; `beside` is in every line."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number in range(images):
+        name = f"images/{number}.png"
+        noise = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(noise).save(folder / name)
+        lines += [json.dumps({"prompt": words, "source": name, **beside}) for words in WORDS]
+    path = folder / "edits.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def prompts_of(family, folder):
+    """Where the prompts come from that a tiny pipeline of a family trains on, and those that are held out."""
+    if not FAMILIES[family].edits:
+        return {"train": "shapes:train", "eval": "shapes:tune"}
+    path = write_edits(folder)
+    return {"train": path, "eval": path}
+
+
+def encoded(adapter, prompts):
+    """The conditioning of prompts, with a grey image of the size that is drawn each where the adapter edits."""
+    if not isinstance(adapter, EditingAdapter):
+        return adapter.encode_prompts(prompts)
+    grey = torch.full((3, adapter.height, adapter.width), 128, dtype=torch.uint8)
+    return adapter.encode_edits(prompts, [grey] * len(prompts))

@@ -1,0 +1,100 @@
+"""FLUX.1 Kontext with images to edit, against the stock pipeline; without images it is in test_families.py."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffrl.errors import ConfigError
+from diffrl.functional.dynamics import ode_step
+from diffrl.models.adapter import EditingAdapter
+from diffrl.models.encodings import PromptEncodings
+from diffrl.models.loading import load_adapter
+from diffrl.records import Prompt
+
+PROMPTS = ["make the circle red", "make the circle blue", "remove the square above it"]
+STEPS = 5
+
+
+@pytest.fixture
+def load(random_pipelines):
+    return lambda **options: load_adapter(
+        "flux_kontext", str(random_pipelines("flux_kontext")), dtype="float32", **options
+    )
+
+
+def image(seed, height=32, width=48):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def pixels(picture):
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def euler(adapter, latents, conditioning, guidance_scale):
+    sigmas = adapter.sigmas(STEPS)
+    for s, n in zip(sigmas, sigmas[1:], strict=False):
+        v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
+        latents = ode_step(latents, v, s, n).mean
+    return latents
+
+
+@pytest.mark.parametrize("true_cfg", [1.0, 3.0])
+@pytest.mark.parametrize("size", [(32, 48), (64, 96)])
+def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg, size):
+    """Of sources of the size that is drawn, and of larger ones that are scaled to it: one stock call each."""
+    adapter = load(height=32, width=48, true_cfg_scale=true_cfg)
+    assert isinstance(adapter, EditingAdapter)
+    sources = [image(seed, *size) for seed in range(len(PROMPTS))]
+    draw = torch.Generator().manual_seed(5)
+    latents = adapter.init_latents(lambda shape: torch.randn(3, *shape, generator=draw))
+    conditioning = adapter.encode_edits(PROMPTS, [pixels(source) for source in sources])
+    options = {"num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length, "guidance_scale": 3.5}
+    options |= {"true_cfg_scale": true_cfg, "negative_prompt": ""} if true_cfg > 1 else {}
+    stock = []
+    with torch.no_grad():
+        reached = euler(adapter, latents, conditioning, 3.5)
+        other = euler(adapter, latents, conditioning | {"source": conditioning["source"].roll(1, 0)}, 3.5)
+        for i, source in enumerate(sources):
+            scaled = source.resize((48, 32), Image.Resampling.LANCZOS)
+            size = {"height": 32, "width": 48, "max_area": 32 * 48, "_auto_resize": False}
+            given = {"image": scaled, "prompt": PROMPTS[i], "latents": latents[i : i + 1].clone()}
+            stock.append(adapter.pipeline(**given, **size, **options, output_type="latent").images)
+    torch.testing.assert_close(reached, torch.cat(stock), rtol=1e-4, atol=1e-5)
+    assert (reached - other).abs().mean() > 1e-3, "the source must matter"
+
+
+def test_an_encoding_belongs_to_words_and_image(load, tmp_path):
+    adapter = load()
+    for seed in range(2):
+        image(seed, 32, 32).save(tmp_path / f"{seed}.png")
+    listed = [Prompt("make it red", {}, str(tmp_path / f"{seed}.png")) for seed in (0, 1, 0)]
+    listed.append(Prompt("make it blue", {}, listed[0].source))
+    encode, asked = PromptEncodings(adapter), []
+    encode_edits = adapter.encode_edits
+    adapter.encode_edits = lambda prompts, sources: asked.append(prompts) or encode_edits(prompts, sources)
+    rows = encode(listed)
+    assert len(asked) == 3 and torch.equal(rows["source"][0], rows["source"][2])
+    assert torch.equal(rows["source"][0], rows["source"][3]) and not torch.equal(rows["source"][0], rows["source"][1])
+    assert torch.equal(rows["pooled"][0], rows["pooled"][1]) and not torch.equal(rows["pooled"][0], rows["pooled"][3])
+    for place, row in enumerate(encode([listed[1], listed[3]])["source"]):
+        assert torch.equal(row, rows["source"][(1, 3)[place]])
+    assert len(asked) == 3
+
+
+def test_an_image_of_another_shape_is_not_distorted(load):
+    with pytest.raises(ConfigError, match="must have the ratio of sides .*, 32 x 32. An image has 48 x 32. Crop it"):
+        load().encode_edits(["make it red"], [pixels(image(0))])
+
+
+def test_offloaded_parts_travel_once_for_all_new_images(load, tmp_path):
+    from diffrl.models.placement import Placement
+
+    image(0, 32, 32).save(tmp_path / "0.png")
+    adapter = load(placement=Placement(offload=("text_encoders", "vae")))
+    moves, move = [], adapter.pipeline.vae.to
+    adapter.pipeline.vae.to = lambda device: moves.append(str(device)) or move(device)
+    listed = [Prompt(text, {}, str(tmp_path / "0.png")) for text in PROMPTS]
+    rows = PromptEncodings(adapter)(listed)
+    assert moves == ["cpu", "cpu"]  # there and back
+    assert torch.equal(rows["source"], load().encode_edits(PROMPTS, [pixels(image(0, 32, 32))] * 3)["source"])
