@@ -43,6 +43,9 @@ CASES = {
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
     "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
     "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
+    "flux2_klein": Case(
+        "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
+    ),
 }
 
 

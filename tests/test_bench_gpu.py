@@ -20,6 +20,7 @@ SMALLER = {
     "wan": {"num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64},
     "qwen_image": {"num_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
     "z_image": {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1, "dim": 128, "cap_feat_dim": 64},
+    "flux2_klein": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
 }  # fmt: skip
 SIZES = {family: (32, 32) if family == "wan" else (64, 64) for family in SMALLER}
 

@@ -315,6 +315,22 @@ def _qwen_image() -> Published:
     )
 
 
+def _qwen3(width: int, hidden: int) -> Values:
+    return {
+        "vocab_size": 151936,
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    }
+
+
+QWEN3_4B = _qwen3(2560, 9728)
+QWEN3_8B = _qwen3(4096, 12288)
+
+
 def _z_image() -> Published:
     network = {
         "in_channels": 16,
@@ -327,29 +343,59 @@ def _z_image() -> Published:
         "axes_dims": [32, 48, 48],
         "axes_lens": [1536, 512, 512],
     }
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    }
     return Published(
         "ZImagePipeline",
         {
             "transformer": Component("diffusers", "ZImageTransformer2DModel", network),
             "vae": _autoencoder_kl(0.3611, 0.1159),
-            "text_encoder": Component("transformers", "Qwen3Model", text),
+            "text_encoder": Component("transformers", "Qwen3Model", QWEN3_4B),
         },
         _flow_match(shift=6.0),
+    )
+
+
+def _flux2_klein(double: int, single: int, heads: int, text: Values, tied: bool) -> Published:
+    network = {
+        "patch_size": 1,
+        "in_channels": 128,
+        "num_layers": double,
+        "num_single_layers": single,
+        "attention_head_dim": 128,
+        "num_attention_heads": heads,
+        "joint_attention_dim": 3 * text["hidden_size"],
+        "timestep_guidance_channels": 256,
+        "mlp_ratio": 3.0,
+        "axes_dims_rope": [32, 32, 32, 32],
+        "rope_theta": 2000,
+        "guidance_embeds": False,
+    }
+    vae = {
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": 32,
+        "sample_size": 1024,
+        "patch_size": [2, 2],
+    }
+    shift = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
+    return Published(
+        "Flux2KleinPipeline",
+        {
+            "transformer": Component("diffusers", "Flux2Transformer2DModel", network),
+            "vae": Component("diffusers", "AutoencoderKLFlux2", vae),
+            "text_encoder": Component("transformers", "Qwen3ForCausalLM", {**text, "tie_word_embeddings": tied}),
+        },
+        _flow_match(**shift, shift=3.0, use_dynamic_shifting=True),
+        {"is_distilled": False},
     )
 
 
 PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.1-dev": _flux(),
     "black-forest-labs/FLUX.1-Kontext-dev": _flux("FluxKontextPipeline"),
+    "black-forest-labs/FLUX.2-klein-base-4B": _flux2_klein(5, 20, 24, QWEN3_4B, tied=True),
+    "black-forest-labs/FLUX.2-klein-base-9B": _flux2_klein(8, 24, 32, QWEN3_8B, tied=False),
     "Qwen/Qwen-Image": _qwen_image(),
     "Qwen/Qwen-Image-2512": _qwen_image(),
     "Tongyi-MAI/Z-Image": _z_image(),

@@ -14,6 +14,8 @@ from diffrl.models.vetting import vet_numbers
 
 SIZES = {
     "black-forest-labs/FLUX.1-dev": (11_901_408_320, "12 B: model card"),
+    "black-forest-labs/FLUX.2-klein-base-4B": (3_875_544_576, "4 B: model card"),
+    "black-forest-labs/FLUX.2-klein-base-9B": (9_078_581_248, "9 B: model card"),
     "Qwen/Qwen-Image": (20_430_401_088, "20 B: arXiv 2508.02324"),
     "Tongyi-MAI/Z-Image": (6_154_908_736, "6 B: model card"),
     "stabilityai/stable-diffusion-3-medium-diffusers": (2_028_328_000, "2 B: model card"),
@@ -33,6 +35,9 @@ OTHERS = {
     ("black-forest-labs/FLUX.1-dev", "text_encoder"): 123_060_480,  # CLIP ViT-L/14's text model: 123 M
     ("black-forest-labs/FLUX.1-dev", "text_encoder_2"): 4_762_310_656,  # the encoder of T5-XXL, 11 B in all
     ("black-forest-labs/FLUX.1-dev", "vae"): 83_819_683,  # 84 M
+    ("black-forest-labs/FLUX.2-klein-base-4B", "text_encoder"): 4_022_468_096,  # Qwen3 4B, its head tied: 4.02 B
+    ("black-forest-labs/FLUX.2-klein-base-4B", "vae"): 84_046_372,  # 84 M, and 257 statistics of its latents
+    ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder"): 8_190_735_360,  # Qwen3 8B: 8.19 B
     ("Qwen/Qwen-Image", "text_encoder"): 8_292_166_656,  # Qwen2.5-VL 7B: 8.29 B in its files
     ("Qwen/Qwen-Image", "vae"): 126_892_531,  # Wan 2.1's: 127 M
     ("Tongyi-MAI/Z-Image", "text_encoder"): 4_022_468_096,  # Qwen3 4B: 4.02 B
@@ -47,7 +52,7 @@ OTHERS = {
 POSITION_TABLE = 384 * 384 * 1536
 
 
-EVERYDAY = {name for name, _ in OTHERS}
+EVERYDAY = {name for name, _ in OTHERS} - {"black-forest-labs/FLUX.2-klein-base-9B"}
 """At least one pipeline of each family; the others are counted with the long tests."""
 
 
