@@ -1,10 +1,11 @@
-"""How fast the gallery shows a run with 50,000 samples: start, first byte, first picture in a real browser, memory.
+"""How fast the gallery shows two runs of 50,000 samples each: start, first byte, first image in a browser, memory.
 
     python scripts/bench_gallery.py                  # makes the store once, in build/bench-gallery, about 1 GB
     python scripts/bench_gallery.py --samples 5000 --pictures 200 --dir /tmp/small
 
 Every page is measured against a server of its own: cold is its first request and a browser without a cache; again is
-the same page in the same browser. A picture counts when it was loaded, not when it was asked for.
+the same page in the same browser. An image counts when it was loaded, not when it was asked for. A page's first byte
+comes when the server has made all of it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,30 @@ from diffrl.tracking.index import INDEX, connect
 from diffrl.tracking.store import SampleStore, StoredSample
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.gallery import made_trees  # noqa: E402
 from tests.gallery.conftest import FLAGS  # noqa: E402
 from tests.gallery.made import write_metrics  # noqa: E402
 
 PAGES = {
     "start": "/",
-    "compare": "/compare?run={run}",
-    "compare, sorted by gain": "/compare?run={run}&sort=gain",
+    "overview of a run": "/run?run={run}",
+    "compare two evaluations": "/compare?run={run}",
+    "the same, sorted by gain": "/compare?run={run}&sort=gain",
+    "compare two runs": "/compare",
     "samples": "/samples?run={run}",
+    "samples with a word": "/samples?run={run}&prompt=apples&sort=value",
+    "grid": "/grid",
+    "trees": "/trees?run={run}",
+    "tree": "/tree?run={run}&tree=000020-3",
     "curves": "/curves?run={run}",
+    "vote": "/vote?run={run}",
+    "votes": "/votes",
+    "report": "/report?run={run}",
 }
-WITHOUT = ("curves",)
-"""Pages without a picture."""
+WITHOUT = ("curves", "votes")
+"""Pages without an image."""
+INLINE = ("report",)
+"""Pages whose images are part of them."""
 PROMPTS, ROOTS = 250, 4
 """Of an evaluation; an iteration of training has 64 prompts and 4 samples each."""
 FIRST_PICTURE = """
@@ -77,7 +90,16 @@ def make_store(run: Path, samples: int, pictures: int) -> None:
             _draw(number).save(file, lossless=True, quality=0, method=0)
         else:
             os.link(files[number % pictures], file)
+    made_trees.write(run, made_trees.forest())
     (run / "made").touch()
+
+
+def make_second(run: Path, other: Path) -> None:
+    """The same samples once more, as another run: images by hard links."""
+    if (other / "made").exists():
+        return
+    shutil.rmtree(other, ignore_errors=True)
+    shutil.copytree(run, other, copy_function=lambda a, b: os.link(a, b) if a.endswith(".webp") else shutil.copy2(a, b))
 
 
 def _batch(stage: str, iteration: int, prompts: int) -> list[StoredSample]:
@@ -110,12 +132,12 @@ def _draw(number: int) -> Image.Image:
 
 
 @contextmanager
-def gallery(run: Path) -> Iterator[tuple[str, float, psutil.Process]]:
+def gallery(runs: Path) -> Iterator[tuple[str, float, psutil.Process]]:
     """The real command as a process of its own: its address, seconds until it answered, the process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "diffrl.cli", "gallery", str(run), "--port", str(port), "--no-browser"]
+    command = [sys.executable, "-m", "diffrl.cli", "gallery", str(runs), "--port", str(port), "--no-browser"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -143,7 +165,7 @@ def first_byte(address: str) -> tuple[float, int]:
 
 def measure(run: Path, browser: object, path: str, pictures: bool) -> dict[str, float]:
     """One page: seconds to the first byte and to the first picture, cold and again, and the server's memory."""
-    with gallery(run) as (address, start, process):
+    with gallery(run.parent) as (address, start, process):
         context = browser.new_context(viewport={"width": 1280, "height": 800})  # type: ignore[attr-defined]
         page = context.new_page()
         page.add_init_script(FIRST_PICTURE)
@@ -174,11 +196,12 @@ def main() -> None:
     given = parser.parse_args()
     run = given.dir / "runs" / "large"
     make_store(run, given.samples, given.pictures)
+    make_second(run, run.with_name("second"))
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     size = (run / INDEX).stat().st_size / 1e6
-    print(f"{given.samples:,} samples, {given.pictures:,} pictures of 512 px, index {size:.0f} MB")
+    print(f"2 x {given.samples:,} samples, {given.pictures:,} images of 512 px, index {size:.0f} MB each")
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {given.turns}\n"
     )
@@ -188,7 +211,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         for name, path in PAGES.items():
             address = path.format(run=run.name)
-            turns = [measure(run, browser, address, name not in WITHOUT) for _ in range(given.turns)]
+            pictures = name not in WITHOUT + INLINE
+            turns = [measure(run, browser, address, pictures) for _ in range(given.turns)]
             medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
             digits = {"size": "{:.0f} kB", "memory": "{:.0f} MiB"}
             cells = [digits.get(key, "{:.2f} s").format(medians[key]) if key in medians else "" for key in columns]

@@ -175,7 +175,7 @@ class Ballots:
         briefs, rows, shown, by = meetings(a, b)
         if a.key == b.key or not rows:
             raise GalleryError(
-                f"A vote needs two sets of pictures with prompts in common. Got {a.label} and {b.label}, which "
+                f"A vote needs two sets of images with prompts in common. Got {a.label} and {b.label}, which "
                 f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
             )
         shown = shown or rows
@@ -201,7 +201,7 @@ class Ballots:
                 pairs.append(Pair(secrets.token_urlsafe(9), row.prompt, {"a": first, "b": second}, left, names))
         if not pairs:
             raise GalleryError(
-                f"A vote needs pictures. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
+                f"A vote needs images. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
                 "Choose others."
             )
         missing = len(rows) - len(shown) + len(chosen) - len(pairs)
@@ -247,7 +247,7 @@ class Ballots:
         """
         with self._lock:
             if picture not in self._pictures:
-                raise GalleryError("There is no such picture.", 404)
+                raise GalleryError("There is no such image.", 404)
             ballot, pair, letter = self._pictures[picture]
         other: Letter = "b" if letter == "a" else "a"
         here = Path(ballot.columns[letter].source.media(pair.samples[letter].file or ""))

@@ -36,7 +36,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
 
     try:
         with DECODING, Image.open(here) as image:
-            require_small(image, "The picture")
+            require_small(image, "The image")
             if getattr(image, "n_frames", 1) > 1:
                 return here.read_bytes(), "image/webp"
             turn(image)
@@ -52,7 +52,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
         clean.save(out, format="PNG", compress_level=1)
         return out.getvalue(), "image/png"
     except unreadable() as error:
-        raise GalleryError("The picture cannot be read.", 404) from error
+        raise GalleryError("The image cannot be read.", 404) from error
 
 
 def _longest(path: Path) -> int:

@@ -18,7 +18,7 @@ from diffrl.gallery.site import Site
 FEWEST, MOST = 1, 6
 OFFERED = 60
 """States of one stage that a list offers; of more, evenly many are left out."""
-WORDS = {"eval": "evaluation", "train": "training", "generate": "generated", "folder": "pictures"}
+WORDS = {"eval": "evaluation", "train": "training", "generate": "generated", "folder": "images"}
 ORDER = ("eval", "generate", "train")
 """Stages by what a comparison is most likely about."""
 

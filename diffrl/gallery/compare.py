@@ -12,7 +12,7 @@ from diffrl.gallery.paths import PICTURES, VIDEOS
 from diffrl.gallery.records import Brief
 
 SORTS = {
-    "order": "pictures first",
+    "order": "images first",
     "gain": "most improved first",
     "loss": "most worsened first",
     "value": "highest value first",

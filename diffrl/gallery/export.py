@@ -80,9 +80,9 @@ def export_site(
         draft.rename(destination)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    lines = [f"{_counted(pages, 'page')}, {_counted(shelf.written, 'picture')}, {size / 1e6:.1f} MB in {destination}"]
+    lines = [f"{_counted(pages, 'page')}, {_counted(shelf.written, 'image')}, {size / 1e6:.1f} MB in {destination}"]
     if shelf.missing:
-        lines.append(f"{_counted(shelf.missing, 'picture')} could not be read: a sign stands in their place.")
+        lines.append(f"{_counted(shelf.missing, 'image')} could not be read: a sign stands in their place.")
     lines += [
         f"Of {run.title} the newest {len(site.trees(run)):,} of {kept:,} trees are shown."
         for run in site.runs

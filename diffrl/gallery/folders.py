@@ -243,7 +243,7 @@ def read_folder(root: Path, seen: Look) -> Contents:
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
     if not any(file.lower().endswith(SEEN) and not file.lower().endswith(CAPTIONS) for file in seen.files):
-        return Contents(seen.version, notes=[f"There is no picture in {root}."])
+        return Contents(seen.version, notes=[f"There is no image in {root}."])
     if seen.captions_outside:
         first = seen.captions_outside[0]
         said = f"Captions must lie in the folder that is shown. {root / first} is a link to elsewhere. Remove it."

@@ -44,7 +44,7 @@ def usual(site: Site, run: str = "") -> tuple[Column, Column]:
             continue
     if first is None:
         raise GalleryError(
-            "A vote compares two sets of pictures. There are not two of them here. Wait for the next evaluation, or "
+            "A vote compares two sets of images. There are not two of them here. Wait for the next evaluation, or "
             "show two folders."
         )
     return first

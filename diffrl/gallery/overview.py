@@ -10,12 +10,13 @@ from diffrl.gallery.compare import Row, likeness, match, only, pictured
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
-from diffrl.gallery.records import Source, told
+from diffrl.gallery.records import Brief, Source, told
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.tracking.index import PICTURES
+from diffrl.tracking.pictured import spread
 from diffrl.trees.record import TREES
 
 DEEP = 20
@@ -33,6 +34,7 @@ class Pairs(NamedTuple):
         likeness: what the two of a pair share, in words; see `compare.likeness`.
         worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both pictures.
         worse: how many lost at all.
+        unselected: whether no score had a part in which samples are shown.
     """
 
     columns: Sequence[Column] = ()
@@ -42,6 +44,7 @@ class Pairs(NamedTuple):
     likeness: str = ""
     worst: Sequence[View] = ()
     worse: int = 0
+    unselected: bool = True
 
 
 def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
@@ -64,12 +67,13 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         matched = match(briefs, streams)
         notes = list(choice.notes)
         if columns[-1].state.stage not in ("eval", "folder"):
-            notes.append("This run has no held-out evaluation: what is shown was drawn otherwise.")
+            notes.append("This run has no held-out evaluation: what is shown comes from elsewhere.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
         kept = pictured(matched.rows, briefs)
+        spread_out = kept if len(kept) == len(matched.rows) else _spread_out(source, columns[-1], briefs[-1], kept)
         lower = lower_rewards(columns, names)
-        shown = views(columns, (kept or matched.rows)[:count], names, lower)
+        shown = views(columns, (spread_out or kept or matched.rows)[:count], names, lower)
         seen = {row.order for row in kept}
         lost = only(matched.rows, "worse", reward in lower)
         lost.sort(key=lambda row: (-abs(row.change or 0), row.order not in seen, row.order))
@@ -77,9 +81,27 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         for row in lost:
             each.setdefault(row.prompt, row)
         below = views(columns, list(each.values())[:worst], names, lower) if worst else ()
-        return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost))
+        return Pairs(
+            columns, shown, reward, notes, likeness(matched, streams), below, len(lost), bool(spread_out or not kept)
+        )
     except GalleryError as error:
         return Pairs(notes=[str(error)])
+
+
+def _spread_out(source: Source, column: Column, briefs: Sequence[Brief], kept: Sequence[Row]) -> list[Row]:
+    """Of rows with images those whose last sample kept its own whatever it scored; none where that is not known.
+
+    An evaluation keeps a spread of its samples, and those that changed most. Of several processes the first spreads
+    over its own samples, and no file tells which these are.
+    """
+    if not isinstance(source, RunSource) or column.state.stage != "eval":
+        return list(kept)
+    most = setting(source, "pictures_per_evaluation", "track")
+    alone = read_json(source, "environment.json", []).get("processes") == 1
+    if not alone or not isinstance(most, int):
+        return []
+    standing = {briefs[place].id for place in spread([brief.key[0] for brief in briefs], most)}
+    return [row for row in kept if row.ids[-1] in standing]
 
 
 def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
@@ -132,7 +154,7 @@ def judged(change: Change, interval: Estimate | None) -> str:
     if interval is None:
         return ""
     word = {"gain": "better", "loss": "worse"}.get(sign(interval.mean, change.lower)) if interval.resolved else None
-    return f" That is {word}: its 95 % interval leaves 0 out." if word else " Its 95 % interval holds 0."
+    return f" That is {word}: its 95 % interval excludes 0." if word else " Its 95 % interval includes 0."
 
 
 def missing(course: Progress | None, pairs: Pairs) -> list[str]:
@@ -148,7 +170,7 @@ def missing(course: Progress | None, pairs: Pairs) -> list[str]:
     last = pairs.columns[-1].state if pairs.columns else None
     if last is not None and last.stage == "eval" and last.iteration > course.done and course.state != "running":
         rows = f"ends at iteration {course.done:,}" if course.evaluations or course.training else "has no rows"
-        notes.append(f"metrics.jsonl {rows}, but pictures go to evaluation {last.iteration:,}: rows are missing.")
+        notes.append(f"metrics.jsonl {rows}, but images go to evaluation {last.iteration:,}: rows are missing.")
     if course.state == "unknown":
         notes.append("config.yaml and summary.json are not there: nothing tells whether this run has ended.")
     return notes

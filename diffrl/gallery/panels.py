@@ -91,7 +91,7 @@ KNOWN: Sequence[Panel] = (
         "Ratio",
         ("update/ratio",),
         "new / old density",
-        "mean over the edges; 1 is the policy that drew",
+        "mean over the edges; 1 is the policy that sampled",
     ),
     Panel(
         "ratio_error",

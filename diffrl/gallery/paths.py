@@ -28,7 +28,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
     Raises:
         GalleryError: 404: it lies elsewhere, is no picture, or is missing; the sentence does not tell which is there.
     """
-    unknown = GalleryError(f"There is no picture {file!r} here. It may have been removed with its run.", 404)
+    unknown = GalleryError(f"There is no image {file!r} here. It may have been removed with its run.", 404)
     if "\0" in file or "\\" in file or Path(file).suffix.lower() not in PICTURES + VIDEOS:
         raise unknown
     try:

@@ -154,8 +154,8 @@ def parquet(found: Pairs) -> bytes:
     """
     if not found.rows:
         raise GalleryError(
-            "The Parquet file holds votes that prefer one still picture of this gallery. There is none: "
-            f"{found.missing} with missing pictures, {found.moving} of videos. Vote first.",
+            "The Parquet file holds votes that prefer one still image of this gallery. There is none: "
+            f"{found.missing} with missing images, {found.moving} of videos. Vote first.",
             404,
         )
     try:

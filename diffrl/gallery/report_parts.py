@@ -54,7 +54,7 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
         small = None if whole else shrink(path, size, still=True)
         content = path.read_bytes() if small is None else small
     except unreadable() as error:
-        raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
+        raise GalleryError(f"The image {path.name} cannot be read: {error}.", 404) from error
     kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
 
@@ -75,17 +75,18 @@ def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[di
     words = list(found.notes)
     if shown:
         first, last = (column.label for column in found.columns)
-        words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, not selected.")
+        chosen = "not selected" if found.unselected else "of those whose images were kept"
+        words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, {chosen}.")
     return shown, " ".join(words)
 
 
 def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict[str, Any]:
-    uri, crisp, why = "", False, "no picture kept"
+    uri, crisp, why = "", False, "no image kept"
     if sample is not None and sample.file:
         try:
             uri, crisp = data_uri(Path(run.media(sample.file)), SIZE)
         except GalleryError:
-            why = "picture missing"
+            why = "image missing"
     values = [(name, sample.value(name) if sample is not None else None) for name in rewards]
     return {"uri": uri, "crisp": crisp, "why": why, "values": values}
 
@@ -122,7 +123,7 @@ def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
     own = [panel.title for panel, _ in constant if panel.id in OWN_POLICY]
     which = "these" if len(own) == len(constant) else ", ".join(own)
     why = f" With one update an iteration, {which} are measured before it." if own and once else ""
-    return f"Not drawn, because they stayed at one value: {words}.{why}"
+    return f"Not plotted, because they stayed at one value: {words}.{why}"
 
 
 def tree_part(run: RunSource) -> dict[str, Any]:

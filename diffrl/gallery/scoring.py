@@ -232,7 +232,7 @@ def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
     spec = reward.scorer.spec
     if spec.uses_prompt and item.prompt is None:
         return (
-            f"{reward.label} compares pictures with their prompts. {item.path.name} has none. Put a caption beside it, "
+            f"{reward.label} compares images with their prompts. {item.path.name} has none. Put a caption beside it, "
             f"{item.path.with_suffix('.txt').name}, or a metadata.jsonl."
         )
     lacking = [key for key in spec.requires if key not in item.metadata]
@@ -271,7 +271,7 @@ def score_on_demand(sources: Sequence[Source], names: Sequence[str], cache: Path
     folders = [source for source in sources if isinstance(source, FolderSource)]
     if not folders:
         raise ConfigError(
-            f"--reward scores folders of pictures; runs have their own scores. Got --reward {names[0]} and no folder. "
+            f"--reward scores folders of images; runs have their own scores. Got --reward {names[0]} and no folder. "
             "Give a folder too, or leave --reward out."
         )
     worker = Worker(choices, cache)

@@ -128,7 +128,7 @@ class Site:
             return self.runs[0]
         source = self.source(key)
         if not isinstance(source, RunSource):
-            raise GalleryError(f"{source.title} is a folder of pictures, which has no such page.", 404)
+            raise GalleryError(f"{source.title} is a folder of images, which has no such page.", 404)
         return source
 
     def trees(self, run: RunSource) -> list[tuple[int, int]]:

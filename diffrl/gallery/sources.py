@@ -39,12 +39,12 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     for path in given:
         if path.exists() and not path.is_dir():
             raise ConfigError(
-                f"The gallery shows directories of runs or of pictures. {path} is a file. "
+                f"The gallery shows directories of runs or of images. {path} is a file. "
                 "Give the directory that it is in."
             )
         if not path.is_dir():
             default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
-            raise ConfigError(f"The gallery shows directories of runs or of pictures. There is no {path}.{default}")
+            raise ConfigError(f"The gallery shows directories of runs or of images. There is no {path}.{default}")
         runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
         if runs:
             found += [(run, "run") for run in runs]
@@ -52,8 +52,8 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
             found.append((path, "folder"))
         elif not is_empty(path):
             raise ConfigError(
-                f"The gallery shows directories of runs or of pictures. {path} holds neither: no {INDEX} down to "
-                f"{DEPTH} levels, no picture. Give the directory of a run."
+                f"The gallery shows directories of runs or of images. {path} holds neither: no {INDEX} down to "
+                f"{DEPTH} levels, no image. Give the directory of a run."
             )
     unique = list({path.resolve(): (path, kind) for path, kind in reversed(found)}.values())[::-1]
     return _named(unique)

@@ -87,7 +87,7 @@ class Tally:
         if not self.rate.decides:
             return f"{count} cannot tell: the interval includes 50\u00a0%."
         better = "B is preferred to A" if (self.rate.low or 0) > 0.5 else "A is preferred to B"
-        return f"{better}: the interval leaves 50\u00a0% out."
+        return f"{better}: the interval excludes 50\u00a0%."
 
 
 def wilson(wins: int, trials: int) -> Rate:

@@ -31,12 +31,12 @@ DECODING = threading.BoundedSemaphore(2)
 
 
 def sign(words: str, why: str = "") -> str:
-    """An SVG that stands in the place of a picture: "picture" and a word, with the reason in its title."""
+    """An SVG that stands in the place of a picture: "image" and a word, with the reason in its title."""
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" '
-        f'aria-label="picture {escape(words)}"><title>{escape(why or f"picture {words}")}</title>'
+        f'aria-label="image {escape(words)}"><title>{escape(why or f"image {words}")}</title>'
         '<rect width="128" height="128" fill="#8883"/><text x="64" y="60" font-family="sans-serif" font-size="13" '
-        'text-anchor="middle" fill="#888">picture</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
+        'text-anchor="middle" fill="#888">image</text><text x="64" y="78" font-family="sans-serif" font-size="13" '
         f'text-anchor="middle" fill="#888">{escape(words)}</text></svg>'
     )
 
@@ -84,7 +84,7 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
 
     try:
         with DECODING, Image.open(path) as image:
-            require_small(image, f"The picture {path.name}")
+            require_small(image, f"The image {path.name}")
             moves = getattr(image, "n_frames", 1) > 1
             large = size is not None and max(image.size) > size
             if (moves and not still) or not (large or (moves and still)):
@@ -99,9 +99,9 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
             small.save(out, format="WEBP", quality=85, method=2)
             return out.getvalue()
     except Image.DecompressionBombError as error:
-        raise GalleryError(f"The picture {path.name} is too large: {error}.", 413) from error
+        raise GalleryError(f"The image {path.name} is too large: {error}.", 413) from error
     except unreadable() as error:
-        raise GalleryError(f"The picture {path.name} cannot be read: {error}.", 404) from error
+        raise GalleryError(f"The image {path.name} cannot be read: {error}.", 404) from error
 
 
 def turn(image: Image.Image) -> None:
@@ -122,7 +122,7 @@ def require_small(image: Image.Image, name: str) -> None:
     """
     if image.width * image.height > PIXELS:
         raise GalleryError(
-            f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of pictures up to "
+            f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of images up to "
             f"{PIXELS // 10**6} megapixels. Make it smaller.",
             413,
         )

@@ -25,9 +25,9 @@ def test_a_split_shows_before_aim_and_after_and_leads_to_its_pictures(strict_pag
     boxes = [panel.locator(".pushed img").nth(place).bounding_box() for place in range(3)]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"] and len({round(box["y"]) for box in boxes}) == 1
     assert "5.0 % of its length" in panel.inner_text()
-    assert panel.locator(".shots").count() == 0, "the first picture of the strip is the node's own"
+    assert panel.locator(".shots").count() == 0, "the first image of the strip is the node's own"
     panel.locator(".ends-below button").last.click()
-    assert "Picture 1ab" in panel.inner_text() and panel.locator(".split").count() == 0
+    assert "Image 1ab" in panel.inner_text() and panel.locator(".split").count() == 0
     page.locator("#node-1").click()
     assert panel.locator(".pushed img").count() == 3 and panel.locator(".shots img").count() == 1
 
@@ -42,7 +42,7 @@ def test_a_split_that_does_not_train_says_why(page, served, made):
     assert page.locator("#node-4 .shot").evaluate(framed) == "dotted"
     assert page.locator("#node-1 .shot").evaluate(framed) == "solid"
     page.keyboard.press("ArrowRight")
-    assert "Picture 1ba" in panel.inner_text()
+    assert "Image 1ba" in panel.inner_text()
 
 
 @pytest.mark.parametrize("frames", [1, 3])

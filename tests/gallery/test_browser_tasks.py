@@ -9,10 +9,13 @@ import io
 import json
 import re
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from diffrl.gallery.votes import Side, add_vote
 from tests.gallery import made_trees
 from tests.gallery.made import add_evaluation, keep_columns, make_run, metrics_rows
 from tests.patience import until
@@ -25,6 +28,8 @@ FALLS = {3: 0.25, 7: 0.2, 11: 0.3, 13: 0.15, 17: 0.1}
 WORST = (11, 3, 7, 13, 17)
 GAIN = {"grpo": 0.1, "nft": 0.04, "tilt": 0.4}
 """What all other prompts gain by each method."""
+BRIGHTNESS = {"grpo": 80, "nft": 140, "tilt": 220}
+"""Of all images of the last evaluation of a method, in [0, 255]."""
 REASON = "the blue square is missing"
 
 
@@ -45,6 +50,8 @@ def runs(tmp_path_factory):
     for method in GAIN:
         options = {"prompts": PROMPTS, "roots": 1, "score": score_by(method), "notes": {"shapes": REASON}}
         found.append(keep_columns(make_run(folder / method, **options), "held_out/shapes"))
+        for file in (found[-1] / "samples" / "eval-000004").iterdir():
+            Image.new("RGB", (32, 32), (BRIGHTNESS[method],) * 3).save(file, lossless=True)
     made_trees.write(found[0], made_trees.forest())
     made_trees.write(found[0], made_trees.pool(iteration=21))
     return found
@@ -117,6 +124,7 @@ def run_of(way, method):
     """From the start page to a run."""
     way.press(way.page.locator(".source h2").get_by_role("link", name=method, exact=True))
     way.page.locator("[data-page=run]").wait_for()
+    way.page.wait_for_load_state()  # its scripts too: before them an image is a link to itself
 
 
 def test_which_of_three_is_best_and_by_how_much(way, served, runs):
@@ -226,18 +234,42 @@ def test_which_step_turned_and_what_its_siblings_became(way, served, runs):
     assert page.locator(".pane").count() == 2
 
 
+def choose(way, field, words):
+    """An entry of a list, by arrow keys where there are any; a phone's own list is out of a page's reach."""
+    said = "one => one.selectedOptions[0].textContent"
+    if isinstance(way, Finger):
+        field.select_option(words)
+    else:
+        field.focus()
+        way.page.keyboard.press("Home")
+        for _ in range(field.locator("option").count()):
+            if field.evaluate(said) == words:
+                break
+            way.page.keyboard.press("ArrowDown")
+    assert field.evaluate(said) == words
+
+
+BRIGHT = """async (side) => {
+  const image = document.querySelectorAll("#sides img")[side], canvas = document.createElement("canvas");
+  await image.decode();
+  canvas.getContext("2d").drawImage(image, 0, 0, 1, 1, 0, 0, 1, 1);
+  return Math.max(...canvas.getContext("2d").getImageData(0, 0, 1, 1).data.slice(0, 3));
+}"""
+"""What a voter sees of the left image (0) or the right one (1): its first pixel."""
+
+
 def test_ten_blind_votes_the_ranking_and_the_pairs(way, served, runs):
+    """The voter prefers brighter images, and errs once in five: log odds of (4 + 1/2) / (1 + 1/2) = 3 between
+    neighbours, as no cycle of pairs asks for a compromise; so against the mean of three 3/4, 1/2 and 1/4 are preferred.
+    """
     page = way.page
     page.goto(served(*runs))
-    for number, pair in enumerate((("grpo", "tilt"), ("nft", "tilt"))):
+    preferred = []
+    for pair in (("grpo", "nft"), ("nft", "tilt")):
         way.press(page.get_by_role("link", name="All votes", exact=True))
         page.locator("[data-page=votes]").wait_for()
         for name, which in zip("ab", pair, strict=True):
-            options = page.locator(f"select[name={name}] option").evaluate_all(
-                "all => all.map((one) => [one.value, one.textContent])"
-            )
-            value = next(value for value, words in reversed(options) if words.startswith(which))
-            page.locator(f"select[name={name}]").select_option(value)
+            choose(way, page.locator(f"select[name={name}]"), f"{which} · evaluation 4")
         way.press(page.get_by_role("button", name="Vote", exact=True))
         for vote in range(5):
             page.wait_for_function(
@@ -246,29 +278,66 @@ def test_ten_blind_votes_the_ranking_and_the_pairs(way, served, runs):
                 arg=vote + 1,
             )
             assert not any(name in page.locator("main").inner_text() for name in GAIN)
-            way.press(page.locator(f'[value="{"left" if (vote + number) % 2 else "right"}"]'))
+            left, right = (page.evaluate(BRIGHT, side) for side in (0, 1))
+            assert sorted((left, right)) == sorted(BRIGHTNESS[name] for name in pair)
+            wanted = "left" if (left > right) == (vote != 2) else "right"
+            preferred.append((page.locator("#prompt").inner_text(), left if wanted == "left" else right))
+            way.press(page.locator(f'.choices [value="{wanted}"]'))
         page.wait_for_function("document.getElementById('place')?.textContent.startsWith('6 of')")
         way.press(page.get_by_role("link", name="Stop and see the results"))
         page.locator("[data-page=votes]").wait_for()
     way.press(page.get_by_role("link", name="All votes", exact=True).last)
     rows = page.locator(".ranked tbody tr")
     rows.nth(2).wait_for()
-    played = rows.evaluate_all(
-        "all => all.map((row) => [...row.querySelectorAll('td.number')].map((one) => one.textContent))"
-    )
-    assert sum(int(row[2]) for row in played) == sum(int(row[3]) for row in played) == 10
+    said = rows.evaluate_all("all => all.map((row) => [...row.children].map((one) => one.innerText.trim()))")
+    assert [row[1].partition(" ")[0] for row in said] == ["tilt", "nft", "grpo"]
+    assert [row[2] for row in said] == ["75\u00a0%", "50\u00a0%", "25\u00a0%"]
+    assert [[int(cell) for cell in row[-3:]] for row in said] == [[4, 1, 0], [5, 5, 0], [1, 4, 0]]
+    error = np.sqrt(5 / 9 * (1 / 4.5 + 1 / 1.5))  # of (2 d + d') / 3, for the differences d and d' of two neighbours
+    ends = [100 / (1 + np.exp(-(np.log(3) + sign * 1.96 * error))) for sign in (-1, 1)]
+    assert said[0][3] == "{:.0f}–{:.0f}\u00a0%".format(*ends) and {row[0] for row in said} == {"1–3"}
     with page.expect_download() as download:
         way.press(page.get_by_role("link", name="preferences.jsonl"))
-    lines = download.value.path().read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 10 and {json.loads(line)["prompt"] for line in lines} <= set(PROMPTS)
+    lines = [json.loads(line) for line in download.value.path().read_text(encoding="utf-8").splitlines()]
+    of_run = {run.name: run for run in runs}
+    shown = []
+    for line in lines:
+        chosen, rejected = (next(n for n, run in of_run.items() if run in Path(line[k]).parents) for k in SIDES)
+        assert chosen != rejected and Path(line["chosen"]).name == Path(line["rejected"]).name
+        shown.append((line["prompt"], BRIGHTNESS[chosen]))
+    assert sorted(shown) == sorted(preferred)
+
+
+SIDES = ("chosen", "rejected")
+SHOWN = """() => {
+  document.querySelectorAll("main details").forEach((one) => { one.open = true; });
+  const parts = "h1, .headline, .item, .scatter text, .grid, .story, main table, .scores, .log";
+  const there = [...document.querySelectorAll(parts)].filter((one) => one.checkVisibility());
+  const told = there.map((one) => one.textContent.replace(/\\s+/g, " ").trim());
+  return told.filter((words) => /\\d/.test(words));
+}"""
+"""All that a page tells in numbers, folded parts too."""
+WALK = {
+    "which is best": (("Compare all", 20),),
+    "one sample in all runs": (("Grid", 9),),
+    "a run": (("tilt", 20),),
+    "its comparison": (("tilt", 20), ("Compare", 40)),
+    "its report": (("tilt", 20), ("Report", 8)),
+    "a tree": (("grpo", 20), ("iteration 20", 60)),
+    "the votes": (("All votes", 10),),
+}
+"""Links from the start page to each page, and how many numbers it has at least."""
 
 
 def test_a_colleague_sees_the_same_numbers_from_disk(context_of, served, runs, tmp_path):
-    page = context_of(viewport={"width": 1280, "height": 800}, accept_downloads=True).new_page()
+    """Every number of every kind of page, and of the first ones what the live page was tested for above."""
+    for number in range(4):
+        sides = [Side(run.name, str(run), "eval-4", (PROMPTS[number], 0, number, 0, ""), "") for run in runs]
+        for a, b in ((0, 1), (1, 2)):
+            add_vote(tmp_path / "votes.jsonl", "", "s", sides[a], sides[b], "a", "b" if number else "tie")
+    page = context_of(viewport={"width": 1280, "height": 800}, accept_downloads=True, bypass_csp=True).new_page()
     address = served(*runs)
-    page.goto(f"{address}/compare")
-    numbers = "[...document.querySelectorAll('h1, #standings tr')].map((one) => one.innerText.replace(/\\s+/g, ' '))"
-    live = page.evaluate(numbers)
+    page.goto(address)
     page.get_by_role("link", name="export", exact=True).click()
     page.get_by_role("button", name=re.compile("^Export all 3")).click()
     link = page.locator("#far a[download]")
@@ -278,10 +347,19 @@ def test_a_colleague_sees_the_same_numbers_from_disk(context_of, served, runs, t
     zipfile.ZipFile(io.BytesIO(download.value.path().read_bytes())).extractall(tmp_path / "sent")
     (site,) = (tmp_path / "sent").iterdir()
     colleague = context_of(offline=True, viewport={"width": 1280, "height": 800}).new_page()
-    colleague.goto((site / "index.html").as_uri())
-    colleague.get_by_role("link", name="Compare all", exact=True).last.click()
-    colleague.locator("#standings").wait_for()
-    assert colleague.evaluate(numbers) == live and any("tilt" in line for line in live)
+    for what, links in WALK.items():
+        told = []
+        for reader, start in ((page, address), (colleague, (site / "index.html").as_uri())):
+            reader.goto(start)
+            for name, _ in links:
+                reader.locator("main, nav").get_by_role("link", name=name, exact=True).last.click()
+                reader.wait_for_load_state("load")
+            told.append(reader.evaluate(SHOWN))
+        live, sent = told
+        assert sent == live, what
+        assert sum(len(re.findall(r"\d+\.\d+|\d+", words)) for words in live) >= links[-1][1], what
+        if what == "which is best":
+            assert f"{(last('tilt') - last('grpo')).mean():+.3f} against grpo" in live[0]
 
 
 def test_a_run_while_it_trains(page, served, tmp_path):

@@ -81,7 +81,7 @@ def test_pointer_story_and_neighbours(page, served, run):
     page.locator('.hit[data-node="8"]').first.dispatch_event("click")  # the line of a step is the step
     assert "Node 2a" in page.locator("#panel").inner_text()
     page.locator('#story [data-ref="2"]').first.click()
-    assert "Picture 1aa" in page.locator("#panel").inner_text() and focused(page) == "node-2"
+    assert "Image 1aa" in page.locator("#panel").inner_text() and focused(page) == "node-2"
     lit = page.evaluate("[...document.querySelectorAll('.node.on')].map((one) => one.id)")
     assert lit == ["node-0", "node-1", "node-2"]
     page.keyboard.press("n")
@@ -250,7 +250,7 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
         "const above = document.querySelector(`#node-${up} .shot`).getBoundingClientRect();"
         "return one.getBoundingClientRect().left - above.right; })"
     )
-    assert len(gaps) == 24 and min(gaps) >= 0, "no chip lies on the picture before it"
+    assert len(gaps) == 24 and min(gaps) >= 0, "no chip lies on the image before it"
     page.goto(f"{base}/tree?tree=000022-3")
     assert page.locator("#node-0 .name").is_visible()
     page.goto(f"{base}/tree?tree=000021-3")  # a pool: words end before the next picture begins

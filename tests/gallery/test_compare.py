@@ -397,7 +397,7 @@ def test_hostile_prompts_stay_text_and_missing_numbers_stay_missing(tmp_path, cl
     assert prompts_of(text) == [*HOSTILE[:-1], "no prompt", "failed"]
     assert {value for row in values_of(text) for value in row} == {"–"}
     assert 'title="change' not in text and "mean change" in text
-    assert "not scored:" in text and "no picture was kept" in text
+    assert "not scored:" in text and "no image was kept" in text
     missing = client.get("/media/odd/samples/eval-000003/0-0.webp?size=256")
     assert missing.status_code == 404 and missing.headers["content-type"].startswith("image/svg")
 

@@ -268,7 +268,7 @@ def test_runs_without_readable_metrics_say_so_beside_the_others(tmp_path, client
     assert "line 2 is not a row of metrics" in page.text
     assert len(data_of(page)["axes"]["iteration"][0]) == 3
     alone = client.get("/curves", params={"run": "none"})
-    assert alone.status_code == 200 and "There are no curves to draw yet" in alone.text
+    assert alone.status_code == 200 and "There are no curves yet" in alone.text
     assert client.get("/curves.svg", params={"run": "none"}).status_code == 404
     assert client.get("/curves.csv", params={"run": "none"}).text == "run,iteration,cost/evaluations,cost/seconds\r\n"
 
@@ -339,5 +339,5 @@ def test_only_folders_have_no_curves(tmp_path, site_of):
 
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / "a.png")
-    with pytest.raises(GalleryError, match="only folders of pictures"):
+    with pytest.raises(GalleryError, match="only folders of images"):
         site_of(tmp_path / "pictures").answer("curves", Query())

@@ -106,7 +106,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
         assert "?" not in address and not address.startswith("/")
     # 6 evaluation pictures a run, each as a thumbnail of 128 pixels and as it is
     assert len(list(site.glob("media/*/*.webp"))) == 24
-    assert "11 pages, 24 pictures" in lines[0] and str(site / "index.html") in lines[-1]
+    assert "11 pages, 24 images" in lines[0] and str(site / "index.html") in lines[-1]
     assert any("2 pages could only say why" in line and "tree-one-0.html" in line for line in lines)
 
 
@@ -163,11 +163,11 @@ def test_parameters_come_back_as_they_were_given():
 def test_missing_and_broken_pictures_become_a_sign(small_pages, tmp_path):
     made = make_run(tmp_path / "runs" / "one", size=200)
     (made / "samples" / "eval-000000" / "0-0.webp").unlink()
-    (made / "samples" / "eval-000000" / "0-1.webp").write_bytes(b"no picture")
+    (made / "samples" / "eval-000000" / "0-1.webp").write_bytes(b"no image")
     lines = export_site(find_sources([made]), tmp_path / "site", OPTIONS)
     assert addresses(tmp_path / "site")["run-one.html"].count("media/missing.svg") == 3  # both of the first
     assert "<svg" in (tmp_path / "site" / "media" / "missing.svg").read_text()
-    assert any("3 pictures could not be read" in line for line in lines)
+    assert any("3 images could not be read" in line for line in lines)
 
 
 def test_pages_name_runs_and_not_where_they_lie(small_pages, tmp_path):

@@ -77,7 +77,7 @@ def test_preference_pairs_of_a_site_name_its_own_pictures(runs, tmp_path):
     site = tmp_path / "site"
     export_site(find_sources([mine]), site, {"votes": file, "rewards": ()})
     rows = [json.loads(line) for line in (site / "preferences-mine.jsonl").read_text().splitlines()]
-    assert len(rows) == 3, "a vote whose picture is gone trains nobody"
+    assert len(rows) == 3, "a vote whose image is gone trains nobody"
     for row, number, won in zip(rows, range(3), "aab", strict=True):
         winner, loser = (before, after) if won == "a" else (after, before)
         for name, side in (("chosen", winner[number]), ("rejected", loser[number])):

@@ -204,7 +204,7 @@ def test_empty_gone_and_broken_folders_say_so(source):
         source.states()
     for entry in source.path.rglob("*.*"):
         entry.unlink()
-    assert source.states() == [] and "no picture" in source.notes()[0]
+    assert source.states() == [] and "no image" in source.notes()[0]
     (source.path / "sub").rmdir()
     source.path.rmdir()
     with pytest.raises(GalleryError, match="is gone"):
@@ -377,7 +377,7 @@ def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, 
     shown = drawn.briefs(FOLDER, "waiting")
     assert len(shown) == 5 and {brief.value for brief in shown} == {None}
     until(lambda: waiting_scorer.nice)
-    assert drawn.progress() == "scoring 1 of 5 with waiting", "the torn picture is through"
+    assert drawn.progress() == "scoring 1 of 5 with waiting", "the torn image is through"
     assert waiting_scorer.nice[0] >= min(own + 10, 19)
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
     waiting_scorer.go.set()

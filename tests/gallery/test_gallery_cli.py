@@ -64,7 +64,7 @@ def test_what_it_refuses(tmp_path):
     (tmp_path / "file.txt").write_text("x")
     assert "file.txt" in refused(tmp_path / "file.txt")
     said = refused(tmp_path)  # an empty folder waits for runs, one with other things is a mistake
-    assert str(tmp_path) in said and "picture" in said
+    assert str(tmp_path) in said and "image" in said
 
 
 def test_an_export_over_something_is_refused(tmp_path):

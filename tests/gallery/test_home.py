@@ -150,7 +150,30 @@ def test_pairs_of_training_do_not_claim_the_same_noise(tmp_path, client_of):
     database.close()
     text = client_of(run).get("/").text
     assert "same prompts, other noise, the first 4, not selected" in text and "same noise" not in text
-    assert "no held-out evaluation: what is shown was drawn otherwise" in text
+    assert "no held-out evaluation: what is shown comes from elsewhere" in text
+
+
+def test_samples_kept_for_their_change_are_not_called_unselected(tmp_path, client_of):
+    """Of eight prompts 0, 2, 4 and 6 keep their images whatever they score; 1 and 3 for what they lost and gained."""
+    run = make_run(tmp_path / "made", prompts=[f"prompt {n}" for n in range(8)], roots=1)
+    with SampleStore(run) as store:
+        store.truncate_after(-1, ["eval"])
+        for iteration in (0, 4):
+            kept = [flat(n / 9) if iteration == 0 or n in (0, 1, 2, 3, 4, 6) else None for n in range(8)]
+            store.write([eval_sample(iteration, n, 0, f"prompt {n}", 0.5, image) for n, image in enumerate(kept)])
+    config = (run / "config.yaml").read_text() + "track: {pictures_per_evaluation: 4}\n"
+    (run / "config.yaml").write_text(config)
+
+    def shown(processes):
+        (run / "environment.json").write_text(json.dumps({"processes": processes}))
+        text = client_of(run).get("/").text
+        pairs = re.findall(r'<li class="item" id="row-\d.*?</li>', text, re.S)
+        return [int(re.search(r"prompt (\d)", pair)[1]) for pair in pairs], text
+
+    found, text = shown(1)
+    assert found == [0, 2, 4, 6] and "the first 4, not selected" in text
+    found, text = shown(2)
+    assert found == [0, 1, 2, 3, 4, 6] and "the first 6 of those whose images were kept" in text
 
 
 def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, client_of):
@@ -198,7 +221,7 @@ def test_what_was_lost_of_a_run_is_told(tmp_path, client_of):
     copy = make_run(tmp_path / "runs" / "copy", finished=False)
     (copy / "config.yaml").unlink()
     words = {
-        "cut": "metrics.jsonl ends at iteration 1, but pictures go to evaluation 4: rows are missing.",
+        "cut": "metrics.jsonl ends at iteration 1, but images go to evaluation 4: rows are missing.",
         "copy": "config.yaml and summary.json are not there: nothing tells whether this run has ended.",
     }
     client = client_of(tmp_path / "runs")

@@ -57,4 +57,4 @@ def test_a_tree_that_cannot_be_read_gives_nothing_and_breaks_nothing(grown, clie
     run, _ = grown
     (run / "trees/000020-3/tree.json").write_text(damage)
     answer = client_of(run).get("/samples?run=made&state=train-20")
-    assert answer.status_code == 200 and ">why<" not in answer.text and "no picture kept" in answer.text
+    assert answer.status_code == 200 and ">why<" not in answer.text and "no image kept" in answer.text

@@ -63,7 +63,7 @@ def test_the_best_of_three_and_by_how_much_of_the_next(three):
         address = "&".join(f"columns={name}@eval-4" for name in columns)
         words = first_words(client.get(f"/compare?{address}&reward=shapes").text)
         assert words.startswith(f"Best: {best}, shapes {fmean(tables[best].values()):.3f}, "), words
-        assert second in words and change in words and ("not told" in words) == (low <= 0 <= high)
+        assert second in words and change in words and ("not distinguishable" in words) == (low <= 0 <= high)
 
 
 def test_the_mean_of_the_samples_stays_when_fewer_are_shown(three):

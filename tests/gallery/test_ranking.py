@@ -119,7 +119,7 @@ def test_the_page_of_votes_begins_with_the_ranking_and_offers_a_pair_that_exists
     client = client_of(*runs)
     page = client.get("/votes").text
     chosen = [part.split('"')[0] for part in page.split('<option value="')[1:] if " selected" in part.split(">")[0]]
-    assert chosen == ["one@eval-0", "one@eval-4"], "of the first run no picture of the last evaluation was kept"
+    assert chosen == ["one@eval-0", "one@eval-4"], "of the first run no image of the last evaluation was kept"
     assert client.get("/vote").status_code == 200
     for a, b, choice, count in (("x", "y", "a", 4), ("y", "z", "a", 4)):
         for n in range(count):

@@ -202,7 +202,7 @@ def test_a_tree_is_shown_with_its_story(made):
     parsed = report_of(made)
     assert_alone(parsed)
     words = parsed.words("r-tree")
-    assert "Iteration 2, “a red circle above a blue square”" in words and "Pictures of this prompt 16" in words
+    assert "Iteration 2, “a red circle above a blue square”" in words and "Images of this prompt 16" in words
     assert len(parsed.images) > 12
 
 
@@ -249,7 +249,7 @@ def test_the_first_sentence_judges_by_the_interval_and_the_direction(lower, word
     course = Progress("finished", 4, 4, 0.0, evaluations, [], 0, lower=lower)
     clear, unclear = (clustered_estimate(changes, "abc") for changes in ((-0.1, -0.12, -0.08), (-0.6, 0.3, 0.0)))
     assert f" That is {word}:" in lead(course.headline, course, {"blur": clear})
-    assert "interval holds 0" in lead(course.headline, course, {"blur": unclear})
+    assert "interval includes 0" in lead(course.headline, course, {"blur": unclear})
 
 
 def chips(page: str) -> list[str]:
@@ -334,7 +334,7 @@ def test_broken_and_missing_files_are_sentences(made):
     parsed = report_of(made)
     assert_alone(parsed)
     assert "line 2 is not a row of metrics" in parsed.words() and "summary.json cannot be read" in parsed.words()
-    assert "cannot be used" in parsed.words("r-pairs") and "There are no metrics to draw." in parsed.words("r-curves")
+    assert "cannot be used" in parsed.words("r-pairs") and "There are no metrics to plot." in parsed.words("r-curves")
     assert "environment.json is not there." in parsed.words("r-environment")
 
 

@@ -81,7 +81,7 @@ def test_where_only_ratios_stand_still_they_are_not_named_twice(tmp_path):
     track = track_of(RunSource("r", tmp_path))
     assert figures(track, once=True) == (
         [],
-        "Not drawn, because they stayed at one value: Ratio 1; Clip fraction 0. "
+        "Not plotted, because they stayed at one value: Ratio 1; Clip fraction 0. "
         "With one update an iteration, these are measured before it.",
     )
 
@@ -109,6 +109,6 @@ def test_numbers_near_the_largest_float_are_gaps(made):
 def test_rows_that_were_lost_are_told(made):
     write_metrics(made, 1)
     head = report_of(made).words()
-    assert "metrics.jsonl ends at iteration 1, but pictures go to evaluation 4: rows are missing." in head
+    assert "metrics.jsonl ends at iteration 1, but images go to evaluation 4: rows are missing." in head
     (made / "metrics.jsonl").write_text("")
-    assert "metrics.jsonl has no rows, but pictures go to evaluation 4" in report_of(made).words()
+    assert "metrics.jsonl has no rows, but images go to evaluation 4" in report_of(made).words()

@@ -188,7 +188,7 @@ def broken():
         "other version": version,
         "wrong values": values,
         "blobs as names": blobs,
-        "no pictures": lambda run: shutil.rmtree(run / "samples"),
+        "no images": lambda run: shutil.rmtree(run / "samples"),
         "an index that is a folder": lambda run: ((run / "samples.sqlite").unlink(), (run / "samples.sqlite").mkdir()),
         "torn metrics": text("metrics.jsonl", '{"iteration": 1, "reward/mean": 0.5}\n{"iter'),
         "metrics with rubbish": text(
@@ -233,7 +233,7 @@ def broken():
         "a tree beyond all floats": text(
             "trees/000020-3/tree.json", json.dumps(document(lambda tree: tree["nodes"][0].update(value=int(HUGE))))
         ),
-        "a tree without pictures": lambda run: [path.unlink() for path in (run / "trees").rglob("*.webp")],
+        "a tree without images": lambda run: [path.unlink() for path in (run / "trees").rglob("*.webp")],
         "rubbish as log": text("log.txt", b"\xff\xfe\x00" * 100),
         "a log that is a folder": lambda run: (run / "log.txt").mkdir(),
         "nothing at all": lambda run: shutil.rmtree(run),

@@ -33,7 +33,7 @@ def test_finished_pictures_stand_for_the_branches():
     nodes = [replace(n, value=2.0) if n.id == 22 else n for n in tree.nodes]
     (found,) = [paragraph for paragraph in story(replace(tree, nodes=nodes)) if paragraph.key == "decision"]
     assert [sums(tree).names[node] for node in found.shown] == ["4aa", "4ba"]
-    assert found.note == "Shown: the best picture of 4a and the worst picture of 4b."
+    assert found.note == "Shown: the best image of 4a and the worst image of 4b."
     (lone,) = [paragraph for paragraph in story(split({}, {})) if paragraph.key == "decision"]
     assert (lone.shown, lone.note) == ([1, 2], "")
     failed = split({}, {"leaf": leaf(None)})  # its value is known, its picture has no reward
@@ -68,7 +68,7 @@ def test_parts_of_scores_are_explained_where_the_record_has_them():
 
 
 def test_advantages_of_steps_and_of_pictures_are_told_apart():
-    own = "A step and the picture that it leads to have advantages of their own."
+    own = "A step and the image that it leads to have advantages of their own."
     assert own in dict(glossary(sums(made_trees.forest())))["advantage"]
     assert own not in dict(glossary(sums(made_trees.pool())))["advantage"]  # no steps
     assert own not in dict(glossary(sums(made_trees.chains(3, 2))))["advantage"]  # a step has its picture's
@@ -93,7 +93,7 @@ def test_finished_pictures_show_the_decision(client_of, made):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", block[1])
     assert [re.sub("<[^>]*>", "", caption) for caption in captions] == ["2aa 1.000 ✓", "2ba 0.250 ✗"]
     assert 'title="not passed"' in captions[1] and 'href="#node-12" data-ref="12"' in captions[1]
-    assert block[2] == "Shown: the best picture of 2a and the worst picture of 2b."
+    assert block[2] == "Shown: the best image of 2a and the worst image of 2b."
     bare = [replace(n, leaf=n.leaf and replace(n.leaf, rewards={"r": n.leaf.total})) for n in tree.nodes]
     bare = [replace(n, picture=None) if n.id == 8 else n for n in bare]  # an inner node's picture is not needed
     made_trees.write(made, made_trees.record(bare, iteration=21))

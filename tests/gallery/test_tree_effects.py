@@ -29,7 +29,7 @@ PULLED = "only pulled to the starting model"
     ("rule", "what", "taught"),
     [
         (OUTCOME, "steps", "no credit"),
-        (DIFFRL, "steps, pictures", "no credit"),
+        (DIFFRL, "steps, images", "no credit"),
         ({**OUTCOME, "kl": 0.1}, "steps", PULLED),
     ],
 )
@@ -44,7 +44,7 @@ def test_equal_rewards_of_the_contrast_have_the_same_reason():
     nodes = [TreeNode(i, None, i, 0, None, 1.0, leaf=leaf(0.5, advantage=0.0, trained=True)) for i in range(3)]
     for kl, taught in ((0.0, "no credit"), (1e-4, PULLED)):
         found = told(record(nodes, branching={}, rule={**NFT, "kl": kl}))["idle"]
-        assert found == {"Equal rewards, so advantages are 0: pictures": taught}
+        assert found == {"Equal rewards, so advantages are 0: images": taught}
 
 
 def test_equal_rewards_leave_an_estimators_credit_alone():
@@ -85,8 +85,8 @@ def test_steps_that_are_not_pushed_by_why():
 @pytest.mark.parametrize(
     ("ends", "why"),
     [
-        ((leaf(1.0), leaf(None)), "left out of this update: 1 of 2 pictures could not be scored"),
-        ((leaf(1.0), leaf(0.5, audit=True)), "left out of this update: too few pictures to compare"),
+        ((leaf(1.0), leaf(None)), "left out of this update: 1 of 2 images could not be scored"),
+        ((leaf(1.0), leaf(0.5, audit=True)), "left out of this update: too few images to compare"),
     ],
 )
 def test_a_prompt_that_is_dropped_is_said_to_be(ends, why):
@@ -155,10 +155,10 @@ def test_a_nodes_own_facts_know_the_rounding_too():
 def test_steps_that_do_not_train_are_only_measured():
     tree = split({"log_ratio": 0.001, "trained": False}, {"log_ratio": 0.002, "trained": False}, rule=NFT)
     found = told(tree)
-    assert found["update"]["What trains"].startswith("the finished pictures") and UP not in found["update"]
-    assert found["update"]["Paths to pictures with an advantage above 0"] == MORE
-    assert found["update"]["Worst picture whose path became more likely"].startswith("1b: +0.0020 per dimension")
-    assert found["idle"]["Steps: with this objective only finished pictures train"] == "2"
+    assert found["update"]["What trains"].startswith("the finished images") and UP not in found["update"]
+    assert found["update"]["Paths to images with an advantage above 0"] == MORE
+    assert found["update"]["Worst image whose path became more likely"].startswith("1b: +0.0020 per dimension")
+    assert found["idle"]["Steps: with this objective only finished images train"] == "2"
     assert "credit" not in found
 
 
@@ -191,7 +191,7 @@ def test_a_step_that_nobody_pushed_and_that_moved_most_is_told_as_a_side_effect(
     assert ASIDE not in told(split({"log_ratio": 0.004}, aside))["update"]
 
 
-ABOVE, BELOW = (f"Paths to pictures with an advantage {where} 0" for where in ("above", "below"))
+ABOVE, BELOW = (f"Paths to images with an advantage {where} 0" for where in ("above", "below"))
 
 
 def two_splits(ratios, totals=(1.0, 0.9, 0.2, 0.1), own=(1.0, 0.8, -0.8, -1.0), pushes=(1.0, -1.0)):
@@ -218,16 +218,16 @@ def test_what_became_of_the_paths_is_told_beside_the_pushes():
     assert (found[UP], found[DOWN]) == (MORE, LESS)
     assert (found[ABOVE], found[BELOW]) == ("2; 1 became more likely", "2; 1 became less likely")
     # 100 * -0.002 = -0.2, e to that 0.82; 100 * 0.004 = 0.4, e to that 1.49
-    assert found["Best picture whose path became less likely"] == (
+    assert found["Best image whose path became less likely"] == (
         "1aa: −0.0020 per dimension × 100 = −0.20, 0.82 times as likely, reward 1.000"
     )
-    assert found["Worst picture whose path became more likely"] == (
+    assert found["Worst image whose path became more likely"] == (
         "1ba: +0.0040 per dimension × 100 = +0.40, 1.5 times as likely, reward 0.200"
     )
-    assert refs["Best picture whose path became less likely"] == [2] and refs[ASIDE] == [5]
+    assert refs["Best image whose path became less likely"] == [2] and refs[ASIDE] == [5]
     fine = told(two_splits((0.002, -0.002, 0.0, 0.001, 0.001, -0.001)))["update"]
     assert (fine[ABOVE], fine[BELOW]) == ("2; 2 became more likely", "2; 2 became less likely")
-    assert not any("picture whose" in label for label in fine)
+    assert not any("image whose" in label for label in fine)
 
 
 def test_paths_are_told_of_only_where_all_of_them_were_measured():

@@ -106,7 +106,7 @@ def test_columns_go_from_noise_to_picture():
     assert [caption.title for caption in layout.captions] == [
         "noise level 1.00",
         "noise level 0.75",
-        "finished pictures",
+        "finished images",
     ]
     # The levels at which the story says that paths split.
     assert [caption.note for caption in layout.captions[1:]] == [

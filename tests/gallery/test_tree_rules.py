@@ -88,7 +88,7 @@ def test_pictures_that_train_are_counted():
         (split({}, {}, rule=OUTCOME), 2),  # their steps train
         (split({"trained": False}, {}, rule=OUTCOME), 1),
     ):
-        assert told(tree)["drawn"]["Pictures that train"] == f"{count} of 2"
+        assert told(tree)["drawn"]["Images that train"] == f"{count} of 2"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_words_say_what_passes_and_what_a_deviation_is():
     ends = [leaf(1.0, advantage=0.9997, centre=0.7, spread=0.3001), leaf(0.4, advantage=-0.9997)]
     tree = record([TreeNode(i, None, i, 0, None, 1.0, leaf=one) for i, one in enumerate(ends)], branching={}, rule=NFT)
     found = dict(glossary(sums(tree)))
-    assert found["passed"] == "A picture passes if its score shapes_strict is 1, and does not if it is 0."
+    assert found["passed"] == "An image passes if its score shapes_strict is 1, and does not if it is 0."
     assert "root of the mean squared distance" in found["mean, deviation"] and "worth" not in found
     median = dict(glossary(sums(replace(tree, rule={**NFT, "baseline": "median"}))))
     assert median["median, deviation"].startswith("The median is the middle one of the numbers.")

@@ -40,7 +40,7 @@ def drawn(tree):
 
 def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
     found = told(tilted())
-    assert {"contrast", "credit"}.isdisjoint(found) and found["drawn"]["Pictures that train"] == "4 of 4"
+    assert {"contrast", "credit"}.isdisjoint(found) and found["drawn"]["Images that train"] == "4 of 4"
     assert found["splits"] == {
         "Splits with a direction": "2 of 3",
         "Longest direction, at": "1, noise level 1.00, 0.200 in latent units",
@@ -108,13 +108,13 @@ def test_equal_rewards_teach_no_split():
 
 def test_pictures_without_weight_do_not_train():
     level = replace(tilted().nodes[0].pushed, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
-    assert told(changed(tilted(), n0=level))["drawn"]["Pictures that train"] == "2 of 4"
+    assert told(changed(tilted(), n0=level))["drawn"]["Images that train"] == "2 of 4"
 
 
 def test_a_guard_that_left_the_update_out_pushed_nowhere():
     found = told(tilted(rule=made_trees.TILT | {"skipped": 1}))
     assert found["decision"]["Best branch of 1a"].endswith("left out by a guard")
-    assert found["drawn"]["Pictures that train"] == "0 of 4"
+    assert found["drawn"]["Images that train"] == "0 of 4"
 
 
 def test_trees_of_other_objectives_do_not_speak_of_splits_that_train():
@@ -160,7 +160,7 @@ def test_the_panel_of_a_split():
     ]  # fmt: skip
     assert own["trains"] and own["same"] and not found[1]["split"]["same"]
     facts = dict(own["facts"])
-    assert facts["Compared"] == "4 pictures of 2 branches" and "0.200" in facts["Length of the direction"]
+    assert facts["Compared"] == "4 images of 2 branches" and "0.200" in facts["Length of the direction"]
     assert "4.0 % of its length, cosine −0.25" in dict(found[1]["split"]["facts"]).values()
     silent = found[4]["split"]
     assert not silent["trains"] and silent["shots"] == silent["ends"] == []

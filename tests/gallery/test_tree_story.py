@@ -66,8 +66,8 @@ def test_the_facts_of_the_forest():
         "2a: turns up, adds +0.375, credited +0.750, mean of 2 paths",
         "2b: turns down, adds −0.375, credited −0.750, mean of 2 paths",
     ]
-    assert found["contrast"]["Drawn towards"] == "4 pictures, furthest 1aa (+0.90)"
-    assert found["contrast"]["Drawn away from"] == "11 pictures, furthest 1ab (−0.60)"
+    assert found["contrast"]["Drawn towards"] == "4 images, furthest 1aa (+0.90)"
+    assert found["contrast"]["Drawn away from"] == "11 images, furthest 1ab (−0.60)"
     assert list(found["update"].values()) == [
         "7; 7 became more likely",
         "7; 6 became less likely",
@@ -103,14 +103,14 @@ def test_a_pool_and_how_well_the_proxy_ordered_it():
         "Generated again: the best by proxy": "2",
         "Generated again: the worst by proxy": "2",
         "Generated again: at random, only to check the ranking": "1",
-        "Pictures of this prompt": "5",
+        "Images of this prompt": "5",
         "Starting noises": "5",
         "Steps that add no noise, where there is nothing to choose": "4 of 4",
-        "Pictures that train": "4 of 5",
+        "Images that train": "4 of 5",
         "Pairs as proxy and true reward order them": "8 alike, 2 the other way round, 0 tied, of 10",
     }
     assert found["scored"]["Passed shapes_strict"] == "0 of 5" and found["scored"]["Mean reward"] == "0.540"
-    assert found["contrast"]["Drawn towards"] == "2 pictures, furthest 6 (+0.80)"
+    assert found["contrast"]["Drawn towards"] == "2 images, furthest 6 (+0.80)"
     assert list(found["update"].values()) == ["none to measure: no step adds noise"]
     assert list(found["idle"].values()) == ["1", "1"]
     assert "contrast" in story(made_trees.pool(6, 4, 1))[0].text and story(made_trees.forest())[0].text == ""
@@ -208,7 +208,7 @@ def test_turning_points_that_train_come_first():
 
 def test_nothing_scored():
     tree = record([TreeNode(0, None, 0, 0, None, 1.0, leaf=leaf(None))], branching={}, rule=NFT)
-    assert told(tree)["scored"] == {"Pictures with a reward": "0 of 1"}
+    assert told(tree)["scored"] == {"Images with a reward": "0 of 1"}
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_small_numbers_have_digits_enough_to_be_checked():
 
 def test_steps_of_an_outcome_share_the_credit_of_their_pictures():
     given = sums(made_trees.chains(roots=3, steps=2))
-    assert step_sum(given, given.edges[0]) == "that of its picture"
-    assert dict(step_facts(given, given.edges[0]))["Advantage"] == "−0.90, that of its picture"
+    assert step_sum(given, given.edges[0]) == "that of its image"
+    assert dict(step_facts(given, given.edges[0]))["Advantage"] == "−0.90, that of its image"
     nodes = [
         TreeNode(0, None, 0, 0, None, 1.0),
         TreeNode(1, 0, 0, 0, 0, 0.75, advantage=0.3),
@@ -73,9 +73,9 @@ def test_steps_of_an_outcome_share_the_credit_of_their_pictures():
         TreeNode(4, 1, 0, 2, 2, 0.25, advantage=0.0, leaf=leaf(0.7, audit=True)),
     ]
     given = sums(record(nodes, rule=OUTCOME))
-    assert step_sum(given, nodes[1]) == "the mean of its 2 pictures' advantages"
+    assert step_sum(given, nodes[1]) == "the mean of its 2 images' advantages"
     weighed = sums(record(nodes, rule={**OUTCOME, "fusion": "path_probability"}))
-    assert step_sum(weighed, nodes[1]) == "the weighted mean of its 2 pictures' advantages"
+    assert step_sum(weighed, nodes[1]) == "the weighted mean of its 2 images' advantages"
 
 
 def test_a_pictures_own_advantage():
@@ -87,7 +87,7 @@ def test_a_pictures_own_advantage():
     tree = record(
         [TreeNode(i, None, i, 0, None, 1.0, leaf=end) for i, end in enumerate(ends)], branching={}, rule=OUTCOME
     )
-    expected = "(1.000 − 0.500) / 0.354, with the mean of this prompt's pictures and their deviation"
+    expected = "(1.000 − 0.500) / 0.354, with the mean of this prompt's images and their deviation"
     assert [sample_sum(sums(tree), node) for node in tree.nodes] == [expected, "", ""]
     assert dict(sample_facts(sums(tree), tree.nodes[0]))["Advantage"] == f"+1.41 = {expected}"
     batch = sums(replace(tree, rule={**OUTCOME, "std": "batch"}))

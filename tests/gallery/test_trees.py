@@ -56,7 +56,7 @@ def test_the_list_shows_every_tree(client_of, made):
     made_trees.write(made, made_trees.pool(iteration=21))
     text = client_of(made).get("/trees").text
     assert text.index("Iteration 21") < text.index("Iteration 20")
-    assert "rewards 0.250 to 1.000 · 4 of 15 passed · 16 pictures, 24 steps · ◆ 2 turning<" in text
+    assert "rewards 0.250 to 1.000 · 4 of 15 passed · 16 images, 24 steps · ◆ 2 turning<" in text
     assert "/tree?run=made&amp;tree=000020-3" in text
     assert "/media/made/trees/000020-3/node-2.webp?size=128" in text  # the best, and the worst:
     assert "/media/made/trees/000020-3/node-19.webp?size=128" in text
@@ -94,7 +94,7 @@ def test_the_tree_page_says_what_the_record_says(client_of, made):
         "Node 2a, noise level 0.75, worth 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
         "change of log-likelihood +0.00047 per dimension"
     )
-    assert found[3]["title"].startswith("Picture 1ab, noise level 0.25, reward 0.250, not passed, advantage of the")
+    assert found[3]["title"].startswith("Image 1ab, reward 0.250, not passed, advantage of the")
     assert "reward failed" in found[27]["title"] and "step does not train" in found[27]["title"]
     assert (found[8]["aria-level"], found[8]["aria-posinset"], found[8]["aria-setsize"]) == ("2", "1", "2")
     assert "failed" in (found[27]["class"] or "")
@@ -173,10 +173,9 @@ def test_pools_show_both_pictures_and_why(client_of, made):
     assert text.count('class="node leaf idle"') == 1 and text.count('class="node leaf"') == 5
     found = items(text)
     assert found[5]["title"] == (
-        "Picture 6, noise level 1.00, reward 0.900, not passed, proxy reward 1.000, chosen: best 1, advantage of the "
-        "picture +0.80, trains"
+        "Image 6, reward 0.900, not passed, proxy reward 1.000, chosen: best 1, advantage of the image +0.80, trains"
     )
-    assert found[2]["title"] == "Candidate, only explored, 3, noise level 1.00, proxy reward 0.400"
+    assert found[2]["title"] == "Candidate, only explored, 3, proxy reward 0.400"
     assert "trees/000020-3/proxy-5.webp" in text and "trees/000020-3/node-5.webp" in text
     data = json.loads(re.search(r'id="tree-nodes">(.*?)</script>', text, re.S)[1])
     assert ["Generated again", "audit"] in data[3]["sample"] and "Audit" in dict(data[3]["sample"])
@@ -189,7 +188,7 @@ def test_tables_hold_all_steps_and_all_pictures(client_of, made):
     rows = re.findall(r'<tr id="details-(\d+)">.*?<td class="number">([^<]*)</td><td>[^<]*</td><td>(yes|no)</td>', text)
     sizes = [abs(float(share.replace("−", "-"))) for _, share, _ in rows]
     assert len(rows) == 24 and sizes == sorted(sizes, reverse=True) and sizes[0] == 1.12
-    pictures = text[text.index("All pictures, the best first") :]
+    pictures = text[text.index("All images, the best first") :]
     assert pictures.count("<tr >") == 16 and "shapes: no object found" in pictures
 
 

@@ -327,12 +327,12 @@ def test_pairs_without_pictures_are_left_out_and_missing_files_shown_as_missing(
     add_evaluation(run, 10, PROMPTS, roots=1)
     (run / "samples" / "eval-000000" / "1-0.webp").unlink()  # kept, and gone since, as after a clean-up
     gone = Voter(client, "/vote?a=made@eval-0&b=made@eval-10")
-    assert gone.data["total"] == 2 and "1 pair is left out" in gone.page and "2 pairs of pictures" in gone.page
+    assert gone.data["total"] == 2 and "1 pair is left out" in gone.page and "2 pairs of images" in gone.page
     assert {gone.data["pair"]["prompt"], gone.vote("skip")["pair"]["prompt"]} == {PROMPTS[0], PROMPTS[2]}
     voter = Voter(client, "/vote?a=made@eval-4&b=made@eval-6")
     assert voter.data["total"] == 2
     for picture in (run / "samples" / "eval-000006").iterdir():
-        picture.write_bytes(b"no picture")
+        picture.write_bytes(b"no image")
     codes = {name: client.get(voter.data["pair"][name]["src"]) for name in ("left", "right")}
     assert sorted(answer.status_code for answer in codes.values()) == [200, 404]
     assert client.get("/vote/picture/guessed").status_code == 404
@@ -402,7 +402,7 @@ def test_pictures_that_come_while_a_ballot_begins_are_not_taken_for_others(tmp_p
 def test_large_evaluations_are_drawn_from(made, client_of, monkeypatch):
     monkeypatch.setattr(ballots, "PAIRS", 4)
     voter = Voter(client_of(made))
-    assert voter.data["total"] == 4 and "4 of 6 pairs, drawn at random" in voter.page
+    assert voter.data["total"] == 4 and "4 of 6 pairs, chosen at random" in voter.page
 
 
 def test_two_folders_are_the_two_sides(tmp_path, client_of, file):

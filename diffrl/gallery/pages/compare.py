@@ -167,21 +167,21 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
     if not matched.rows:
         return [
             "These samples have no prompt in common, so there is nothing to put side by side. Evaluations have the "
-            "same prompts and noise when prompts.eval, eval.seed, the model and the pictures' size are the same. "
+            "same prompts and noise when prompts.eval, eval.seed, the model and the images' size are the same. "
             "Choose other columns."
         ]
     notes = [
         f"Nothing of {columns[place].label} matches another column: its prompts, its seed, its noise, its model or the "
-        "size of its pictures are others."
+        "size of its images are others."
         for place in matched.unmatched
     ]
     if matched.by != NOISE and any(column.folder for column in columns):
-        notes.append(f"Matched by {matched.by}: pictures of a folder do not tell which noise they began with.")
+        notes.append(f"Matched by {matched.by}: images of a folder do not tell which noise they began with.")
     elif matched.by != NOISE:
         notes.append(
             "Matched by prompt: the first sample of a prompt beside the first, the second beside the second. Their "
             "noise is another, so a single pair tells little. Evaluations have the same noise when eval.seed, the "
-            "model and the pictures' size are the same; training draws new noise at every iteration."
+            "model and the images' size are the same; training draws new noise at every iteration."
         )
     return notes
 

@@ -110,7 +110,7 @@ def _drawn(site: Site, runs: Sequence[RunSource], x: str, query: Query) -> str:
     panel = _panel(query, tracks)
     chosen = [panel] if panel else [p for p in panels_of(columns_of(tracks), len(tracks)) if not p.fold]
     if not chosen:
-        raise GalleryError("There is nothing to draw: none of these runs has metrics yet. Come back later.", 404)
+        raise GalleryError("There are no curves yet: none of these runs has metrics yet. Come back later.", 404)
     title = ", ".join(run.title for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
     return panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title, colours=site.colours)
 
@@ -139,7 +139,7 @@ def _runs(site: Site, query: Query) -> list[RunSource]:
     keys = list(dict.fromkeys(query.all("run")))
     runs = [site.run(key) for key in keys] or site.runs
     if not runs:
-        raise GalleryError("Curves are drawn of runs. Got only folders of pictures. Give the directory of a run.", 404)
+        raise GalleryError("Curves are of runs. Got only folders of images. Give the directory of a run.", 404)
     return runs
 
 

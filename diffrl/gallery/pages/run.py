@@ -58,6 +58,7 @@ def overview(site: Site, source: RunSource) -> Answer:
         "worst": pairs.worst,
         "worse": pairs.worse,
         "likeness": pairs.likeness,
+        "unselected": pairs.unselected,
         "trees": first_trees(site.trees(source)),
         "alarms": alarms,
         "said": lines,
@@ -127,7 +128,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
     if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
         words = (
-            f"{evaluations:,.0f} network evaluations, those with gradient three or four times, held-out ones left out"
+            f"{evaluations:,.0f} network evaluations: those with gradients count three or four times, held-out ones not"
         )
         found.append(("training cost", words))
     if (memory := finite(summary.get("peak_memory_bytes"))) is not None:

@@ -69,7 +69,7 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
 
 
 def _counts(pictures: int, steps: int) -> str:
-    return f"{counted(pictures, 'picture')}, {counted(steps, 'step')}" if steps else counted(pictures, "picture")
+    return f"{counted(pictures, 'image')}, {counted(steps, 'step')}" if steps else counted(pictures, "image")
 
 
 def _dots(rewards: Sequence[float]) -> list[str]:

@@ -95,10 +95,10 @@ def vote_page(site: Site, ballot: Ballot) -> str:
     """The page of a ballot's current pair."""
     notes = []
     if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
-        notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, drawn at random.")
+        notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, chosen at random.")
     if ballot.left_out:
         are = "pair is" if ballot.left_out == 1 else "pairs are"
-        notes.append(f"{ballot.left_out} {are} left out: a picture was not kept, or is gone.")
+        notes.append(f"{ballot.left_out} {are} left out: an image was not kept, or is gone.")
     return site.render("vote.html", ballot=ballot, data=_data(site, ballot), notes=notes)
 
 

@@ -136,7 +136,7 @@ const evaluations = {
   media(one, alt) {
     const made = document.createElement(!one.src ? "span" : one.video ? "video" : "img");
     made.className = one.src ? "picture" : "picture none";
-    if (!one.src) made.textContent = "no picture kept";
+    if (!one.src) made.textContent = "no image kept";
     else if (one.video) Object.assign(made, { src: one.src, muted: true, loop: true, playsInline: true, controls: true, preload: "metadata", ariaLabel: alt });
     else {
       Object.assign(made.dataset, { full: one.src, ...(one.still ? { moving: one.src, still: one.still } : {}) });

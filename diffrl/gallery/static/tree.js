@@ -23,10 +23,11 @@
   function spread() {
     figure.style.setProperty("--k", 1);
     figure.style.setProperty("--out", "0px");
+    if (pool) return; // it flows
     const { width, tail, fewerWidth, fewerTail } = canvas.dataset, fewer = figure.classList.contains("drawn-only");
     const unit = Number(figure.style.getPropertyValue("--u")), rest = Number(fewer ? fewerTail : tail);
     const columns = Number(fewer ? fewerWidth : width) - rest;
-    const out = Math.max(0, canvas.scrollWidth - canvas.offsetWidth), room = box.clientWidth - 2 - out;
+    const over = canvas.scrollWidth - canvas.offsetWidth, out = over > 0 ? over + 6 : 0, room = box.clientWidth - 2 - out;
     figure.style.setProperty("--out", `${out}px`);
     const apart = columns > 0 ? Math.min(Math.max((room / unit - rest) / columns, nearest(unit, fewer)), 2.4) : 1;
     figure.style.setProperty("--k", apart);
@@ -39,7 +40,13 @@
     const least = columns.slice(1).map(([x], place) => (columns[place][1] + chip) / (x - columns[place][0]));
     return Math.min(1, Math.max(...least));
   }
+  // A pool flows over the width: as large as its rows have room for.
+  function flow(least) {
+    let unit = 1;
+    for (scale(unit); unit > least + 0.05 && box.scrollHeight > box.clientHeight + 1; scale(unit)) unit -= 0.1;
+  }
   function fit(least) {
+    if (pool) return flow(least);
     const fewer = figure.classList.contains("drawn-only");
     const width = Number(fewer ? canvas.dataset.fewerWidth : canvas.dataset.width);
     const height = Number(fewer ? canvas.dataset.fewerHeight : canvas.dataset.height);
@@ -48,7 +55,7 @@
     scale(Math.max(Math.floor(whole * 1000) / 1000 - 0.002, least));
   }
   const phone = () => box.clientWidth < 640;
-  const readable = () => (phone() ? (pool ? 1 : 0.47) : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
+  const readable = () => (pool ? 0.7 : phone() ? 0.47 : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
 
   // --- choosing
   function element(tag, css, text) {
@@ -75,7 +82,7 @@
   }
   function shot(address, still, alt, caption, css) {
     const made = element("figure", `${css ?? ""} cell`), open = element("a", "open");
-    const picture = address ? image(address, alt, "picture") : element("span", "picture none", "no picture kept");
+    const picture = address ? image(address, alt, "picture") : element("span", "picture none", "no image kept");
     open.href = address;
     if (address) open.append(still ? moving(still, picture) : picture);
     made.append(address ? open : picture, element("figcaption", "", caption));
@@ -122,7 +129,7 @@
         button.addEventListener("click", () => open(end.id));
         ends.append(button);
       }
-      made.append(element("p", "small soft", `Pictures below by their weight${own.more ? `, ${own.more} between them left out` : ""}`), ends);
+      made.append(element("p", "small soft", `Images below by their weight${own.more ? `, ${own.more} between them left out` : ""}`), ends);
     }
     made.append(facts(own.facts));
     return made;
@@ -165,7 +172,7 @@
     if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
     if (node.path.length > 1) panel.append(strip(node));
     if (siblings(node).length) panel.append(branches(node));
-    if (node.sample.length) panel.append(element("h3", "", "The picture"), facts(node.sample));
+    if (node.sample.length) panel.append(element("h3", "", "The image"), facts(node.sample));
     if (node.parts.length) {
       const parts = element("details");
       parts.append(element("summary", "", "Parts of the rewards"), facts(node.parts));

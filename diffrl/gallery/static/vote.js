@@ -15,7 +15,7 @@
     made.className = "picture";
     made.src = side.src;
     if (side.video) made.setAttribute("aria-label", `${name} video`);
-    else made.alt = `${name} picture`;
+    else made.alt = `${name} image`;
     return made;
   }
 

@@ -96,7 +96,7 @@ def _pictured(given: Sums, best: TreeNode, worst: TreeNode) -> tuple[list[int], 
     if not above or not below:
         return [], ""
     shown = [min(above, key=lambda leaf: (-total(leaf), leaf.id)), min(below, key=lambda leaf: (total(leaf), leaf.id))]
-    note = f"Shown: the best picture of {given.names[best.id]} and the worst picture of {given.names[worst.id]}."
+    note = f"Shown: the best image of {given.names[best.id]} and the worst image of {given.names[worst.id]}."
     return [leaf.id for leaf in shown], note if len(above) > 1 or len(below) > 1 else ""
 
 

@@ -33,7 +33,7 @@ def drawn(given: Sums) -> Paragraph:
     kinds = [_kind(node) for node in given.leaves if node.leaf and node.leaf.chosen is not None]
     both_ends = {"best", "worst"} <= set(kinds) or "split" in kinds
     facts = (_pool(given, kinds) if given.record.explored else []) + _pictures(given) + _agreement(given)
-    return Paragraph("drawn", "What was drawn", facts, CONTRAST if given.record.explored and both_ends else "")
+    return Paragraph("drawn", "What was sampled", facts, CONTRAST if given.record.explored and both_ends else "")
 
 
 def _pool(given: Sums, kinds: Sequence[str]) -> list[Fact]:
@@ -74,7 +74,7 @@ def _pictures(given: Sums) -> list[Fact]:
     """What exists in the training precision, where its paths split or take new noise, and how much of it trains."""
     record, leaves, steps = given.record, given.drawn_leaves, len(given.record.sigmas) - 1
     facts = [
-        fact("Pictures of this prompt", len(leaves)),
+        fact("Images of this prompt", len(leaves)),
         fact("Starting noises", len({node.root for node in leaves})),
     ]
     for ways in sorted(set(record.branching.values()), reverse=True):
@@ -86,7 +86,7 @@ def _pictures(given: Sums) -> list[Fact]:
     if still := steps - len(record.branching):
         facts.append(fact("Steps that add no noise, where there is nothing to choose", f"{still} of {steps}"))
     training = 0 if left_out(record) else sum(_trains(given, leaf) for leaf in leaves)
-    return [*facts, fact("Pictures that train", f"{training} of {len(leaves)}")]
+    return [*facts, fact("Images that train", f"{training} of {len(leaves)}")]
 
 
 def _trains(given: Sums, leaf: TreeNode) -> bool:

@@ -145,9 +145,9 @@ def describe(given: Sums, node: TreeNode) -> str:
     leaf, said = node.leaf, []
     if leaf is None:
         said.append(f"{'Starting noise' if node.parent is None else 'Node'} {given.names[node.id]}")
+        said.append(f"noise level {level(node.sigma)}")
     else:
-        said.append(f"{'Picture' if node.drawn else 'Candidate, only explored,'} {given.names[node.id]}")
-    said.append(f"noise level {level(node.sigma)}")
+        said.append(f"{'Image' if node.drawn else 'Candidate, only explored,'} {given.names[node.id]}")
     if leaf is not None and node.drawn:
         passed = {True: ", passed", False: ", not passed", None: ""}[given.passed(node)]
         said.append(f"reward {three(leaf.total)}{passed}" if known(leaf.total) else "reward failed")
@@ -159,7 +159,7 @@ def describe(given: Sums, node: TreeNode) -> str:
         said.append(f"chosen: {given.reason(node)}")
     if leaf is not None and known(leaf.advantage):
         trains = leaf.trained and push(leaf.advantage)
-        said.append(f"advantage of the picture {share(leaf.advantage)}{', trains' if trains else ''}")
+        said.append(f"advantage of the image {share(leaf.advantage)}{', trains' if trains else ''}")
     if node.parent is not None and node.drawn:
         said += _step_words(given, node)
     if node.pushed is not None:

@@ -50,12 +50,12 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
         found.append((precision(explored), f"The exploring stage computed with {FORMATS[name]}{also}."))
     if any(node.leaf and node.leaf.audit for node in given.leaves):
         found.append(
-            ("audit", "A picture drawn at random to check how well the proxy reward ranks; it trains nothing.")
+            ("audit", "An image generated again at random to check how well the proxy reward ranks; it trains nothing.")
         )
     if not number(rule.get("prompts")):
         found.append(("group", "The place of the prompt among those of the iteration, counted from 0."))
     if given.verdict and any(given.passed(node) is not None for node in given.drawn_leaves):
-        found.append(("passed", f"A picture passes if its score {given.verdict} is 1, and does not if it is 0."))
+        found.append(("passed", f"An image passes if its score {given.verdict} is 1, and does not if it is 0."))
     return found + _parts(given) + _credit(given) + _splits(given) + _update(given)
 
 
@@ -81,8 +81,8 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
     pictures = any(node.leaf and known(node.leaf.advantage) for node in given.leaves)
     if edges or pictures:
         both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its pictures' credit
-        own = " A step and the picture that it leads to have advantages of their own." if both else ""
-        text = "How much better than its comparison a step or a picture did, in deviations"
+        own = " A step and the image that it leads to have advantages of their own." if both else ""
+        text = "How much better than its comparison a step or an image did, in deviations"
         likely = "; above 0 it is made more likely, below 0 less, even where it added something itself."
         found.append(("advantage", f"{text}.{own}" if train(given) else f"{text}{likely}{own}"))
     centre = str(rule.get("baseline", "mean"))
@@ -103,18 +103,18 @@ def _splits(given: Sums) -> list[tuple[str, str]]:
     if not train(given):
         return []
     direction = (
-        "How advantage and picture vary together below a split (their covariance, in the numbers that the network "
-        "draws with): where the pictures that did better than others differ from those that did worse. It is 0 where "
+        "How advantage and image vary together below a split (their covariance, in the numbers that the network "
+        "computes with): where the images that did better than others differ from those that did worse. It is 0 where "
         "all did alike. Its length is the root of the mean square of these numbers. It is a way and no target: the "
         "learning rate says how far an update goes along it."
     )
     weight = (
-        "How much a picture has a part in a split's direction, by how much better it did than those of the other "
-        "branches; a branch weighs as much as its pictures together. Above 0 the prediction is drawn to it, below 0 "
+        "How much an image has a part in a split's direction, by how much better it did than those of the other "
+        "branches; a branch weighs as much as its images together. Above 0 the prediction is drawn to it, below 0 "
         "away from it."
     )
     aim = (
-        "The picture that is predicted at the split, moved along the direction. To first order this is what the "
+        "The image that is predicted at the split, moved along the direction. To first order this is what the "
         "optimum of advantage under a KL leash of weight 1 would predict there."
     )
     cosine = "How straight a prediction went: 1 is along the direction, 0 across it, −1 against it."
@@ -125,7 +125,7 @@ def _update(given: Sums) -> list[tuple[str, str]]:
     """What the update did it with, and how that is told."""
     rule, found = given.record.rule, []
     if name := SAMPLES_BY.get(str(rule.get("objective"))):
-        text = "It trains finished pictures: the network is drawn towards the better and away from the worse ones."
+        text = "It trains finished images: the network is drawn towards the better and away from the worse ones."
         found.append((name, text))
     if any(known(edge.log_ratio) for edge in given.edges):
         text = "A step changes many numbers at once; the change of its log-likelihood is divided by how many there are."

@@ -30,7 +30,7 @@ def _dropped(given: Sums) -> list[Row]:
     if not samples or any(node.leaf and known(node.leaf.advantage) for node in samples):
         return []
     failed = sum(not (node.leaf and known(node.leaf.total)) for node in samples)
-    why = f"{failed} of {len(samples)} pictures could not be scored" if failed else "too few pictures to compare"
+    why = f"{failed} of {len(samples)} images could not be scored" if failed else "too few images to compare"
     return [("The whole prompt", f"{PULLED if _any_pulled(given) else 'left out of this update'}: {why}")]
 
 
@@ -62,7 +62,7 @@ def _equal(given: Sums) -> list[Row]:
     rule = given.record.rule
     level = {
         "steps": given.edges and rule.get("edges") and _level_steps(given),
-        "pictures": rule.get("samples") and _level_samples(given),
+        "images": rule.get("samples") and _level_samples(given),
         "splits": train(given) and _level_samples(given),
     }
     what = ", ".join(name for name, found in level.items() if found)
@@ -77,13 +77,13 @@ def _steps(given: Sums) -> list[Row]:
     if train(given):
         return _splits(given) if edges else []
     if not rule.get("edges"):
-        return [("Steps: with this objective only finished pictures train", len(edges))]
+        return [("Steps: with this objective only finished images train", len(edges))]
     count = Counter(_why_not(given, edge) for edge in edges if not pushed(edge))
     pruned = "left out by pruning" if rule.get("prune") else "not in the gradient"
     rows: list[Row] = [
         (f"Steps {pruned}", f"{count['pruned']} of {len(edges)}" if count["pruned"] else 0),
         ("Steps that lead only to audits", count["audits"]),
-        ("Steps that lead to no picture that counts", count["failed"]),
+        ("Steps that lead to no image that counts", count["failed"]),
     ]
     if _level_steps(given):
         return rows
@@ -120,14 +120,14 @@ def _pictures(given: Sums) -> list[Row]:
     samples = [node for node in given.samples if node.leaf and known(node.leaf.total)]
     level = [node for node in samples if node.leaf and not push(node.leaf.advantage)]
     out = sum(bool(node.leaf and not node.leaf.trained) for node in samples if node not in level)
-    rows: list[Row] = [("Scored pictures that took no part in the contrast", out)]
+    rows: list[Row] = [("Scored images that took no part in the contrast", out)]
     if _level_samples(given):
         return rows
     count = sum(map(given.pulled_sample, level))
     return [
         *rows,
-        (f"Pictures with advantage 0, {PULLED}", count),
-        ("Pictures with advantage 0, which pull neither way", len(level) - count),
+        (f"Images with advantage 0, {PULLED}", count),
+        ("Images with advantage 0, which pull neither way", len(level) - count),
     ]
 
 

@@ -227,7 +227,7 @@ def _heading(record: TreeRecord, nodes: Sequence[TreeNode], depth: Sequence[int]
         what = "split" if record.branching.get(step, 1) > 1 else "noise"
         when = f"{what} at {level(record.sigmas[step])}, step {step + 1} of {steps}"
     if all(node.leaf is not None for node in here):
-        return "finished pictures", when
+        return "finished images", when
     if many:
         return f"noise {level(sigma)}", when if step is None else ""
     return f"noise level {level(sigma)}", when
@@ -241,7 +241,7 @@ def _pool(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
     places: list[Place] = []
     captions: list[Caption] = []
     y = 0.0
-    titles = ("generated again" if rest or record.explored else "finished pictures", "only explored")
+    titles = ("generated again" if rest or record.explored else "finished images", "only explored")
     for part, title in zip((drawn, rest), titles, strict=True):
         if not part:
             continue

@@ -72,16 +72,14 @@ def title(given: Sums, node: TreeNode) -> str:
     """What a node is."""
     name = given.names[node.id]
     if node.leaf is not None:
-        return f"Picture {name}" if node.drawn else f"Candidate {name}"
+        return f"Image {name}" if node.drawn else f"Candidate {name}"
     return f"Starting noise {name}" if node.parent is None else f"Node {name}"
 
 
 def _what(node: TreeNode) -> str:
     if node.leaf is not None:
-        return "the finished picture" if node.drawn else "only explored"
-    return (
-        f"the picture that the network predicted at noise level {level(node.sigma)}" if node.drawn else "only explored"
-    )
+        return "the finished image" if node.drawn else "only explored"
+    return f"the image that the network predicted at noise level {level(node.sigma)}" if node.drawn else "only explored"
 
 
 def step_facts(given: Sums, node: TreeNode) -> list[Fact]:

@@ -13,14 +13,14 @@ from diffrl.trees.record import TreeRecord
 
 Gloss = Mapping[Any, str] | Callable[[float], str]
 VALUE = {
-    "leaves": "a node is worth the mean reward of its pictures",
-    "ode": "a node is worth the reward of the picture that follows without more noise",
-    "predicted_x0": "a node is worth the reward of the picture predicted there",
+    "leaves": "a node is worth the mean reward of its images",
+    "ode": "a node is worth the reward of the image that follows without more noise",
+    "predicted_x0": "a node is worth the reward of the image predicted there",
 }
 """What a node is worth, by the estimator."""
 RULE: Mapping[str, Gloss] = {
     "reward": {
-        "outcome": "a step shares the advantages of its pictures",
+        "outcome": "a step shares the advantages of its images",
         "fused": "a step counts as what the node in which it ends is worth",
         "incremental": "a step counts as what it adds to the worth of its node",
         "turning_point": "a step counts as what it adds to the worth of its node, and as the whole way to the end "
@@ -28,8 +28,8 @@ RULE: Mapping[str, Gloss] = {
     },
     "value": VALUE,
     "fusion": {
-        "uniform": "all pictures weigh the same in such a mean",
-        "path_probability": "pictures of likelier paths weigh more in such a mean",
+        "uniform": "all images weigh the same in such a mean",
+        "path_probability": "images of likelier paths weigh more in such a mean",
     },
     "constraint": {
         True: "a turn counts only if the path goes on in its direction",
@@ -53,17 +53,17 @@ RULE: Mapping[str, Gloss] = {
     },
     "clamp": lambda value: f"no advantage is larger than {factor(value)}",
     "objective": {
-        "nft": "DiffusionNFT, which trains finished pictures",
-        "awm": "AWM, which trains finished pictures",
-        "dgpo": "DGPO, which trains finished pictures",
-        "crd": "CRD, which trains finished pictures",
+        "nft": "DiffusionNFT, which trains finished images",
+        "awm": "AWM, which trains finished images",
+        "dgpo": "DGPO, which trains finished images",
+        "crd": "CRD, which trains finished images",
         "grpo": "GRPO, which trains steps",
         "tilt": "tree tilt, which trains the splits",
     },
     "edges": {True: "steps train", False: "steps do not train"},
-    "samples": {True: "finished pictures train, by contrast", False: "finished pictures do not train themselves"},
+    "samples": {True: "finished images train, by contrast", False: "finished images do not train themselves"},
     "nodes": {
-        True: "splits train, along the covariance of advantage and picture between the branches below them",
+        True: "splits train, along the covariance of advantage and image between the branches below them",
         False: "splits do not train",
     },
     "kl": lambda value: "weight of the pull to the starting model" if value else "nothing pulls to the starting model",

@@ -15,7 +15,7 @@ from diffrl.trees.record import PUSHED, Push, TreeNode
 
 TITLE = "What the splits teach"
 TILT = (
-    "The splits train here, by tree tilt: at each, the predicted picture is drawn towards the better of the pictures "
+    "The splits train here, by tree tilt: at each, the predicted image is drawn towards the better of the images "
     "below it and away from the worse."
 )
 ENDS = 5
@@ -65,11 +65,11 @@ def why_not(given: Sums, node: TreeNode) -> str:
     if own is None or draws(node):
         return ""
     if own.children < 2:
-        return "fewer than two of its branches hold a picture that counts, which leaves nothing to compare"
+        return "fewer than two of its branches hold an image that counts, which leaves nothing to compare"
     advantages = [given.record.nodes[leaf].leaf.advantage or 0.0 for leaf in own.pulls]  # type: ignore[union-attr]
     if max(advantages, default=0.0) - min(advantages, default=0.0) <= NOTHING:
-        return "all pictures below have the same advantage, so none of them pulls"
-    return "its pictures do not differ along their advantages"
+        return "all images below have the same advantage, so none of them pulls"
+    return "its images do not differ along their advantages"
 
 
 def pulled(node: TreeNode) -> bool:
@@ -190,15 +190,15 @@ def _says(given: Sums, node: TreeNode) -> str:
         return f"This split does not train: {why_not(given, node)}{rest}."
     times = "" if own.eta == 1 else f" {three(own.eta)} times"
     return (
-        f"The aim is what is predicted here plus{times} the covariance of advantage and picture below: towards the "
-        "better pictures, away from the worse. The update only sets out that way; how far it came is told below."
+        f"The aim is what is predicted here plus{times} the covariance of advantage and image below: towards the "
+        "better images, away from the worse. The update only sets out that way; how far it came is told below."
     )
 
 
 def split_facts(node: TreeNode) -> list[tuple[str, str]]:
     """Numbers of a split: its direction, what it is made of, and how far the prediction went."""
     own = _push(node)
-    below = f"{counted(len(own.pulls), 'picture')} of {counted(own.children, 'branch', 'branches')}"
+    below = f"{counted(len(own.pulls), 'image')} of {counted(own.children, 'branch', 'branches')}"
     found = [("Splits at", f"noise level {level(own.sigma)}"), ("Compared", below)]
     if draws(node):
         found.append(("Length of the direction", f"{three(own.size)} in latent units"))

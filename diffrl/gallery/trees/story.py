@@ -63,7 +63,7 @@ def scored(given: Sums) -> Paragraph | None:
     leaves, found = given.drawn_leaves, given.scored
     if not leaves:
         return None
-    facts = [fact("Pictures with a reward", f"{len(found)} of {len(leaves)}")]
+    facts = [fact("Images with a reward", f"{len(found)} of {len(leaves)}")]
     if judged := [passed for node in leaves if (passed := given.passed(node)) is not None]:
         facts.append(fact(f"Passed {given.verdict}", f"{sum(judged)} of {len(judged)}"))
     if not found:
@@ -117,12 +117,12 @@ def contrast(given: Sums) -> Paragraph | None:
         own = [node for node in trained if push(_own(node)) == way]
         if own:
             far = max(own, key=lambda node: way * _own(node))
-            facts.append(fact(where, f"{len(own)} pictures, furthest ", given.ref(far.id), f" ({share(_own(far))})"))
+            facts.append(fact(where, f"{len(own)} images, furthest ", given.ref(far.id), f" ({share(_own(far))})"))
     if facts:
         name = str(given.record.rule.get("objective"))
         own = f"an objective of your own ({name})" if ":" in name else "contrast"
-        facts.insert(0, fact("Pictures train by", SAMPLES_BY.get(name, own)))
-    return Paragraph("contrast", "What the pictures teach", facts)
+        facts.insert(0, fact("Images train by", SAMPLES_BY.get(name, own)))
+    return Paragraph("contrast", "What the images teach", facts)
 
 
 def _own(node: TreeNode) -> float:

@@ -26,7 +26,7 @@ def step_sum(given: Sums, node: TreeNode) -> str:
         if not pictures or not known(node.advantage):
             return ""
         mean = "weighted mean" if rule.get("fusion") == "path_probability" else "mean"
-        return "that of its picture" if pictures == 1 else f"the {mean} of its {pictures} pictures' advantages"
+        return "that of its image" if pictures == 1 else f"the {mean} of its {pictures} images' advantages"
     quotient = _quotient(given, node.credited, node.centre, node.spread, node.advantage)
     if not quotient:
         return ""
@@ -46,7 +46,7 @@ def sample_sum(given: Sums, node: TreeNode) -> str:
     if not quotient:
         return ""
     whose = "all prompts'" if given.record.rule.get("std") == "batch" else "their"
-    return f"{quotient}, with the {_baseline(given)} of this prompt's pictures and {whose} {_deviation(given)}"
+    return f"{quotient}, with the {_baseline(given)} of this prompt's images and {whose} {_deviation(given)}"
 
 
 def reward_sum(given: Sums, node: TreeNode) -> str:

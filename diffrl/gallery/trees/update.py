@@ -11,7 +11,7 @@ from diffrl.gallery.trees.words import Sums, against, amount, pushed, rounding, 
 from diffrl.trees.record import TreeNode
 
 COMPROMISE = (
-    "One network serves all steps, pictures and prompts, and an update is a compromise between them: not every step "
+    "One network serves all steps, images and prompts, and an update is a compromise between them: not every step "
     "goes where it is pushed."
 )
 
@@ -29,7 +29,7 @@ def update(given: Sums) -> Paragraph | None:
     if given.record.rule.get("edges"):
         facts += _steps(given, measured)
     elif not train(given):
-        facts.append(fact("What trains", "the finished pictures; steps are only measured"))
+        facts.append(fact("What trains", "the finished images; steps are only measured"))
     return _paragraph(facts + _paths(given), COMPROMISE)
 
 
@@ -84,7 +84,7 @@ def _paths(given: Sums) -> list[Fact]:
         (push(nodes[id].leaf.advantage), sum(ratio or 0.0 for ratio in ratios), exact * len(ratios))  # type: ignore[union-attr]
         for id, ratios in paths.items()
     ]
-    facts = _counts("Paths to pictures with an advantage", moved)
+    facts = _counts("Paths to images with an advantage", moved)
     astray = [
         (nodes[id], change) for id, (way, change, bound) in zip(paths, moved, strict=True) if -way * change > bound
     ]
@@ -92,8 +92,8 @@ def _paths(given: Sums) -> list[Fact]:
     rose = [(node, change) for node, change in astray if change > 0]
     best = [max(fell, key=_reward_then_change)] if fell else []
     worst = [min(rose, key=_reward_then_change)] if rose else []
-    for found, which in ((best, "Best picture whose path became less likely"),
-                         (worst, "Worst picture whose path became more likely")):  # fmt: skip
+    for found, which in ((best, "Best image whose path became less likely"),
+                         (worst, "Worst image whose path became more likely")):  # fmt: skip
         facts += [_moved(given, which, node, change, f", reward {three(total(node))}") for node, change in found]
     return facts
 
