@@ -20,7 +20,7 @@ from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
 from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
-KINDS = {str: "a line of text", list: "a list"}
+KINDS: dict[type, str] = {str: "a line of text", list: "a list"}
 """What a file may hold in place of sections, in words."""
 BREAKS = frozenset("\x85\u2028\u2029")
 

@@ -51,10 +51,10 @@ def test_the_embedded_world_is_there():
         ("prompts.txt", b"caf\xe9", "cannot be read as UTF-8 text"),
         ("prompts.csv", b"a red circle", r"a \.txt or \.jsonl file. Got '.*prompts.csv'"),
         ("prompts.jsonl", b'{"prompt": "a"}\n\n{"prompt": \n', r"must be a JSON object. .*prompts.jsonl:3: "),
-        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r'must be an object with "prompt". .*prompts.jsonl:2 is not'),
-        ("prompts.jsonl", b'{"text": "a"}', r"prompts.jsonl:1 is not"),
-        ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is not"),
-        ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is not"),
+        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r"must be an object such as .*prompts.jsonl:2 is \[\"b\"\]"),
+        ("prompts.jsonl", b'{"text": "a"}', r"prompts.jsonl:1 is \{"),
+        ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is \{"),
+        ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", rb'{"prompt": "a \ud800"}', r"prompts.jsonl:1: it holds '\\ud800', half of a surrogate pair"),
         ("prompts.jsonl", rb'{"prompt": "a", "tag": ["\ud800"]}', "half of a surrogate pair"),
         ("prompts.jsonl", b'{"prompt": ' + b"[" * 90_000, "is nested more than 50 levels deep"),
@@ -156,7 +156,7 @@ def test_an_image_that_is_cut_off_is_found_when_it_is_read(tmp_path):
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:6000])
     (tmp_path / "edits.jsonl").write_text('{"prompt": "make it red", "source": "half.png"}')
     (prompt,) = load_prompts(str(tmp_path / "edits.jsonl"))
-    with pytest.raises(ConfigError, match="An image to edit cannot be read. .*half.png cannot be read as a picture"):
+    with pytest.raises(ConfigError, match="An image to edit cannot be read. .*half.png cannot be read as an image"):
         read_source(prompt.source)
 
 
