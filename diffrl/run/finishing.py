@@ -64,7 +64,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
-    print_summary(console, summary, run_dir, session.eval_prompts[0].text)
+    print_summary(console, summary, run_dir, session.eval_prompts[0])
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         report("The count of network evaluations differs from the plan's. Please report this as a bug.")
     if trainer.guard.verdict:

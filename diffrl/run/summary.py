@@ -17,6 +17,7 @@ from rich.table import Table
 from diffrl.config.schema import RunSettings
 from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
+from diffrl.records import Prompt
 from diffrl.run.ending import again
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
@@ -148,7 +149,7 @@ def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, train
         axes.legend(frameon=False, fontsize=9)
 
 
-def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: str) -> None:
+def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: Prompt) -> None:
     """The end of a run: held-out rewards, where the time went, where everything lies, what to do next."""
     held_out = summary["held_out"]
     table = Table(title="Held-out reward", title_justify="left")
@@ -177,10 +178,11 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
     ):
         if (run_dir / name).exists():
             console.print(f"  {name:<17} {what}", highlight=False)
+    image = "" if prompt.source is None else f" --image {shlex.quote(prompt.source)}"
     console.print("\nNext:")
     for command in (
         f"diffrl gallery {run_dir}",
-        f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt)} --out samples",
+        f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt.text)}{image} --out samples",
         f"diffrl export {run_dir} --out exported",
         f"{again(run_dir)} run.iterations={2 * summary['iterations']}",
     ):
