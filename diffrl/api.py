@@ -190,6 +190,7 @@ def score(
     metadata: Sequence[Mapping[str, Any]] = (),
     fps: float | None = None,
     device: str = "auto",
+    sources: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
     """Score images or videos with one or several rewards, without training.
 
@@ -200,6 +201,7 @@ def score(
         metadata: of each image what a reward may need beside the prompt, or none.
         fps: frames per second of videos that do not say it themselves.
         device: where rewards with weights run: auto, cpu, cuda or cuda:1.
+        sources: the images that these are edits of, one for each, for rewards that look at them.
 
     Returns:
         A row for each image, in their order, that `pandas.DataFrame` takes: `prompt`; each reward by its label, in the
@@ -219,7 +221,9 @@ def score(
                 f"prompts must be given for the reward {', '.join(blind)}, which looks at them. Got none."
             )
         texts = [prompts or ""] * len(images) if prompts is None or isinstance(prompts, str) else list(prompts)
-        found = {label: score_media(one, images, texts, metadata, fps=fps) for label, one in scorers.items()}
+        found = {
+            label: score_media(one, images, texts, metadata, fps=fps, sources=sources) for label, one in scorers.items()
+        }
     except RewardError as error:
         raise DiffrlError(str(error)) from error
     rows = []

@@ -15,6 +15,7 @@ from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
 from diffrl.cost.process_memory import check_memory
+from diffrl.data import sources
 from diffrl.data.prompts import load_prompts
 from diffrl.distributed.ranks import keep_in_step, make_accelerator
 from diffrl.distributed.sharding import make_mesh
@@ -110,13 +111,16 @@ def open_session(config: Config, run_dir: Path) -> Session:
     require_metadata(scorers, prompts, "prompts.train")
     require_metadata(eval_scorers, eval_prompts, "prompts.eval")
     require_pairs(eval_scorers, config.eval.samples, len(eval_prompts))
+    lists = {"prompts.train": prompts, "prompts.eval": eval_prompts}
+    for where, listed in lists.items():  # before the model is loaded; its size is not known yet
+        sources.require_sources(listed, where, config.model.family, config.model.facts.edits)
     refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
     notes = memory_notes(config, plan, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
-    require_sources(config.model.family, adapter, {"prompts.train": prompts, "prompts.eval": eval_prompts})
+    require_sources(config.model.family, adapter, lists)
     sharded = config.train.sharding == "fsdp" and world > 1
     policy = Policy(
         adapter,

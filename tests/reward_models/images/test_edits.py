@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import CLIPTokenizer
 
+import diffrl
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
@@ -145,6 +146,10 @@ def test_files_name_the_image_that_they_are_edits_of(tmp_path):
         ["edit it"] * 2,
         sources=[tmp_path / "from" / f"{row}.png" for row in range(2)],
     ).raw.tolist()
+
+    files, origins = ([tmp_path / folder / f"{row}.png" for row in range(2)] for folder in (".", "from"))
+    rows = diffrl.score(files, rewards=[load_reward("preservation", features="pixels")], sources=origins)
+    assert [row["preservation"] for row in rows] == pytest.approx(wanted)
 
     def scored(name):
         out, files = tmp_path / f"{name}.jsonl", [str(tmp_path / f"{row}.png") for row in range(2)]
