@@ -76,14 +76,14 @@ def test_the_mean_of_the_samples_stays_when_fewer_are_shown(three):
 def test_the_start_names_the_highest_run_only_if_all_are_measured_alike(tmp_path, client_of):
     runs = [make_run(tmp_path / name) for name in ("one", "two")]
     client = client_of(*runs)
-    assert first_words(client.get("/").text) == "2 sources", "equal runs: none is higher"
+    assert first_words(client.get("/").text) == "2 runs", "equal runs: none is higher"
     rows = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
     rows[-1]["held_out/shapes_strict"] = 0.875
     (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert first_words(client.get("/").text) == "Highest held-out shapes_strict: two, 0.875"
     config = (runs[0] / "config.yaml").read_text().replace("steps: 3", "steps: 4")
     (runs[0] / "config.yaml").write_text(config)
-    assert first_words(client_of(*runs).get("/").text) == "2 sources"
+    assert first_words(client_of(*runs).get("/").text) == "2 runs"
 
 
 def test_a_tree_says_which_split_mattered_and_a_pool_what_was_drawn_again():
