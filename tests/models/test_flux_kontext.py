@@ -39,8 +39,7 @@ def euler(adapter, latents, conditioning, guidance_scale):
     return latents
 
 
-@pytest.mark.parametrize("true_cfg", [1.0, 3.0])
-@pytest.mark.parametrize("size", [(32, 48), (64, 96)])
+@pytest.mark.parametrize(("true_cfg", "size"), [(1.0, (32, 48)), (3.0, (64, 96))])
 def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg, size):
     """Of sources of the size that is drawn, and of larger ones that are scaled to it: one stock call each."""
     adapter = load(height=32, width=48, true_cfg_scale=true_cfg)

@@ -118,6 +118,7 @@ def test_the_plan_counts_the_sources_tokens_and_the_second_call():
         make_config(given | {"model": {**plain, "true_cfg_scale": 2.0}})
 
 
+@pytest.mark.long
 def test_true_guidance_trains_on_policy(data):
     data["model"]["true_cfg_scale"] = 2.0
     trainer = make_trainer(data)

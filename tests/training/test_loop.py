@@ -221,11 +221,11 @@ def test_the_lora_reference_is_the_untouched_base_model(random_sd3, tmp_path):
     done = list(trainer.iterations())[-1]
     rollout, edges = done.samples.rollout, done.samples.rollout.edges
     start = edges.latents, edges.sigma, edges.prompt
-    prompts = [prompt.text for prompt in rollout.batch.prompts]
-    predict = velocity_of(trainer.session.adapter, trainer.encode(prompts), 1.0)
+    predict = velocity_of(trainer.session.adapter, trainer.encode(rollout.batch.prompts), 1.0)
     reference = reference_of(trainer.session.policy, predict)(*start)
     base = load_adapter("sd3", str(random_sd3), dtype="float32", device=torch.device("cpu"))
-    rows = base.encode_prompts([prompts[p] for p in edges.prompt.tolist()])
+    prompts = [rollout.batch.prompts[p].text for p in edges.prompt.tolist()]
+    rows = base.encode_prompts(prompts)
     with torch.no_grad():
         expected, policy = base.velocity(edges.latents, edges.sigma, rows, 1.0), predict(*start)
     torch.testing.assert_close(reference, expected, rtol=1e-4, atol=1e-5)

@@ -79,7 +79,7 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
     monkeypatch.setattr(session, "transition", transition)
     monkeypatch.setattr(session, "losses", make_losses(config, transition))
     batch = prompt_batch(session.prompts, 2, 3, 0)
-    conditioning = trainer.encode([prompt.text for prompt in batch.prompts])
+    conditioning = trainer.encode(batch.prompts)
     drawn = trainer.sampling.draw(batch, conditioning).rollout
     predict = velocity_of(session.adapter, conditioning, guidance_scale)
     for micro_batch in (1, 7, 128):

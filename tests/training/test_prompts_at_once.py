@@ -19,7 +19,7 @@ def drawn(pipeline, directory, at_once, credit=FUSED, **rollout):
     )
     trainer = make_trainer(data)
     batch = prompt_batch(trainer.session.prompts, 4, 3, 0)
-    return trainer.sampling.draw(batch, trainer.encode([p.text for p in batch.prompts])), trainer
+    return trainer.sampling.draw(batch, trainer.encode(batch.prompts)), trainer
 
 
 CASES = [(1, None), (1, EXPLORE), (3, None), (3, EXPLORE)]

@@ -68,7 +68,7 @@ def test_an_audited_reward_changes_no_credit(explored_forest):
     trainer, done = explored_forest
     drawn, credit = done.samples, done.credit
     table = drawn.table
-    conditioning = trainer.encode([prompt.text for prompt in drawn.rollout.batch.prompts])
+    conditioning = trainer.encode(drawn.rollout.batch.prompts)
     moved = replace(table, total=torch.where(drawn.chosen.audit, table.total + 7, table.total))
     again, _ = trainer.crediting.assign(replace(drawn, table=moved), conditioning)
     assert torch.equal(again.advantage, credit.advantage) and torch.equal(again.outcome, credit.outcome)

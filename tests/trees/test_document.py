@@ -21,7 +21,7 @@ import diffrl.trees.write as trees_write
 from diffrl.gallery.progress import said
 from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
-from diffrl.records import Chosen, Exploration, PromptBatch, Samples
+from diffrl.records import Chosen, Exploration, Prompt, PromptBatch, Samples
 from diffrl.rollout.denoise import Level
 from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
@@ -693,7 +693,7 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
     for key, ratio in expected.items():
         assert found[key] == pytest.approx(ratio, rel=2e-2, abs=2e-6), key
     if "nft" in objective:
-        asked = trainer.trees.velocities(trace, trainer.encode([tree.prompt for tree in trees]))
+        asked = trainer.trees.velocities(trace, trainer.encode([Prompt(tree.prompt) for tree in trees]))
         now = trainer.trees.densities(trace, asked)
         wrong = (now - trace.edges.old_log_prob).tolist()
         assert wrong != pytest.approx([naive[node] for node in trace.edges.node.tolist()], rel=2e-2)

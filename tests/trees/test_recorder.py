@@ -165,8 +165,7 @@ def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, 
     drawn, values = done.samples.rollout, done.credit.values
     forest, edges, sigmas = drawn.forest, drawn.edges, session.sigmas.tolist()
     session.adapter.transformer = before
-    prompts = [prompt.text for prompt in drawn.batch.prompts]
-    predict = velocity_of(session.adapter, trainer.encode(prompts), 1.0)
+    predict = velocity_of(session.adapter, trainer.encode(drawn.batch.prompts), 1.0)
     roots = noise_at(root_addresses(forest, drawn.batch, data["run"]["seed"]), tuple(drawn.latents.shape[1:]))
     arrived = {int(node): latents for node, latents in zip(edges.node, edges.next_latents, strict=True)}
 
