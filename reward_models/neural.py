@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,41 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
 """How files of weights end."""
+
+
+Copies = dict[tuple[Hashable, ...], Any]
+_HELD: ContextVar[tuple[Copies, str] | None] = ContextVar("held", default=None)
+
+
+@contextmanager
+def one_copy(copies: Copies, device: torch.device | str) -> Iterator[None]:
+    """Within, scorers that are made for `device` share the weights that they have in common; see `shared`.
+
+    Args:
+        copies: what was loaded so far, and what will be; give the same one for all scorers that may share.
+        device: where the scorers will be moved. Nothing is shared between devices.
+    """
+    token = _HELD.set((copies, str(device)))
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def shared(key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
+    """What `make` makes, or within `one_copy` what was made there for an equal key and device. Nobody may change it.
+
+    Args:
+        key: everything that decides what is made.
+        make: loads it.
+    """
+    held = _HELD.get()
+    if held is None:
+        return make()
+    copies, device = held
+    if (device, *key) not in copies:
+        copies[device, *key] = make()
+    return copies[device, *key]
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -263,14 +263,20 @@ def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
     forward, layer = g.activations.forward * token_row, g.activations.saved * token_row
     inner = g.tokens * (m.lora.rank if m.lora is not None else 0) * dtype
     forward += inner
-    whole = layer * g.layers + inner * adapted
-    if t.gradient_checkpointing:
-        whole = layer + token_row * g.layers + inner * adapted / g.layers
-    guided, eval_guided = (m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale))
+    graph, passed = layer * g.layers + inner * adapted, (g.activations.backward - g.activations.saved) * token_row
+    if t.gradient_checkpointing:  # a block's input is kept, and the block that the gradient is in computed anew
+        graph, passed = token_row * g.layers, g.activations.backward * token_row + inner * adapted / g.layers
+    guided, eval_guided, before = (
+        m.facts.calls_per_step(scale)
+        for scale in (r.guidance_scale, config.eval.guidance_scale, config.reference_guidance)
+    )
+    whole = guided * (graph + passed)
+    if config.objective.asks_reference:  # the reference predicts while the policy's graph is there
+        whole = max(whole, guided * graph + before * forward)
     decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
     return {
         "rollout": int(r.micro_batch * guided * forward),
-        "update": int(t.micro_batch * guided * whole),
+        "update": int(t.micro_batch * whole),
         "evaluation": int(config.eval.batch * eval_guided * forward),
         "decode": (1 if m.vae_slicing else r.decode_batch) * decoder,
     }

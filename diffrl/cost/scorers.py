@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
-from reward_models.parameters import PARAMETERS, PLACES
+from reward_models.parameters import PARAMETERS, PLACES, SHARED
 from reward_models.registry import SCORERS
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -30,7 +30,7 @@ class ScorerWeights:
 
 
 def scorer_weights(config: Config) -> ScorerWeights:
-    """Add up what rewards and eval.rewards load; each loads its own copy, also of weights that another has.
+    """Add up what rewards and eval.rewards load; of `SHARED` weights one copy in each precision on each device.
 
     Activations while they score are left out.
     """
@@ -38,23 +38,31 @@ def scorer_weights(config: Config) -> ScorerWeights:
     elsewhere: Counter[str] = Counter()
     uncounted: list[str] = []
     loaded: dict[str, list[str]] = {}
+    held: set[tuple[str, int, str, str | None]] = set()
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             sizes = weights_of(reward)
             if sizes is None:
                 uncounted.append(f"{where} {reward.key}")
                 continue
-            size = sum(sizes.values()) * BYTES.get(_dtype(reward), 4)
-            if reward.device in (None, "cuda"):
-                beside += size
-            elif size:
-                elsewhere[str(reward.device)] += size
-            for repository in sizes:
-                loaded.setdefault(repository, []).append(f"{where} {reward.key}")
+            device = None if reward.device == "cuda" else reward.device
+            for repository, parameters in sizes.items():
+                dtype = _dtype(reward)
+                copy = (repository, parameters, dtype, device)
+                if copy in held:
+                    continue
+                if repository in SHARED:
+                    held.add(copy)
+                else:
+                    loaded.setdefault(repository, []).append(f"{where} {reward.key}")
+                if device is None:
+                    beside += parameters * BYTES.get(dtype, 4)
+                else:
+                    elsewhere[str(device)] += parameters * BYTES.get(dtype, 4)
     twice = "; ".join(f"{name} by {' and '.join(users)}" for name, users in loaded.items() if len(users) > 1)
     notes: list[str] = []
     if twice:
-        notes.append(f"Each reward loads its own copy, so these weights are counted more than once: {twice}.")
+        notes.append(f"Each of these rewards loads its own copy, so the weights are counted more than once: {twice}.")
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
     return ScorerWeights(beside, dict(elsewhere), tuple(notes))

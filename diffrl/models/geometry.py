@@ -20,14 +20,18 @@ class Activations:
     """Numbers that a transformer block holds for each token, in multiples of its width.
 
     Args:
-        saved: for backward; what autograd kept of one more block, LoRA on the family's targets, bfloat16 autocast and
-            fused attention, measured at width 512 with diffusers 0.42; the last digit depends on the ratio of text to
-            picture. SD3's is the same for full fine-tuning in float32.
+        saved: for backward, of one block.
         forward: at most at once without gradient, with the network's ends.
+        backward: at most at once while the backward pass goes through one block, what was saved of it included.
+
+    Living storages of the published networks with LoRA on the family's targets, bfloat16 autocast and fused attention,
+    on fake tensors with diffusers 0.42 (scripts/measure_memory.py); the last digit depends on the ratio of text to
+    picture.
     """
 
     saved: float
     forward: float
+    backward: float
 
 
 DECODER_MAPS: Mapping[str, float] = {

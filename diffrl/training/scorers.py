@@ -15,6 +15,7 @@ from diffrl.records import Prompt
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from reward_models import RewardError, load_reward
+from reward_models.neural import Copies, one_copy
 from reward_models.registry import move, require_itself
 
 
@@ -24,6 +25,7 @@ def make_scorers(
     device: str | torch.device = "cpu",
     fps: float | None = None,
     lanes: dict[str, Lane] | None = None,
+    copies: Copies | None = None,
 ) -> list[WeightedScorer]:
     """The configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
 
@@ -34,11 +36,12 @@ def make_scorers(
         fps: of the videos.
         lanes: threads by device, in which rewards are computed; new ones are added. None = no threads. Where model and
             reward both run on the CPU there is none either.
+        copies: weights that other scorers have loaded, which these share on the same device; new ones are added.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
     """
-    made = []
+    made, copies = [], {} if copies is None else copies
     for number, s in enumerate(settings):
         options = s.options if s.dtype is None else {**s.options, "dtype": s.dtype}
         own_device = torch.device(s.device or device)
@@ -50,7 +53,8 @@ def make_scorers(
                 f"{torch.cuda.device_count()} CUDA devices. Set cpu, or leave it out."
             )
         try:
-            scorer = load_reward(s.name, **options)
+            with one_copy(copies, own_device):
+                scorer = load_reward(s.name, **options)
             require_itself(s.name, scorer, move(s.name, scorer, own_device))
         except RewardError as error:
             raise ConfigError(f"{where}.{number}: {error}") from error

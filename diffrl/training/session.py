@@ -37,6 +37,7 @@ from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
 from diffrl.training.update import LossTerm
+from reward_models.neural import Copies
 
 LEAST_ROUNDED = 0.01
 """Deviation of a step below which its latents are not rounded to bfloat16; see `require_noise`."""
@@ -105,8 +106,11 @@ def open_session(config: Config, run_dir: Path) -> Session:
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}
-    scorers = make_scorers(config.rewards, "rewards", accelerator.device, fps, lanes)
-    eval_scorers = make_scorers(config.eval.rewards, "eval.rewards", accelerator.device, fps, lanes)
+    copies: Copies = {}
+    scorers, eval_scorers = (
+        make_scorers(settings, where, accelerator.device, fps, lanes, copies)
+        for settings, where in ((config.rewards, "rewards"), (config.eval.rewards, "eval.rewards"))
+    )
     require_media(config.model.facts, [*scorers, *eval_scorers])
     require_metadata(scorers, prompts, "prompts.train")
     require_metadata(eval_scorers, eval_prompts, "prompts.eval")

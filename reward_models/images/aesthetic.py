@@ -9,7 +9,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_
 from reward_models.errors import RewardError
 from reward_models.images.affine_head import AffineHead
 from reward_models.images.clip_preprocess import CenterCrop
-from reward_models.images.clip_towers import TransformersClip, unit
+from reward_models.images.clip_towers import load_clip, unit
 from reward_models.neural import dtype_of, find_file, inference, load_strict, read_state
 from reward_models.self_test import SIDE, Contrast, contrast, noise
 
@@ -73,7 +73,7 @@ class AestheticScorer:
                 f"curl -L -o '{FILE}' '{ADDRESS}'"
             )
         path = find_file(checkpoint, FILE, "aesthetic")
-        self.towers = TransformersClip(model, "aesthetic", kind, text=False)
+        self.towers = load_clip(model, "aesthetic", kind, text=False)
         config = self.towers.model.config
         if config.vision_config.hidden_act != "quick_gelu":
             raise RewardError(

@@ -6,7 +6,7 @@ import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
 from reward_models.errors import RewardError
-from reward_models.images.clip_towers import Towers, TransformersClip, load_open_clip, similarity
+from reward_models.images.clip_towers import Towers, load_clip, load_open_clip, similarity
 from reward_models.neural import dtype_of
 
 DEFAULTS = {
@@ -77,7 +77,7 @@ class ClipScorer:
             (model, pretrained) if model is not None else (DEFAULTS[engine][0], pretrained or DEFAULTS[engine][1])
         )
         self.towers: Towers = (
-            TransformersClip(str(name), "clip_score", kind)
+            load_clip(str(name), "clip_score", kind)
             if engine == "transformers"
             else load_open_clip(str(name), tag, "clip_score", kind)
         )

@@ -13,7 +13,7 @@ from reward_models.base import RewardBatch
 from reward_models.errors import RewardError
 from reward_models.images.clip_preprocess import center_crop_of
 from reward_models.media import to_pil
-from reward_models.neural import inference, pretrained, require_package
+from reward_models.neural import inference, pretrained, require_package, shared
 
 
 class Towers(Protocol):
@@ -108,6 +108,15 @@ class TransformersClip:
         """Move the weights."""
         self.device = torch.device(device)
         self.model.to(self.device)
+
+
+def load_clip(
+    place: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
+) -> TransformersClip:
+    """A `TransformersClip`; within `one_copy` the same one for all rewards that ask for the same."""
+    key = ("clip", str(place), dtype, str(processor or place), text)
+    made: TransformersClip = shared(key, lambda: TransformersClip(place, reward, dtype, processor, text))
+    return made
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, processor: str, place: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.errors import RewardError
-from reward_models.images.clip_towers import TransformersClip, unit
+from reward_models.images.clip_towers import TransformersClip, load_clip, unit
 from reward_models.neural import dtype_of, inference
 from reward_models.self_test import Contrast, contrast, drawing
 
@@ -137,7 +137,7 @@ class DiversityScorer:
         return cosine_distances(embeddings)
 
     def _load(self, model: str, dtype: torch.dtype) -> None:
-        self.clip = TransformersClip(model, self.spec.name, dtype, text=False)
+        self.clip = load_clip(model, self.spec.name, dtype, text=False)
         self.spec = replace(
             self.spec,
             description="Mean distance of a sample to the others of its group in CLIP's embeddings: 1 - cosine.",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from reward_models.images.clip_towers import TransformersClip, unit
+from reward_models.images.clip_towers import load_clip, unit
 from reward_models.images.geneval_rules import COLORS, Detection, class_name
-from reward_models.neural import inference, pretrained
+from reward_models.neural import inference, pretrained, shared
 
 GREY = 153
 """Of all channels behind a cut-out object: #999, as in GenEval."""
@@ -37,7 +37,10 @@ class Detector:
 
         self.processor = pretrained(Mask2FormerImageProcessor, model, reward)
         self.size = {"shortest_edge": side, "longest_edge": side * 1333 // 800}
-        self.model = pretrained(Mask2FormerForUniversalSegmentation, model, reward, dtype=dtype).eval()
+        self.model = shared(
+            ("mask2former", str(model), dtype),
+            lambda: pretrained(Mask2FormerForUniversalSegmentation, model, reward, dtype=dtype).eval(),
+        )
         self.labels: dict[int, str] = dict(self.model.config.id2label)
         self.classes = {class_name(label) for label in self.labels.values()}
 
@@ -109,7 +112,7 @@ class ColorClassifier:
     """
 
     def __init__(self, model: str, dtype: torch.dtype, reward: str) -> None:
-        self.towers = TransformersClip(model, reward, dtype)
+        self.towers = load_clip(model, reward, dtype)
         self._known: dict[str, Tensor] = {}
 
     def __call__(self, picture: Tensor, objects: Sequence[Detection], name: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
-from reward_models.images.clip_towers import TransformersClip, similarity
+from reward_models.images.clip_towers import load_clip, similarity
 from reward_models.neural import dtype_of
 
 
@@ -57,7 +57,7 @@ class PickScorer:
         processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
         dtype: str = "float32",
     ) -> None:
-        self.towers = TransformersClip(model, "pickscore", dtype_of(dtype), processor)
+        self.towers = load_clip(model, "pickscore", dtype_of(dtype), processor)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Scores of the batch."""

@@ -155,7 +155,8 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
         "prompt encodings": (6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # an iteration's prompts, and the held-out
     }
     tokens, casts = 3 * 3 + 77 + 256, 2 * n  # autocast holds bfloat16 copies of float32 weights
-    assert memory.passing["update"] == 11 * 2 * tokens * 14 * 5 * 21 * 2 + casts
+    with_reference = 5 * 20 + 12  # what five blocks save, and then the reference's prediction; more than backward takes
+    assert memory.passing["update"] == 11 * 2 * tokens * 14 * with_reference * 2 + casts
     assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 12 * 2 + casts
     assert memory.passing["decode"] == 3 * 6 * 11 * 24 * 24 * 2
     assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values()) == memory.needed("cuda")
@@ -176,6 +177,21 @@ def test_choices_show_in_the_memory(tmp_path):
     assert larger.passing["update"] * (9 + 77 + 256) == plain.passing["update"] * (36 + 77 + 1)
     halved = make_plan(config_of(tmp_path), world_size=2).memory
     assert halved.kept["samples and steps"] * 2 == plain.kept["samples and steps"]
+
+
+def test_a_guided_reference_is_planned_with_its_doubled_batch(tmp_path):
+    """The policy predicts for the prompt alone, the reference for the empty one too, beside the policy's graph."""
+    write_pipeline(tmp_path)
+    unguided = {"rollout": {"guidance_scale": 1.0}, "eval": {"guidance_scale": 1.0}, "model": {"path": str(tmp_path)}}
+    unguided["model"] |= {"dtype": "bfloat16"}
+    row, graph = 11 * (3 * 3 + 77 + 256) * 14 * 2, 5 * 20
+    for objective, rows in (
+        ({"kl": 0.0}, graph - 20 + 25),  # the backward pass through the last block
+        ({"kl": 0.1}, graph + 12),
+        ({"kl": 0.1, "kl_guidance": 4.5}, graph + 2 * 12),
+    ):
+        memory = make_plan(config_of(objective=objective, **unguided)).memory
+        assert memory.passing["update"] == row * rows + 2 * memory.trained_parameters  # and autocast's copies
 
 
 def test_trees_are_left_out_and_said_to_be(tmp_path):
@@ -221,7 +237,7 @@ def test_a_published_model_is_planned_without_its_files():
     assert memory.kept["frozen components"] == 2 * (encoders + 83_819_683)
     # 19 blocks of 8 projections of 3072 x 3072 and 38 of 3, each with 16 x (3072 + 3072) numbers
     assert memory.trained_parameters == (19 * 8 + 38 * 3) * 16 * 2 * 3072
-    blocks = 57 * 17 * 3072  # guidance is embedded: one call a step
+    blocks = (56 * 17 + 30) * 3072  # guidance is embedded: one call a step; the last block in its backward pass
     between_halves = (19 * 4 + 38 * 3) * 16  # of each adapter; text and picture have their own in the joint blocks
     assert memory.passing["update"] == 11 * (1024 + 512) * (blocks + between_halves) * 2
 
@@ -275,7 +291,7 @@ def test_two_networks_train_and_a_video_is_counted_in_frames():
     assert memory.kept["samples and steps"] == 150 * 4 * latents + 10_440 and memory.pictures == 30 * 3 * pixels
     halved = memory_of(WAN | {"height": 240, "width": 416, "frames": 33}, rollout={"latents_dtype": "bfloat16"})
     assert memory.kept["samples and steps"] - halved.kept["samples and steps"] == 120 * 2 * latents
-    assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * (5120 * 18 + 16) * 2
+    assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * (5120 * 17 + 16) * 2
 
 
 def test_ranks_share_the_weights_if_they_are_sharded():

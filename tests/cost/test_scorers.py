@@ -1,4 +1,4 @@
-"""What rewards' weights take, added up by hand: float32 unless said otherwise, each reward its own copy."""
+"""What rewards' weights take, added up by hand: float32 unless said otherwise, what is shared once."""
 
 import pytest
 
@@ -21,12 +21,21 @@ def test_weights_are_added_up_by_device_and_precision():
     assert (found.beside, found.elsewhere, found.notes) == (2 * PICK, {"cpu": 4 * HPS, "cuda:1": 2 * CLIP}, ())
 
 
-def test_a_held_out_twin_counts_again_and_the_plan_says_so():
-    found = weights([{"name": "geneval"}], [{"name": "geneval_strict"}, {"name": "pickscore"}])
-    assert found.beside == 4 * (2 * (CLIP + DETECTOR) + PICK)
+def test_twins_hold_their_weights_once_where_precision_and_device_are_the_same():
+    found = weights([{"name": "geneval"}, {"name": "clip_score"}], [{"name": "geneval_strict"}, {"name": "pickscore"}])
+    assert (found.beside, found.notes) == (4 * (CLIP + DETECTOR + PICK), ())
+    apart = weights(
+        [{"name": "geneval"}, {"name": "geneval_strict", "dtype": "bfloat16"}],
+        [{"name": "clip_score", "device": "cpu"}],
+    )
+    assert (apart.beside, apart.elsewhere) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP})
+
+
+def test_a_twin_that_loads_again_counts_again_and_the_plan_says_so():
+    found = weights([{"name": "hpsv2"}], [{"name": "hpsv2"}, {"name": "pickscore"}])
+    assert found.beside == 4 * (2 * HPS + PICK)
     (note,) = found.notes
-    assert "more than once" in note and note.count("rewards geneval and eval.rewards geneval_strict") == 2
-    assert "PickScore" not in note
+    assert "more than once" in note and "rewards hpsv2 and eval.rewards hpsv2" in note and "PickScore" not in note
 
 
 def test_a_reward_of_a_clips_frames_counts_as_what_it_averages():

@@ -20,7 +20,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     """Sizes of a pipeline; text and picture pass through the blocks together."""
     network = found.configs["transformer"]
     text = 2 * size.text_tokens * network["joint_attention_dim"]
-    return packed_geometry(found, size, text, Activations(saved=22, forward=23))
+    return packed_geometry(found, size, text, Activations(saved=22, forward=33, backward=40))
 
 
 def comfyui_key(layer: str) -> str | None:

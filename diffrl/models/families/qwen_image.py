@@ -35,7 +35,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
         network["num_layers"],
         2 * size.text_tokens * (network["joint_attention_dim"] + 1),  # and the mask
         *decoder_elements(vae, pixels, still=True),
-        Activations(saved=20, forward=20),
+        Activations(saved=20, forward=16, backward=28),
     )
 
 

@@ -1,0 +1,148 @@
+"""What a network call holds at most, forward and backward, without a GPU and without the memory: on fake tensors.
+
+PyTorch's FakeTensorMode computes shapes alone; a dispatch mode adds up the storages that are alive. Tensors are on a
+fake CPU, because the backward pass of a fake CUDA device asks for a driver. What kernels take as workspaces, what an
+allocator wastes, and what other kernels on a GPU would keep, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from unittest.mock import patch
+
+import torch
+from bench_models import Case, full_adapter, random_encodings
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from diffrl.config.schema import Config
+from diffrl.models.lora import add_lora
+from diffrl.models.published import PUBLISHED
+
+CPU = torch.device("cpu")
+KINDS = {
+    "flux": ("num_layers", "num_single_layers"),
+    "flux2_klein": ("num_layers", "num_single_layers"),
+    "z_image": ("n_layers", "n_refiner_layers"),
+    "sd3": ("plain", "dual"),
+}
+"""How each kind of a network's blocks is counted in its config, where that is not `num_layers` alone; of SD3.5 Medium
+some have a second attention, and `call_bytes` knows how its config says so."""
+
+
+class LiveMemory(TorchDispatchMode):
+    """Within it, tensors are fake but for those that were there before, and bytes of living storages are added up.
+
+    Attributes:
+        live: bytes that are alive, of tensors made within.
+        peak: the most that were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.live = self.peak = 0
+        self._known: set[weakref.ref] = set()
+
+    def __enter__(self):
+        """Enter both modes."""
+        self.fake.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *problem):
+        """Leave both."""
+        super().__exit__(*problem)
+        self.fake.__exit__(*problem)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):  # masks, which networks read
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        return found
+
+    def _see(self, storage) -> None:
+        size = storage.nbytes()
+        reference = weakref.ref(storage, lambda dead: self._forget(dead, size))
+        if reference not in self._known:
+            self._known.add(reference)
+            self.live += size
+            self.peak = max(self.peak, self.live)
+
+    def _forget(self, reference, size: int) -> None:
+        self._known.discard(reference)
+        self.live -= size
+
+
+def blocks_of(config: Config) -> dict[str, int]:
+    """Every kind of block that the configured network has, and how many of it."""
+    network = PUBLISHED[config.model.path].components["transformer"].config
+    dual = len(network.get("dual_attention_layers", ()))
+    known = {**network, "dual": dual, "plain": network.get("num_layers", 0) - dual}
+    counts = {kind: known[kind] for kind in KINDS.get(config.model.facts.name, ("num_layers",))}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def whole_bytes(config: Config, samples: int) -> int:
+    """Most bytes that a trained call of the whole network holds.
+
+    Those of two blocks of each kind, and for each further one what a third adds. The first block is no measure, since
+    no gradient goes on to what comes before it.
+    """
+    counts, scale = blocks_of(config), config.rollout.guidance_scale
+    two = dict.fromkeys(counts, 2)
+    base = call_bytes(config, two, samples, scale, trained=True)
+    more = {kind: call_bytes(config, two | {kind: 3}, samples, scale, trained=True) - base for kind in counts}
+    return base + sum((counts[kind] - 2) * size for kind, size in more.items())
+
+
+def call_bytes(config: Config, blocks: dict[str, int], samples: int, guidance_scale: float, trained: bool) -> int:
+    """Most bytes that a network call of some blocks holds, its weights and its inputs left out.
+
+    Args:
+        config: whose model, LoRA and checkpointing are taken.
+        blocks: of each kind, as in `blocks_of`.
+        samples: in the call.
+        guidance_scale: of the call.
+        trained: forward with gradient and backward; else forward alone.
+    """
+    m = config.model
+    size = {name: value for name, value in m.options.items() if value is not None}
+    case = Case(m.facts.name, m.path, size, guidance_scale=guidance_scale)
+    if m.facts.name == "sd3":
+        dual = blocks.get("dual", 0)
+        blocks = {"num_layers": blocks.get("plain", 0) + dual, "dual_attention_layers": range(dual)}
+    with LiveMemory() as memory, patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):
+        adapter = full_adapter(case, CPU, **blocks)
+        if m.lora is not None:
+            add_lora(adapter.transformer, m.lora.rank, m.lora.alpha, m.lora_targets, 0)
+        if trained and config.train.gradient_checkpointing:
+            adapter.transformer.enable_gradient_checkpointing()
+        for parameter in adapter.transformer.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)  # as it is throughout an update of several micro-batches
+        rows = _rows(random_encodings(adapter, m.facts.name, CPU), samples)
+        latents, sigma = adapter.init_latents(lambda shape: torch.empty(samples, *shape)), torch.ones(samples)
+        before = memory.live
+        memory.peak = before
+        with torch.set_grad_enabled(trained):
+            velocity = adapter.velocity(latents, sigma, rows, guidance_scale)
+            if trained:
+                velocity.square().mean().backward()
+        return memory.peak - before
+
+
+def _rows(encodings: dict[str, torch.Tensor], samples: int) -> dict[str, torch.Tensor]:
+    """Encodings of as many prompts; masks are no fakes, since networks read them: every place is taken."""
+    with unset_fake_temporarily():
+        masks = {name: torch.ones(samples, *value.shape[1:], dtype=value.dtype) for name, value in encodings.items()}
+    return {
+        name: masks[name] if name.endswith("mask") else value.expand(samples, *value.shape[1:])
+        for name, value in encodings.items()
+    }
