@@ -46,7 +46,7 @@ def test_the_embedded_world_is_there():
         ("prompts.txt", b"caf\xe9", "cannot be read as UTF-8 text"),
         ("prompts.csv", b"a red circle", r"a \.txt or \.jsonl file. Got '.*prompts.csv'"),
         ("prompts.jsonl", b'{"prompt": "a"}\n\n{"prompt": \n', r"must be a JSON object. .*prompts.jsonl:3: "),
-        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r'must be an object such as .*prompts.jsonl:2 is ..b..'),
+        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r"must be an object such as .*prompts.jsonl:2 is ..b.."),
         ("prompts.jsonl", b'{"text": "a"}', r"prompts.jsonl:1 is {"),
         ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is {"),
         ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is {"),
