@@ -143,7 +143,7 @@ def test_nothing_is_drawn_for_a_reward_that_does_not_exist(score, random_sd3, tm
         (["--images", "y"], "go together"),
         (["--pipeline", "x"], "go together"),
         (["IN", "--pipeline", "x", "--images", "y"], "and not both"),
-        ([], "diffrl score --pipeline draws some"),
+        ([], "diffrl score --pipeline generates some"),
         (["--check", "shapes"], " rewards check NAME."),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("run.name=17", "run.name must be text. Got 17. Put it in quotes."),
         ("model.max_sequence_length=1025", "model.max_sequence_length must be <= 1024"),
         ("model.lora.targets=[]", "model.lora.targets must have at least 1 entry"),
-        ("prompts.train=mine.txt@held_out", "@train, @tune, @report behind it for a part"),
+        ("prompts.train=mine.txt@held_out", "hub:<dataset>, either with @train, @tune, @report behind it"),
         ("prompts.train=shapes:train@tune", "Did you mean 'shapes:train'?"),
         ("prompts.train=shapes:tran", "shapes, moving, words, geneval, ocr with :train, :tune, :report"),
         ("prompts.eval=shapes:held_out", "held_out is now two splits: shapes:tune, to choose settings by, and shapes:"),

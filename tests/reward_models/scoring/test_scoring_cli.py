@@ -65,7 +65,7 @@ def test_help_loads_nothing_heavy():
             ["IN", "--reward", "a=sharpness", "--reward", "a=contrast"],
             "--reward first=sharpness --reward second=contrast",
         ),
-        (["IN", "--reward", "sharpness", "--option", "no_such=1"], "these options: no_such. It takes: "),
+        (["IN", "--reward", "sharpness", "--option", "no_such=1"], "these options: no_such. It takes "),
         (["IN", "--reward", "os:getcwd"], "os:getcwd gives a str without a `__call__`"),
         (["IN", "--reward", "shapes", "--option", "color_error"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "other.color_error=1"], "KEY=VALUE"),
