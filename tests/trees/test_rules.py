@@ -59,7 +59,7 @@ def test_steps_share_the_credit_of_their_pictures(random_sd3, tmp_path):
     for tree in kept(make_run(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))[1]):
         given = sums(tree)
         told = {step_sum(given, edge) for edge in given.edges if pushed(edge)}
-        assert told == {"that of its picture", "the mean of its 2 pictures' advantages"}
+        assert told == {"that of its image", "the mean of its 2 images' advantages"}
 
 
 def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3, tmp_path):

@@ -141,7 +141,7 @@ def test_refusals():
         load_reward("video_mean", reward="sharpness", frames=0)
     with pytest.raises(RewardError, match="'temporal_flicker', which scores videos"):
         load_reward("video_mean", reward="temporal_flicker")
-    with pytest.raises(RewardError, match="does not take these options"):
+    with pytest.raises(RewardError, match="needs the option reward"):
         load_reward("video_mean")
     scorer = load_reward("video_mean", reward="sharpness")
     with pytest.raises(RewardError, match="scores videos"):
