@@ -15,6 +15,7 @@ DRAWN = {
     "chains, awm": "AWM",
     "chains, grpo": "Flow-GRPO",
     "tilt": "diffrl without its guided reference",
+    "guidance distilled": "guidance distilled, no reward",
 }
 """Arms, and what readers of README call them."""
 
