@@ -33,7 +33,7 @@ def draw_flagship(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0, 4.1), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10.0, 4.3), dpi=120, layout="constrained")
     lines: dict[str, Any] = {}
     for axes, (title, budgets) in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds.items(), strict=True):
         for index, (label, name) in enumerate(DRAWN.items()):
@@ -73,5 +73,5 @@ def draw_flagship(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     figure.axes[0].set_ylabel("share of held-out samples that are right")
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(destination)
