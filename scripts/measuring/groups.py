@@ -49,6 +49,7 @@ RATES = {
     },
     "words": {
         "diffrl": 3e-4,
+        "tilt, rate of diffrl": 3e-4,
         "guidance distilled": 1e-3,
         "chains, nft": 2e-4,
         "chains, crd": 2e-4,
@@ -93,6 +94,8 @@ def factorial(world: str) -> dict[str, str]:
         arm("awm", f"objective.levels=3 objective.kl=1.0e3 objective.kl_guidance={teacher}")
         + " rollout.tree.roots=2 train.updates_per_iteration=1 train.warmup_updates=3"
     )
+    if world == "words":  # where the two have different rates
+        arms["tilt, rate of diffrl"] = arms["tilt"]
     rates = RATES[world]
     return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
 
@@ -114,7 +117,7 @@ QUESTIONS = {
     ),
     "Do values by the ODE pay?": (("tree, grpo, incremental", "tree, grpo, incremental, ode"),),
     "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
-    "Does the guided reference pay?": (("tilt", "diffrl"),),
+    "Does the guided reference pay?": (("tilt", "diffrl"), ("tilt, rate of diffrl", "diffrl")),
     "Does diffrl pay?": tuple((rival, "diffrl") for rival in RIVALS),
     "Is it more than guidance?": (("guidance distilled", "diffrl"),),
 }
