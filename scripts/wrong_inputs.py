@@ -34,7 +34,7 @@ ENVIRONMENT = {
 }
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from fuzzing import configurations, wrong_commands  # noqa: E402
+from fuzzing import configurations, wrong_commands, wrong_files  # noqa: E402
 from fuzzing.findings import FLOOD, Finding, table  # noqa: E402
 from fuzzing.trial import MARK, Ended, Send, command, isolated, warm  # noqa: E402
 from fuzzing.wrong_commands import WrongInput  # noqa: E402
@@ -113,7 +113,7 @@ def prepared(place: Path) -> Iterator[Path]:
         ended = isolated(_command, folder, ["train", "good.yaml", *extra], seconds=600)
         if ended.last("code") != 0:
             raise RuntimeError(f"The run that lines name could not be made:\n{ended.output[-3000:]}")
-    wrong_commands.damage_runs(folder)
+    wrong_files.damage_runs(folder)
     yield folder
     for path in ("sealed", "sealed.txt", "sealed.yaml"):
         (folder / path).chmod(0o700)
@@ -124,7 +124,7 @@ def files_in(folder: Path) -> None:
     folder.mkdir()
     good, chains = (copy.deepcopy(configurations.base(name)) for name in ("quickstart.yaml", "tiny-sd3/flow_grpo.yaml"))
     good["run"]["name"], chains["run"]["name"] = "new", "chains"
-    wrong_commands.make_files(folder, good, chains, ROOT / "assets/tiny-sd3")
+    wrong_files.make_files(folder, good, chains, ROOT / "assets/tiny-sd3")
 
 
 def _command(send: Send, words: list[str]) -> None:

@@ -15,8 +15,7 @@ from unittest.mock import patch
 
 import torch
 from bench_models import CASES, full_adapter, random_encodings
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import EvalSettings
@@ -27,6 +26,7 @@ from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.evaluate import draw
+from measuring.fake_mode import FakeMode
 
 CUDA = torch.device("cuda", 0)
 READ = torch.ops.aten._local_scalar_dense.default
@@ -49,7 +49,7 @@ VALUES = {torch.int64: 1, torch.int32: 1}
 WAITS = ("read", "to host", "to device", "index from host")
 
 
-class FakeCuda(TorchDispatchMode):
+class FakeCuda(FakeMode):
     """Within it, tensors that are asked for on cuda are fake, and whoever makes the host wait for them is counted.
 
     What is read of the device is as in a healthy run: `all` holds, `any` does not, numbers are .5 or 1.
@@ -61,18 +61,7 @@ class FakeCuda(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: Counter[str] = Counter()
-
-    def __enter__(self):
-        """Enter both modes: PyTorch does not look for a driver as long as the fake one is there."""
-        self.fake.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *problem):
-        """Leave both."""
-        super().__exit__(*problem)
-        self.fake.__exit__(*problem)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import torch
 from bench_models import Case, full_adapter, random_encodings
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import Config
 from diffrl.models.lora import add_lora
 from diffrl.models.published import PUBLISHED
+from measuring.fake_mode import FakeMode
 
 CPU = torch.device("cpu")
 KINDS = {
@@ -31,7 +31,7 @@ KINDS = {
 some have a second attention, and `call_bytes` knows how its config says so."""
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(FakeMode):
     """Within it, tensors are fake but for those that were there before, and bytes of living storages are added up.
 
     Attributes:
@@ -41,19 +41,8 @@ class LiveMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.live = self.peak = 0
         self._known: set[weakref.ref] = set()
-
-    def __enter__(self):
-        """Enter both modes."""
-        self.fake.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *problem):
-        """Leave both."""
-        super().__exit__(*problem)
-        self.fake.__exit__(*problem)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
