@@ -98,7 +98,11 @@ class PipelineAdapter(ABC):
             component.to("cpu" if self._offloaded(name) else placement.device)
         vae, needed = self.pipeline.vae, self.family.vae_dtype
         vae_dtype = placement.vae_dtype or (self.dtype if needed is None else getattr(torch, needed))
-        torch.nn.Module.to(vae, vae_dtype)  # diffusers' own `to` warns about it
+        # A decoder of images keeps its channels last, as convolutions of CPUs and of tensor cores take them: else each
+        # call copies its input over and back. Videos' weights have a fifth axis, for which that layout does not exist.
+        flat = all(weight.ndim <= 4 for weight in vae.parameters())
+        layout = torch.channels_last if flat else torch.preserve_format
+        torch.nn.Module.to(vae, vae_dtype, memory_format=layout)  # diffusers' own `to` warns about a dtype
         if placement.vae_slicing:
             vae.enable_slicing()
         if placement.vae_tiling:
