@@ -31,3 +31,9 @@ SHARED = (*GENEVAL, "yuvalkirstain/PickScore_v1")
 
 PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")
 """Options that give a reward other weights than the published ones."""
+
+CONFIGS: Mapping[str, tuple[str, ...]] = {
+    "hpsv3": ("Qwen/Qwen2-VL-7B-Instruct",),
+    "video_align": ("Qwen/Qwen2-VL-2B-Instruct",),
+}
+"""Further repositories of a reward's, of which config and tokenizer are read and no weights."""

@@ -193,9 +193,11 @@ def test_a_path_that_is_no_name_on_the_hub_is_a_sentence_everywhere(config_file,
 
 def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
     assert run("plan", config_file, "model.path=some/hub-id") == 0
-    assert "Network evaluations" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "Network evaluations" in text and "  huggingface.co/some/hub-id for model.path: size not known" in text
     assert run("plan", config_file, "--json", "--gpu", "h100") == 0
     plan = json.loads(capsys.readouterr().out)
+    assert plan["downloads"] == []
     assert plan["utilisation"] == 0.4 and plan["hours"]["H100"] > 0
     rollout, update, gate, evaluation = 3 * 8 * 5, 3 * 8 * 3, 8 * 3, 3 * 7 * 3
     assert plan["total_network_evaluations"] == rollout + update + gate + evaluation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -119,12 +120,17 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
+    from diffrl.run.downloads import downloads, told
 
     resolved = load(config, overrides)
     made, gpus = make_plan(resolved, processes), tuple(find_gpu(name) for name in gpu or ())
     share = utilisation or UTILISATION
+    fetched = downloads(resolved)
     if as_json:
         hours = {one.title: hours_of(made, one, share) for one in gpus}
-        typer.echo(plan_json(made, {"utilisation": share, "hours": hours} if gpus else None))
+        more = {"utilisation": share, "hours": hours} if gpus else {}
+        typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more}))
         return
-    typer.echo(plan_text(made, tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))))
+    rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
+    first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
+    typer.echo(plan_text(made, rows, (*notes, *first)))

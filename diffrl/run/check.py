@@ -26,10 +26,11 @@ from diffrl.precision.backends import find_backend
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.directory import new_run_dir
-from diffrl.run.downloads import Download, downloads, is_away, missing_package, require_reader, unloaded, weights_away
+from diffrl.run.downloads import downloads, is_away, require_reader, told, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
 from diffrl.run.initial import begins_elsewhere, pin_initial
 from diffrl.run.lora_start import check_start
+from diffrl.run.stand_ins import missing_package, unloaded
 from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
@@ -78,7 +79,7 @@ def check_config(
     return [
         *found,
         *idle_notes(config),
-        *(f"{'' if number else 'to fetch':<12} {_told(one)}" for number, one in enumerate(fetched)),
+        *(f"{'' if number else 'to fetch':<12} {line}" for number, line in enumerate(told(fetched))),
         verdict,
         *(f"  - {reason}" for reason in dict.fromkeys(not_here)),
     ]
@@ -243,11 +244,6 @@ def _lacks(reward: RewardSettings) -> str:
     if missing_package(reward):
         return " (its package is not here)"
     return " (weights not here yet)" if weights_away(reward) else ""
-
-
-def _told(one: Download) -> str:
-    place = f"huggingface.co/{'datasets/' if one.kind == 'dataset' else ''}{one.name}"
-    return f"{place} for {', '.join(one.uses)}" + (f": {one.note}" if one.note else "")
 
 
 def whereabouts(path: str) -> str:

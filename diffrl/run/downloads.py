@@ -6,46 +6,23 @@ a reward takes from another repository than its weights are too small to be told
 
 from __future__ import annotations
 
-import inspect
-import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
-from diffrl.cost.scorers import inner_name, inner_options
+from diffrl.cost.scorers import inner_name, weights_of
 from diffrl.data.worlds import part_of
-from diffrl.errors import ConfigError, NotHereError
-from diffrl.models.architecture import describe_pipeline
+from diffrl.errors import NotHereError
 from diffrl.models.hub import is_hub_id
-from diffrl.rewards.score import WeightedScorer
-from reward_models import Scorer
-from reward_models.base import ScorerSpec
-from reward_models.parameters import PLACES
-from reward_models.registry import SCORERS, factory_of
-from reward_models.scoring.catalogue import entry_of
+from diffrl.run.repositories import NOT_KNOWN, size_of, size_words, terms_words
+from reward_models.parameters import CONFIGS
 
 Kind = Literal["model", "dataset"]
-
-KNOWN = {
-    # huggingface.co/datasets/CarperAI/pickapic_v1_no_images_training_sfw/tree/main
-    "CarperAI/pickapic_v1_no_images_training_sfw": "89 MB; licence MIT",
-    # huggingface.co/datasets/WenhaoWang/VidProM/tree/main: VidProM_unique.csv
-    "WenhaoWang/VidProM": "383 MB; licence CC BY-NC 4.0",
-    # LICENSE.md of huggingface.co/black-forest-labs/FLUX.1-dev
-    "black-forest-labs/FLUX.1-dev": "FLUX.1 [dev] Non-Commercial License",
-    # LICENSE.md of huggingface.co/stabilityai/stable-diffusion-3.5-medium and of -large
-    "stabilityai/stable-diffusion-3.5-medium": "Stability AI Community License",
-    "stabilityai/stable-diffusion-3.5-large": "Stability AI Community License",
-}
-"""Sizes and licences, with their sources; what is in no source that was seen is left out."""
-
-_REPOSITORY = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(?:\.[\w-]+)*(?![\w/])")
 
 
 @dataclass(frozen=True)
@@ -56,13 +33,21 @@ class Download:
         name: OWNER/NAME.
         kind: of repository.
         uses: places in the configuration that need it.
-        note: its size and licence in words, as far as they are known.
+        size: bytes that are fetched; None if they are not known here.
+        note: its size, its licence and whether it is gated, in words.
     """
 
     name: str
     kind: Kind
     uses: tuple[str, ...]
+    size: int | None
     note: str
+
+    @property
+    def told(self) -> str:
+        """All of it in one line."""
+        place = f"huggingface.co/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
+        return f"{place} for {', '.join(self.uses)}: {self.note}"
 
 
 def offline() -> bool:
@@ -74,19 +59,24 @@ def offline() -> bool:
 
 def downloads(config: Config) -> list[Download]:
     """All that is not here: prompts, weights of rewards, the pipeline."""
-    found: dict[tuple[str, Kind], list[tuple[str, str]]] = {}
-    for name, kind, use, note in _needed(config):
+    found: dict[tuple[str, Kind], dict[str, None]] = {}
+    for name, kind, use in _needed(config):
         if not is_cached(name, kind):
-            found.setdefault((name, kind), []).append((use, note))
+            found.setdefault((name, kind), {})[use] = None
     return [
-        Download(
-            name,
-            kind,
-            uses=tuple(dict.fromkeys(use for use, _ in needed)),
-            note="; ".join(filter(None, (needed[0][1], KNOWN.get(name)))),
-        )
-        for (name, kind), needed in found.items()
+        Download(name, kind, tuple(uses), size_of(name), note=f"{size_words(name)}; {terms_words(name)}")
+        for (name, kind), uses in found.items()
     ]
+
+
+def told(found: Sequence[Download]) -> list[str]:
+    """What is to be fetched: a line for each repository, and their sum where there are several."""
+    lines = [one.told for one in found]
+    known = [one.size for one in found if one.size is not None]
+    if len(known) > 1:
+        more = f" and what is {NOT_KNOWN}" if len(known) < len(found) else ""
+        lines.append(f"together {sum(known) / 1e9:.1f} GB{more}")
+    return lines
 
 
 def is_cached(name: str, kind: Kind) -> bool:
@@ -119,40 +109,18 @@ def weights_away(reward: RewardSettings) -> bool:
     return not offline() and not all(is_cached(name, "model") for name in _weights(reward))
 
 
-def missing_package(reward: RewardSettings) -> str | None:
-    """What of diffrl's extras a reward needs that is not installed here, such as "diffrl[clip]"; None if nothing."""
-    entry = entry_of(inner_name(reward))
-    return entry.install if entry.spec is not None else None
-
-
-def unloaded(settings: Sequence[RewardSettings], where: str) -> list[WeightedScorer]:
-    """Stand-ins that know what rewards look at and read, without their weights; they cannot score.
-
-    Raises:
-        ConfigError: a reward has no such options.
-    """
-    for number, reward in enumerate(settings):
-        try:
-            inspect.signature(factory_of(reward.name)).bind(**reward.options)
-        except TypeError as error:
-            raise ConfigError(f"{where}.{number}.options do not fit the reward {reward.name}: {error}.") from error
-    return [WeightedScorer(reward.key, cast(Scorer, factory_of(reward.name))) for reward in settings]
-
-
-def _needed(config: Config) -> Iterator[tuple[str, Kind, str, str]]:
-    """Repositories, what they are, the place that needs them, and what is known of them."""
+def _needed(config: Config) -> Iterator[tuple[str, Kind, str]]:
+    """Repositories, what they are, and the place that needs them."""
     for place, source in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.held_out)):
         if (name := _dataset(source)) is not None:
-            yield name, "dataset", place, ""
+            yield name, "dataset", place
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             for name in _weights(reward):
-                yield name, "model", f"{where} {reward.key}", _facts(factory_of(inner_name(reward)).spec)
+                yield name, "model", f"{where} {reward.key}"
     path = config.model.path
     if not pipeline_folder(path).exists() and is_hub_id(path):
-        known = describe_pipeline(path)
-        count = sum(math.prod(shape) for part in known.shapes.values() for shape in part.values()) if known else 0
-        yield path, "model", "model.path", f"{count / 1e9:.1f} billion parameters" if count else ""
+        yield path, "model", "model.path"
 
 
 def _dataset(source: str) -> str | None:
@@ -163,14 +131,5 @@ def _dataset(source: str) -> str | None:
 
 def _weights(reward: RewardSettings) -> list[str]:
     """Repositories that hold a reward's own weights; none where its options name others, or a server has them."""
-    name = inner_name(reward)
-    given = inner_options(reward)
-    spec: ScorerSpec | None = getattr(factory_of(name), "spec", None) if name in SCORERS else None
-    if spec is None or spec.remote or given.get("features") == "pixels" or any(option in given for option in PLACES):
-        return []
-    return [] if "://" in (spec.weights or "") else _REPOSITORY.findall(spec.weights or "")
-
-
-def _facts(spec: ScorerSpec) -> str:
-    said = [f"{spec.memory} in memory" if spec.memory else "", f"licence: {spec.weights_license or 'unknown'}"]
-    return "; ".join(one for one in said if one)
+    weights = weights_of(reward)
+    return [*weights, *CONFIGS.get(inner_name(reward), ())] if weights else []

@@ -68,3 +68,27 @@ def test_a_single_step_goes_from_noise_to_the_picture(load):
     """The stock scheduler stretches the levels so that the last is .02, and of one makes nan."""
     assert load().sigmas(1).tolist() == [1.0, 0.0]
     assert load().sigmas(2)[1].item() == pytest.approx(0.02, abs=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_masks_that_go_to_attention_straight_are_the_networks_own(load, checkpointing):
+    adapter = load()
+    network = adapter.transformer.requires_grad_(True)
+    if checkpointing:
+        network.enable_gradient_checkpointing()
+    latents = adapter.init_latents(lambda shape: torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)))
+    conditioning, sigma = adapter.encode_prompts(PROMPTS), torch.tensor([0.8, 0.3])
+    rows, columns = adapter.latent_shape[1:]
+    texts, masks = conditioning["prompt_embeds"], conditioning["mask"]
+    found = []
+    for call in (
+        lambda: adapter.predict(latents, sigma, conditioning, 1.0),
+        lambda: network(latents, texts, masks, sigma, [[(1, rows // 2, columns // 2)]] * 2, return_dict=False)[0],
+        lambda: network(latents, texts, None, sigma, [[(1, rows // 2, columns // 2)]] * 2, return_dict=False)[0],
+    ):
+        network.zero_grad()
+        velocity = call()
+        velocity.square().sum().backward()
+        found.append((velocity.detach(), network.txt_in.weight.grad.clone()))
+    for ours, stock, unmasked in zip(*found, strict=True):
+        assert torch.equal(ours, stock) and not torch.allclose(ours, unmasked, rtol=1e-3)

@@ -10,9 +10,9 @@ import torch
 
 from tests.tiers import daily
 
-OF_CALLS = {"qwen_image": {"to device": (2, 2, 3)}, "z_image": {"read": (8, 8, 16)}}
-"""What the network calls of three steps wait for by themselves: diffusers' Qwen-Image copies a number to the device in
-each; Z-Image's network takes each text at its length, which the host asks for (one wait, but each number is counted).
+OF_CALLS = {"z_image": {"read": (8, 8, 16)}}
+"""What the network calls of three steps wait for by themselves: Z-Image's network takes each text at its length, which
+the host asks for (one wait, but each number is counted).
 """
 
 FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein"]

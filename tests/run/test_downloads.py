@@ -1,5 +1,6 @@
 """What a start would fetch is told before anything is fetched."""
 
+import re
 import socket
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from diffrl.config import load_config
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.run.check import check_config
-from diffrl.run.downloads import downloads
+from diffrl.run.downloads import downloads, told
 from diffrl.run.elsewhere import other_machine
+from diffrl.run.repositories import NOT_KNOWN, REPOSITORIES, size_of
+from reward_models.parameters import CONFIGS, PARAMETERS
+from reward_models.registry import SCORERS, factory_of
 
 ROOT = Path(__file__).parents[2]
 CLIP, PICK, HPS = "openai/clip-vit-large-patch14", "yuvalkirstain/PickScore_v1", "xswu/HPSv2"
@@ -29,6 +33,27 @@ NEEDED = {
     "sd3/crd": {PICK, "stabilityai/stable-diffusion-3.5-medium"},
 }  # fmt: skip
 """Repositories of some recipes, read by hand from the recipes and from the scorers' defaults."""
+
+
+LISTED = {
+    "black-forest-labs/FLUX.1-dev": 33.7,  # transformer 23.8, T5 9.52, CLIP .25, VAE .17
+    "Qwen/Qwen-Image": 57.7,
+    "stabilityai/stable-diffusion-3.5-medium": 4.94 + 4.99 + 4.53 + 1.39 + 0.247 + 0.168,
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": 5.0 + 1.42 + 4.99 + 0.241 + 1.25,
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 5.68 + 4.97 + 4.9 + 4.97 + 5.0 + 2.89 + 0.508,
+    "Tongyi-MAI/Z-Image": 12.3 + 8.04 + 0.168,
+    "openai/clip-vit-large-patch14": 1.71,
+    "yuvalkirstain/PickScore_v1": 3.94,
+    "xswu/HPSv2": 1.97,
+    "THUDM/ImageReward": 1.79,
+}
+"""GB of the files that are fetched, as their pages list them."""
+GATED = {
+    "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev",
+    "black-forest-labs/FLUX.2-klein-base-9B", "stabilityai/stable-diffusion-3-medium-diffusers",
+    "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-large",
+}  # fmt: skip
+RECIPES = sorted(path for path in (ROOT / "configs").glob("*/*.yaml") if "tiny" not in path.parent.name)
 
 
 @pytest.fixture
@@ -54,6 +79,41 @@ def test_all_that_a_recipe_needs_is_told_and_what_is_here_is_not(recipe, empty_c
                for one in told for use in one.uses)  # fmt: skip
     (empty_cache / "models--yuvalkirstain--PickScore_v1" / "snapshots" / "0123").mkdir(parents=True)
     assert {one.name for one in downloads(config)} == NEEDED[recipe] - {PICK}
+
+
+def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(empty_cache):
+    assert len(RECIPES) > 90
+    for path in RECIPES:
+        found = downloads(load_config(path))
+        assert found, path
+        for one in found:
+            assert re.match(r"[\d.]+ [GM]B.*; licence: (?!not known)\S.*; (not |whether it is )?gated", one.note), one
+            assert ("hf auth login" in one.note) == (one.name in GATED), one
+        assert "together" in told(found)[-1]
+
+
+def test_sizes_are_those_of_the_files_that_are_fetched():
+    for name, listed in LISTED.items():
+        assert size_of(name) / 1e9 == pytest.approx(listed, rel=0.005), name
+    assert {name for name, one in REPOSITORIES.items() if one.gated} == GATED
+
+
+def test_repositories_of_rewards_are_those_that_they_name():
+    """They are listed apart from the scorers, so that telling them imports nothing heavy."""
+    repository = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(?:\.[\w-]+)*(?![\w/])")
+    for name in SCORERS:
+        spec = factory_of(name).spec
+        served = spec.memory is not None and "behind its server" in spec.memory
+        if not served and "://" not in (spec.weights or ""):  # aesthetic: a head that is given, on CLIP
+            assert set(repository.findall(spec.weights or "")) == {*PARAMETERS.get(name, ()), *CONFIGS.get(name, ())}
+    assert {*CONFIGS} <= {*PARAMETERS} <= {*SCORERS}
+
+
+def test_what_is_not_known_is_not_made_up(empty_cache, run_settings):
+    run_settings["model"]["path"] = "somebody/model"
+    (one,) = downloads(make_config(run_settings))
+    unknown = f"size {NOT_KNOWN}; licence: {NOT_KNOWN}; whether it is gated: {NOT_KNOWN}"
+    assert (one.size, one.note) == (None, unknown)
 
 
 def test_check_tells_what_is_not_here_and_fetches_nothing(empty_cache, run_settings):

@@ -12,6 +12,7 @@ from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 NOTHING = " "
@@ -64,6 +65,19 @@ class QwenImageAdapter(PackedPictureAdapter):
 
     family = FAMILY
 
+    def __init__(
+        self,
+        pipeline: Any,
+        dtype: torch.dtype,
+        height: int | None = None,
+        width: int | None = None,
+        max_sequence_length: int | None = None,
+    ):
+        from diffrl.models.qwen_attention import MaskedAttention
+
+        super().__init__(pipeline, dtype, height, width, max_sequence_length)
+        pipeline.transformer.set_attn_processor(MaskedAttention())
+
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
         with self.on_device("text_encoder"):
@@ -88,7 +102,7 @@ class QwenImageAdapter(PackedPictureAdapter):
             hidden_states=latents,
             timestep=sigma,
             encoder_hidden_states=conditioning["prompt_embeds"],
-            encoder_hidden_states_mask=conditioning["mask"],
+            attention_kwargs={"text_mask": conditioning["mask"]},
             img_shapes=[[(1, rows // 2, columns // 2)]] * len(latents),
             return_dict=False,
         )[0]
