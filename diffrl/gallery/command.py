@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 import threading
@@ -16,14 +17,18 @@ from typing import TextIO
 from diffrl import __version__
 from diffrl.errors import ConfigError
 from diffrl.gallery.app import serve
+from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.hosts import LOOPBACK
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.scoring import score_everything, score_on_demand
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
+from diffrl.gallery.votes import read_votes
 
 EVERY = 2.0
 """Seconds between two words on how far an export is."""
+HOSTS = "--host takes a name or an address of this machine."
+ELSEWHERE = "Leave it out to listen to this machine alone, or take 0.0.0.0 for all its addresses."
 CLEAR = "\x1b[K"
 """What a terminal takes as: nothing more on this line."""
 
@@ -119,21 +124,33 @@ def told_far(out: TextIO) -> Iterator[Callable[[int, int], None]]:
 
 
 def require_votes(path: Path) -> None:
-    """Refuse a place where no votes can be written, before anybody votes.
+    """Refuse what no votes can be read from or added to, before anybody votes.
 
     Raises:
-        ConfigError: it is a directory, or in none.
+        ConfigError: it is a directory, in none, cannot be read, or holds other things and not one vote.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         what = "is a directory" if path.is_dir() else "is in no directory that there is"
         raise ConfigError(f"--votes takes a file, which is made with the first vote. {path} {what}. Name another.")
+    try:
+        read = read_votes(path)
+    except GalleryError as error:
+        raise ConfigError(str(error)) from error
+    if read.unreadable and not read.votes and not read.voided:
+        lines = (
+            "its only line is no vote" if read.unreadable == 1 else f"none of its {read.unreadable:,} lines is a vote"
+        )
+        raise ConfigError(
+            f"--votes takes a file that a gallery wrote, or a new one. Got {path}: {lines}. Nothing was changed in it. "
+            "Name another."
+        )
 
 
 def free_port(host: str, port: int) -> int:
     """The port if it is free, else an error; 0 finds one.
 
     Raises:
-        ConfigError: somebody listens there, or the address is not this machine's.
+        ConfigError: somebody listens there, or the host is no name or address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -141,7 +158,11 @@ def free_port(host: str, port: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
+    except (socket.gaierror, UnicodeError) as error:  # of the latter are names that no machine can have
+        raise ConfigError(f"{HOSTS} Got {host!r}, which is not known: {error}. {ELSEWHERE}") from error
     except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{HOSTS} Got {host!r}, which is another's. {ELSEWHERE}") from error
         raise ConfigError(
             f"The gallery cannot listen on {host}, port {port}: {error}. "
             "Choose another: --port 0 takes any that is free."

@@ -114,7 +114,12 @@ def _absences(site: Site) -> list[str]:
     if "train" in stages:
         lines.append("Samples of training are not in it: the Samples page of the running gallery has them.")
     with contextlib.suppress(GalleryError):  # the page of the votes says so
-        votes = read_votes(Path(site.options["votes"])).votes
+        read = read_votes(Path(site.options["votes"]))
+        votes = read.votes
+        if read.unreadable:
+            one = read.unreadable == 1
+            words = "could not be read as a vote, and is" if one else "could not be read as votes, and are"
+            lines.append(f"{_counted(read.unreadable, 'line')} of the votes {words} left out.")
         if strangers := len(votes) - len(chosen(site, Query(), votes)):
             lines.append(f"Left out: {_counted(strangers, 'vote')} on what is not in this site.")
     return lines

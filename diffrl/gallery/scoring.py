@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NICE = 10
 """How far the thread stands back behind training and behind the pages."""
+ANY = "any reward"
+"""In the place of a reward's label where none of them can work."""
 TOLD = 2.0
 """Seconds between two moments at which pages are told that there is something new."""
 
@@ -94,7 +96,16 @@ class FolderScores:
     def problems(self) -> list[str]:
         """Why rewards could not work at all."""
         with self._lock:
-            return list(self._problems.values())
+            return [f"No scores of {label}: {problem}" for label, problem in self._problems.items()]
+
+    def why_nothing(self, label: str) -> str | None:
+        """Why a reward has a score of no image, once the scoring is over; None where it has one of any."""
+        with self._lock:
+            scores = [found[label] for found in self._known.values() if label in found]
+            problem = next((self._problems[name] for name in (label, ANY) if name in self._problems), None)
+        if any(score.ok for score in scores):
+            return None
+        return problem or next((score.error for score in scores if score.error), None) or "nothing was to be scored."
 
     def put(self, mark: Mark, label: str, score: Score) -> None:
         """Keep a score."""
@@ -119,7 +130,7 @@ class FolderScores:
         with self._lock:
             self.changes += 1
             if problem is not None:
-                self._problems[label] = f"No scores of {label}: {problem}"
+                self._problems[label] = problem
 
 
 class Worker:
@@ -176,10 +187,10 @@ class Worker:
             except _StoppedError:
                 pass
             except RewardError as error:
-                scores.finish("any reward", str(error))
+                scores.finish(ANY, str(error))
             except Exception as error:  # a mistake of ours: it is told, and other folders are scored all the same
                 note(error)
-                scores.finish("any reward", f"the gallery made a mistake, {type(error).__name__}: {error}")
+                scores.finish(ANY, f"the gallery made a mistake, {type(error).__name__}: {error}")
             finally:
                 scores.tell(None)
 
@@ -205,6 +216,7 @@ class Worker:
         if not reward.scorer.spec.higher_is_better:
             scores.lower |= {reward.label}
         able: list[tuple[Entry, Peek]] = []
+        first: str | None = None
         for entry in entries:
             seen = peek(entry.item.path)
             why = why_not(reward, entry.item, seen)
@@ -212,6 +224,9 @@ class Worker:
                 able.append((entry, seen))
             else:
                 scores.put(entry.mark, reward.label, failure(why))
+                first = first or why
+        if first is not None and not able:
+            raise RewardError(first)
         done = 0
 
         def advance(count: int) -> None:
@@ -282,11 +297,22 @@ def score_on_demand(sources: Sequence[Source], names: Sequence[str], cache: Path
 
 
 def score_everything(sources: Sequence[Source], worker: Worker) -> None:
-    """Score all folders and wait for it, for an export, which has nobody to come back later."""
-    for source in sources:
-        if isinstance(source, FolderSource):
-            source.start_scoring()
+    """Score all folders and wait for it, for an export, which has nobody to come back later.
+
+    Raises:
+        ConfigError: a reward has a score of no image in any folder.
+    """
+    folders = [source for source in sources if isinstance(source, FolderSource)]
+    for folder in folders:
+        folder.start_scoring()
     worker.wait()
+    known = [folder.scores for folder in folders if isinstance(folder.scores, FolderScores)]
+    for choice in worker.choices:
+        reasons = [scores.why_nothing(choice.label) for scores in known]
+        if None not in reasons:
+            raise ConfigError(
+                f"--reward {choice.label} scored nothing. {reasons[0]} Leave it out, or give a folder it can score."
+            )
 
 
 class _StoppedError(Exception):

@@ -398,18 +398,24 @@ export runs/lora --out runs/lora
 # gallery
 gallery nowhere --no-browser
 gallery file --no-browser
-gallery noimages --export new
-gallery nothing --export new
+gallery noimages --export site
+gallery nothing --export site
 gallery runs/done --export images
 gallery runs/done --export file
 gallery runs/done --export sealed/new
 gallery runs/done --port 99999
 gallery runs/done --port http
 gallery runs/done --no-browser --host nowhere.invalid
-gallery images --reward shaps --export new
+gallery runs/done --no-browser --host 192.0.2.1
+gallery images --reward shaps --export site
+gallery images --reward temporal_flicker --export site
+gallery images --reward shapes --export site
+gallery broken --reward sharpness --export site
 gallery runs/done --votes nothing --no-browser --port 0
-gallery runs/done runs/done --export new
-gallery runs/noconfig --export new
+gallery runs/done --votes broken.jsonl --no-browser --port 0
+gallery runs/done --votes broken.jsonl --export site
+gallery runs/done --votes images/red.png --export site
+gallery runs/done --votes sealed.txt --export site
 # compare
 compare
 compare good.yaml

@@ -64,6 +64,7 @@ def test_the_charts_of_a_run(made, served, page):
     page.goto(f"{served(made)}/curves?run=made")
     assert page.locator(".chart canvas").count() == page.locator(".panel:visible").count() > 8
     assert inked(page, "held_out/shapes") > 150 and inked(page, "ratio") > 100
+    assert legend(page, "held_out/shapes") == {"iteration": "last", "shapes": "0.7"}, "of nothing pointed at"
 
     hover(page, "held_out/shapes", 0.5)  # iteration 2 of 4
     shown = {name.strip(": "): value for name, value in legend(page, "held_out/shapes").items()}

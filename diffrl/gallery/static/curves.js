@@ -66,6 +66,10 @@
     return Math.abs(u.valToPos(xs[found], "x") - u.valToPos(x, "x")) <= NEAR ? found : null;
   }
 
+  // A legend says where each line ends as long as nothing is pointed at.
+  const resting = (u) => u.cursor.idx == null;
+  const said = (u, value, index) => round(resting(u) ? u.data[index].findLast((y) => y != null) : value);
+
   function yRange(u, low, high) {
     if (low == null) return [0, 1];
     const pad = high > low ? (high - low) * 0.07 : Math.abs(high) * 0.1 || 1;
@@ -86,11 +90,11 @@
 
   function options(panel, lines, wide, logarithmic) {
     const soft = colour("--soft"), grid = { stroke: colour("--line"), width: 1 };
-    const series = [{ label: data.words[axis.value], value: (u, v) => round(v) }], bands = [];
+    const series = [{ label: data.words[axis.value], value: (u, v) => (resting(u) ? "last" : round(v)) }], bands = [];
     lines.forEach((line) => {
       const stroke = colour(`--series-${line.colour % 8}`), show = !lineOff(panel, line) && !runOff(line);
       const points = panel.marks ? { show: true, size: 7, fill: stroke } : { size: 4, fill: stroke };
-      series.push({ label: line.label, stroke, width: 1.75, dash: DASHES[line.dash % DASHES.length], points, show, value: (u, v) => round(v), panelLine: true });
+      series.push({ label: line.label, stroke, width: 1.75, dash: DASHES[line.dash % DASHES.length], points, show, value: said, panelLine: true });
       if (line.band) {
         const edge = { class: "band", label: "", stroke: "transparent", width: 0, points: { show: false }, show };
         bands.push({ series: [series.length + 1, series.length], fill: stroke + "26" });
