@@ -15,7 +15,7 @@ OF_CALLS = {"qwen_image": {"to device": (2, 2, 3)}, "z_image": {"read": (8, 8, 1
 each; Z-Image's network takes each text at its length, which the host asks for (one wait, but each number is counted).
 """
 
-FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein"]
+FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
