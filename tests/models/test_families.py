@@ -26,7 +26,7 @@ STOCK = {
     "z_image": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
-    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 9},
+    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
 }
 STOCK["flux_kontext"]["_auto_resize"] = False
 MULTISTEP = ("sana", "wan", "wan_i2v")

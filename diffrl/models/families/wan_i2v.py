@@ -184,9 +184,7 @@ def _require_joined(pipeline: Any) -> None:
         )
 
 
-TEXT_TOKENS = CLIP_TEXT_TOKENS
-
-TINY_SETTINGS = {**wan.TINY_SETTINGS, "max_sequence_length": TEXT_TOKENS}
+TINY_SETTINGS = {**wan.TINY_SETTINGS, "frames": 5, "max_sequence_length": CLIP_TEXT_TOKENS}
 
 
 def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
