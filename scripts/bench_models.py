@@ -46,6 +46,14 @@ CASES = {
     "flux2_klein": Case(
         "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
     ),
+    "wan_i2v": Case(
+        "wan_i2v",
+        "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+        {"height": 240, "width": 416, "frames": 33},
+        20,
+        samples=2,
+        edges=1,
+    ),
 }
 
 
@@ -89,18 +97,27 @@ def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, 
 
 
 def random_encodings(adapter, family: str, device: torch.device) -> dict:
-    """What the family's text encoders would give for one prompt, in shape; the numbers are noise."""
+    """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
     config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
+    widths = {"sana": "caption_channels", "wan": "text_dim", "wan_i2v": "text_dim", "z_image": "cap_feat_dim"}
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
     if family in ("sd3", "flux"):
         shapes["pooled"] = (1, config["pooled_projection_dim"])
     generator = torch.Generator(device).manual_seed(0)
-    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+
+    def noise(shapes: dict) -> dict:
+        return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+
+    own = noise(shapes)
     if family in ("sana", "qwen_image", "z_image"):
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
-    return own if family == "flux" else own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
+    if family == "flux":
+        return own
+    both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
+    if family == "wan_i2v":
+        both |= noise({"first_frame": (1, *adapter.latent_shape), "image_embeds": (1, 257, config["image_dim"])})
+    return both
 
 
 def tiny_adapter(case: Case, words: list[str]):

@@ -16,7 +16,11 @@ from tests.training.test_presets import PRESETS
 ROOT = Path(__file__).parents[1]
 NEWER = ("qwen_image", "z_image", "flux2_klein")
 FAMILIES = ("sd3", "flux", "sana", "wan", *NEWER)
-LARGE = [*((family, preset) for family in FAMILIES for preset in PRESETS), ("flux_kontext", "diffrl")]
+LARGE = [
+    *((family, preset) for family in FAMILIES for preset in PRESETS),
+    ("flux_kontext", "diffrl"),
+    ("wan_i2v", "diffrl"),
+]
 SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
 RECIPES = (*(f"configs/{family}/{preset}.yaml" for family, preset in LARGE), *SMALL)
 
@@ -81,7 +85,7 @@ def it_asks_for_what_can_be_had(config):
     """Prompts that load or lie on the hub, others to measure on; scorers of the family's medium that can read them."""
     train, held_out = (
         ()
-        if source.startswith(("hub:", "mine.txt", "prompts.txt", "edits.jsonl", "mine.jsonl"))
+        if source.startswith(("hub:", "mine.txt", "prompts.txt", "edits.jsonl", "images.jsonl", "mine.jsonl"))
         else load_prompts(source)
         for source in (config.prompts.train, config.prompts.held_out)
     )

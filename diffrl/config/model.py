@@ -169,7 +169,9 @@ class ModelSettings(Section):
     )
     compile: bool = Field(False, description="torch.compile the transformer's blocks, for rollout and update alike.")
     offload: ListOf[Literal["text_encoders", "vae"]] = Field(
-        (), description="Parts that rest on the CPU and come to the device for each use."
+        (),
+        description="Parts that rest on the CPU and come to the device for each use; text_encoders: what sees an image "
+        "for the network, too.",
     )
     vae_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Of the image decoder. null = dtype; wan: float32."

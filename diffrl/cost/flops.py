@@ -22,6 +22,8 @@ TEXT = re.compile(
     r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in|cap_embedder"
     r"|context_refiner"
 )
+IMAGE = re.compile(r"image_embedder|attn2\.add_[kv]_proj$")
+"""Layers that CLIP's tokens of an image pass, as in Wan's image to video."""
 CROSS = re.compile(r"attn2\.to_[kv]$")
 JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
 """Stacks of layers that text and picture pass together."""
@@ -67,7 +69,9 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     total = 0
     for layer, shape in _layers(shapes):
         tokens = picture
-        if ONCE.search(layer):
+        if IMAGE.search(layer):
+            tokens = geometry.image_tokens
+        elif ONCE.search(layer):
             tokens = 1
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
@@ -82,7 +86,7 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
             if linear and not second:
                 keys = int(found.configs[found.networks[0]]["attention_head_dim"]) + 1
             elif second and not joint:
-                keys = text
+                keys = text + geometry.image_tokens
             total += 4 * queries * keys * shape[0]
     return total
 
@@ -90,7 +94,8 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
 def _picture_tokens(shapes: Shapes, geometry: Geometry) -> int:
     for name in EMBEDDERS:
         if (shape := shapes.get(f"{name}.weight")) is not None:
-            return geometry.latent_elements // math.prod(shape[1:]) + geometry.source_tokens
+            entering = geometry.latent_elements + geometry.joined_elements
+            return entering // math.prod(shape[1:]) + geometry.source_tokens
     raise ValueError("no layer makes tokens of latents")
 
 

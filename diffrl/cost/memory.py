@@ -78,7 +78,7 @@ class ParameterCounts:
         network: of the transformer, or of both.
         trained: that the optimiser updates.
         tables: numbers of fixed tables in the transformer's file.
-        text: of the text encoders.
+        text: of the text encoders, and of one that sees an image for the network.
         vae: of the picture decoder.
         others: of further components.
     """
@@ -148,7 +148,7 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
     networks = [found.shapes[name] for name in found.networks]
     network = sum(counts.pop(name) for name in found.networks)
     lora = config.model.lora
-    text = sum(counts.pop(name) for name in list(counts) if name.startswith("text_encoder"))
+    text = sum(counts.pop(name) for name in list(counts) if name.startswith(("text_encoder", "image_encoder")))
     return ParameterCounts(
         network,
         network if lora is None else sum(lora_parameters(n, config.model.lora_targets, lora.rank) for n in networks),

@@ -45,7 +45,8 @@ class PromptEncodings:
             if new:
                 stack.enter_context(held(self._adapter, "text_encoder"))
             if any(prompt.source is not None for prompt in new):
-                stack.enter_context(held(self._adapter, "vae"))
+                for part in ("vae", "image_encoder"):
+                    stack.enter_context(held(self._adapter, part))
             rows = [self._row(prompt) for prompt in prompts]
         device = device_of(self._adapter.transformer)
         own = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}

@@ -61,6 +61,8 @@ class Geometry:
         tile_elements: the same with tiles.
         activations: of the transformer's blocks.
         source_tokens: of `tokens` those of an image to edit.
+        joined_elements: numbers that are joined to the latents' channels: an encoded first frame and its mask.
+        image_tokens: of an image that is attended to beside the text, as CLIP sees it.
     """
 
     latent_elements: int
@@ -73,6 +75,8 @@ class Geometry:
     tile_elements: int
     activations: Activations
     source_tokens: int = 0
+    joined_elements: int = 0
+    image_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class PipelineAdapter(ABC):
         return {name: part for name, part in parts if name.startswith(prefix) and isinstance(part, nn.Module)}
 
     def _offloaded(self, name: str) -> bool:
-        kind = "text_encoders" if name.startswith("text_encoder") else name
+        kind = "text_encoders" if name.startswith(("text_encoder", "image_encoder")) else name
         return kind in self.placement.offload
 
     @contextmanager

@@ -17,7 +17,8 @@ class Placement:
 
     Args:
         device: of the transformer, and of whatever is not offloaded.
-        offload: "text_encoders" and "vae" rest on the CPU and come to the device for each use.
+        offload: "text_encoders" (with one that sees an image for the network) and "vae" rest on the CPU and come to the
+            device for each use.
         vae_dtype: None leaves the choice to the family.
         vae_slicing: decode one picture at a time.
         vae_tiling: decode in overlapping tiles.

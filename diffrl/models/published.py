@@ -178,7 +178,26 @@ def _sana(layers: int, width: int, cross_heads: int, size: int = 1024, qk_norm: 
     )
 
 
-def _wan(heads: int, hidden: int, layers: int, boundary: float | None = None) -> Published:
+OPEN_CLIP_H = Component(
+    "transformers",
+    "CLIPVisionModel",
+    {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+    },
+)
+
+
+def _wan(
+    heads: int, hidden: int, layers: int, boundary: float | None = None, image: bool = False, clip: bool = False
+) -> Published:
+    """A Wan: of two networks above and below a level; to which an image is joined; that sees it through CLIP, too."""
+    sees = {"image_dim": 1280, "added_kv_proj_dim": 128 * heads} if clip else {}
     network = Component(
         "diffusers",
         "WanTransformer3DModel",
@@ -186,21 +205,23 @@ def _wan(heads: int, hidden: int, layers: int, boundary: float | None = None) ->
             "patch_size": [1, 2, 2],
             "num_attention_heads": heads,
             "attention_head_dim": 128,
-            "in_channels": 16,
+            "in_channels": 36 if image else 16,
             "out_channels": 16,
             "text_dim": 4096,
             "freq_dim": 256,
             "ffn_dim": hidden,
             "num_layers": layers,
+            **sees,
         },
     )
     return Published(
-        "WanPipeline",
+        "WanImageToVideoPipeline" if image else "WanPipeline",
         {
             "transformer": network,
             **({} if boundary is None else {"transformer_2": network}),
             "vae": Component("diffusers", "AutoencoderKLWan", {"base_dim": 96, "z_dim": 16}),
             "text_encoder": UMT5_XXL,
+            **({"image_encoder": OPEN_CLIP_H} if clip else {}),
         },
         _unipc(3.0),
         {} if boundary is None else {"boundary_ratio": boundary},
@@ -412,4 +433,7 @@ PUBLISHED: Mapping[str, Published] = {
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": _wan(40, 13824, 40),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": _wan(40, 13824, 40, boundary=0.875),
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": _wan_ti2v_5b(),
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _wan(40, 13824, 40, image=True, clip=True),
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _wan(40, 13824, 40, image=True, clip=True),
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": _wan(40, 13824, 40, boundary=0.9, image=True),
 }

@@ -36,7 +36,7 @@ class TwoNetworks(nn.Module):
                     hidden_states=hidden_states[rows],
                     timestep=timestep[rows],
                     encoder_hidden_states=encoder_hidden_states[rows],
-                    **kwargs,
+                    **{name: value[rows] if isinstance(value, Tensor) else value for name, value in kwargs.items()},
                 )[0]
                 output = part.new_empty((len(rows), *part.shape[1:])) if output is None else output
                 output = output.index_put((torch.nonzero(rows).flatten(),), part)

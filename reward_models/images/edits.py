@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
+from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows, output_of_scores
 from reward_models.errors import RewardError
 from reward_models.images.clip_towers import TransformersClip, unit
 from reward_models.images.diversity import pixel_features
@@ -32,7 +33,7 @@ def by_image(sources: Sequence[Tensor], features: Callable[[Tensor], Tensor]) ->
 
 
 class PreservationScorer:
-    """Preservation: how much an edit is still the image that it was made of.
+    """Preservation: how much an edit is still the image that it was made of, and a clip's first frame that image.
 
     - features "clip": the cosine of CLIP's image embeddings of edit and source, in [-1, 1]; the "CLIP image similarity"
       of Brooks et al. 2023. It goes by what is seen rather than by where.
@@ -40,7 +41,8 @@ class PreservationScorer:
       layout and colour.
 
     The source itself is the best edit for it, so it belongs beside a reward for following the words. Equal embeddings
-    of another model cannot be compared. Not checked against published weights here.
+    of another model cannot be compared. Of a clip only the first frame is seen: `video_mean` of this one looks at
+    others too, and asks that they stay like it. Not checked against published weights here.
 
     Args:
         features: "clip" or "pixels".
@@ -52,8 +54,9 @@ class PreservationScorer:
 
     spec = ScorerSpec(
         name="preservation",
-        description="How much an edit is still its source: the cosine of their CLIP embeddings, or by pixels.",
+        description="How much an edit, or a clip's first frame, is its source: by CLIP's embeddings or by pixels.",
         range=(-1.0, 1.0),
+        media=("image", "video"),
         uses_prompt=False,
         uses_source=True,
         batch_size=32,
@@ -77,7 +80,7 @@ class PreservationScorer:
             )
         self.spec = replace(
             self.spec,
-            description="How much an edit is still its source: 1 - their difference, reduced to 32 x 32.",
+            description="How much an edit, or a clip's first frame, is its source: 1 - their difference at 32 x 32.",
             range=(0.0, 1.0),
             batch_size=ScorerSpec.batch_size,
             memory=None,
@@ -91,12 +94,17 @@ class PreservationScorer:
         self.spec.require(batch)
         if not len(batch):
             return output_of_scores(torch.zeros(0))
+        shown = batch.media
+        if batch.kind == "video":
+            if not shown.shape[1]:
+                return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
+            shown = shown[:, 0]
         if self.clip is None:
-            edits = pixel_features(batch.media)
+            edits = pixel_features(shown)
             sources = by_image(batch.sources, pixel_features).to(edits.device)
             return output_of_scores(1 - (edits - sources).square().mean(1).sqrt())
         with inference(self.clip.device):
-            edits, sources = self.clip.images(batch.media), by_image(batch.sources, self.clip.images)
+            edits, sources = self.clip.images(shown), by_image(batch.sources, self.clip.images)
             return output_of_scores((unit(edits) * unit(sources)).sum(1))
 
     def to(self, device: str | torch.device) -> PreservationScorer:

@@ -111,7 +111,7 @@ class VideoMeanScorer:
 def _still(sample: Sample) -> Sample:
     if sample.media.ndim == 4:  # a clip already, of a scorer of both
         return sample
-    return Sample(sample.media.expand(FRAMES, *sample.media.shape).contiguous(), sample.prompt, sample.metadata)
+    return replace(sample, media=sample.media.expand(FRAMES, *sample.media.shape).contiguous())
 
 
 def _note(notes: Sequence[tuple[int, str | None]]) -> str | None:

@@ -47,7 +47,8 @@ def config_of(family, path, **model):
 def test_a_network_evaluation_takes_what_torch_counts(family, random_pipelines):
     path = random_pipelines(family)
     side = 16 if family == "sd3" else 64  # its position table is small
-    sizes = {"height": 2 * side, "width": side, "max_sequence_length": 23} | ({"frames": 9} if family == "wan" else {})
+    sizes = {"height": 2 * side, "width": side, "max_sequence_length": 512 if family == "wan_i2v" else 23}
+    sizes |= {"frames": 9} if FAMILIES[family].fps else {}
     adapter = load_adapter(family, str(path), dtype="float32", device=torch.device("cpu"), **sizes)
     conditioning = encoded(adapter, ["a red circle"])
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape))

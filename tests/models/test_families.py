@@ -7,13 +7,16 @@ from functools import cache
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from diffrl.functional.dynamics import ode_step
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.loading import load_adapter
+from tests.edits import encoded
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle", "a black circle"]
 STEPS = 5
+GREY = Image.new("RGB", (32, 32), (128, 128, 128))
 STOCK = {
     "sd3": {"guidance_scale": 4.5, "height": 32, "width": 32},
     "flux": {"guidance_scale": 3.5, "height": 32, "width": 32},
@@ -22,9 +25,11 @@ STOCK = {
     "qwen_image": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": [" "] * len(PROMPTS)},
     "z_image": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
-    "flux_kontext": {"guidance_scale": 3.5, "height": 32, "width": 32, "max_area": 32 * 32},
+    "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
+    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
 }
-MULTISTEP = ("sana", "wan")
+STOCK["flux_kontext"]["_auto_resize"] = False
+MULTISTEP = ("sana", "wan", "wan_i2v")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
 
 
@@ -43,7 +48,7 @@ def normal(adapter, count, seed=5):
 
 
 def euler(adapter, latents, guidance_scale):
-    conditioning = adapter.encode_prompts(PROMPTS)
+    conditioning = encoded(adapter, PROMPTS)
     sigmas = adapter.sigmas(STEPS)
     for s, n in zip(sigmas, sigmas[1:], strict=False):
         v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
@@ -63,7 +68,7 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
     if not guided:
         options[scale] = 1.0 + offset
     latents = normal(adapter, len(PROMPTS))
-    field = "frames" if family == "wan" else "images"
+    field = "frames" if find_family(family).media == "video" else "images"
 
     def stock_call(output_type):
         start = latents.mT.unflatten(2, (4, 4)) if family == "flux2_klein" else latents  # that one packs them itself
@@ -86,7 +91,7 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
 @pytest.mark.parametrize("family", FAMILIES)
 def test_guidance_costs_what_the_family_says(loaded, family):
     adapter = loaded(family)
-    conditioning = adapter.encode_prompts(PROMPTS[:2])
+    conditioning = encoded(adapter, PROMPTS[:2])
     rows = []
     hook = adapter.transformer.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs.get("hidden_states", args[0] if args else None))),
@@ -102,12 +107,12 @@ def test_guidance_costs_what_the_family_says(loaded, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_do_not_depend_on_their_batch(loaded, family):
     adapter = loaded(family)
-    conditioning = adapter.encode_prompts(PROMPTS)
+    conditioning = encoded(adapter, PROMPTS)
     latents, sigma = normal(adapter, 3, seed=7), torch.tensor([0.9, 0.5, 0.1])
     with torch.no_grad():
         together = adapter.velocity(latents, sigma, conditioning, 3.0)
         for i in range(3):
-            alone = adapter.velocity(latents[i : i + 1], sigma[i : i + 1], adapter.encode_prompts([PROMPTS[i]]), 3.0)
+            alone = adapter.velocity(latents[i : i + 1], sigma[i : i + 1], encoded(adapter, PROMPTS[i : i + 1]), 3.0)
             torch.testing.assert_close(alone, together[i : i + 1], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(together[0], together[1])
 
@@ -205,8 +210,8 @@ def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, loa
     plain = loaded(family)
     placement = Placement(offload=("text_encoders", "vae"), vae_slicing=True)
     other = load_adapter(family, str(random_pipelines(family)), dtype="float32", placement=placement)
-    for name, tensor in plain.encode_prompts(PROMPTS).items():
-        assert torch.equal(other.encode_prompts(PROMPTS)[name], tensor)
+    for name, tensor in encoded(plain, PROMPTS).items():
+        assert torch.equal(encoded(other, PROMPTS)[name], tensor)
     latents = normal(plain, 3)
     assert (plain.decode(latents).int() - other.decode(latents).int()).abs().max() <= 1
 

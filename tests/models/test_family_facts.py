@@ -12,6 +12,7 @@ from diffrl.models.loading import load_adapter
 from diffrl.models.lora import add_lora
 from diffrl.models.targets import names_layer
 from diffrl.precision.layers import matches
+from tests.edits import encoded
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
     adapter = load(family)
     add_lora(adapter.transformer, 2, 4.0, FAMILIES[family].lora_targets, seed=0)
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
-    velocity = adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 3.0)
+    velocity = adapter.velocity(latents, torch.tensor([0.7]), encoded(adapter, ["a red circle"]), 3.0)
     velocity.square().sum().backward()
     assert not [name for name, p in adapter.transformer.named_parameters() if p.requires_grad and p.grad is None]
 

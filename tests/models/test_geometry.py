@@ -16,7 +16,9 @@ from tests.tiers import daily
 
 OLDER = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
 SIZES = {**OLDER, "qwen_image": (48, 32, None), "z_image": (48, 32, None), "flux2_klein": (48, 32, None)}
-SIZES |= {"flux_kontext": (48, 32, None)}
+SIZES |= {"flux_kontext": (48, 32, None), "wan_i2v": (48, 32, 9)}
+SHARED = ("flux_kontext",)
+"""Families whose network is another's."""
 
 
 def network_of(family, layers, width):
@@ -73,10 +75,14 @@ def network_of(family, layers, width):
             torch.randn(1, 256, 128), torch.randn(1, 77, 96), torch.tensor([0.5]), torch.zeros(256, 4),
             torch.zeros(77, 4),
         )  # fmt: skip
-    network = diffusers.WanTransformer3DModel(
-        num_layers=layers, num_attention_heads=width // 64, attention_head_dim=64, text_dim=96,
-        ffn_dim=width * 35 // 6,
-    )  # fmt: skip
+    sizes = {"num_attention_heads": width // 64, "attention_head_dim": 64, "text_dim": 96, "ffn_dim": width * 35 // 6}
+    if family == "wan_i2v":
+        sizes |= {"in_channels": 36, "image_dim": 80, "added_kv_proj_dim": width, "rope_max_seq_len": 1024}
+        network = diffusers.WanTransformer3DModel(num_layers=layers, **sizes)
+        return network, 4096, lambda n: n(
+            torch.randn(1, 36, 8, 64, 32), torch.tensor([500]), torch.randn(1, 512, 96), torch.randn(1, 257, 80)
+        )  # fmt: skip
+    network = diffusers.WanTransformer3DModel(num_layers=layers, **sizes)
     return network, 256, lambda n: n(torch.randn(1, 16, 2, 32, 16), torch.tensor([500]), torch.randn(1, 40, 96))
 
 
@@ -102,7 +108,7 @@ def bytes_saved(family, layers, width):
     return sum(storage.nbytes() for storage in kept.values()), tokens
 
 
-@pytest.mark.parametrize("family", daily([family for family in SIZES if family != "flux_kontext"], OLDER))
+@pytest.mark.parametrize("family", daily([family for family in SIZES if family not in SHARED], OLDER))
 def test_activations_are_what_autograd_keeps(family, random_pipelines):
     """Of one more block, in multiples of tokens x width; within a quarter of the family's number."""
     width = 256
@@ -128,10 +134,13 @@ def test_sizes_are_the_adapters(family, random_pipelines):
     assert geometry.latent_elements == latents.numel()
     assert geometry.pixels * 3 == pictures.numel()
     conditioning = encoded(adapter, ["a red circle " * 20])
-    assert geometry.source_tokens == (conditioning["source"].shape[1] if FAMILIES[family].edits else 0)
+    assert geometry.source_tokens == (conditioning["source"].shape[1] if "source" in conditioning else 0)
     assert geometry.encoding_elements == sum(tensor.numel() for tensor in conditioning.values())
     tokens = []
-    for block in getattr(adapter.transformer, {"wan": "blocks", "z_image": "layers"}.get(family, "transformer_blocks")):
+    for block in getattr(
+        adapter.transformer,
+        {"wan": "blocks", "wan_i2v": "blocks", "z_image": "layers"}.get(family, "transformer_blocks"),
+    ):
         block.register_forward_hook(lambda _, __, output: tokens.append(output))
     with torch.no_grad():
         adapter.velocity(latents, torch.tensor([0.5]), conditioning, 1.0)

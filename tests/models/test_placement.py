@@ -11,6 +11,7 @@ from diffrl.models.pipeline import EMPTY
 from diffrl.models.placement import Placement
 from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
+from tests.edits import encoded
 from tests.training.harness import make_run, settings
 
 PROMPTS = ["a red circle", "two blue squares"]
@@ -23,7 +24,7 @@ def load(folder, family="sd3", **placement):
 def velocities(adapter, count=2):
     latents = adapter.init_latents(lambda shape: torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)))
     with torch.no_grad():
-        return adapter.velocity(latents, torch.full((count,), 0.6), adapter.encode_prompts(PROMPTS[:count]), 3.0)
+        return adapter.velocity(latents, torch.full((count,), 0.6), encoded(adapter, PROMPTS[:count]), 3.0)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"sd3", "sana"}))

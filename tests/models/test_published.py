@@ -28,6 +28,8 @@ SIZES = {
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": (14_288_491_584, "14 B: arXiv 2503.20314"),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (2 * 14_288_491_584, "27 B in two networks of 14 B: model card"),
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": (4_999_787_712, "5 B: model card"),
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": (16_394_878_784, "16.4 B: 32.8 GB of bfloat16"),
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": (2 * 14_288_901_184, "27 B in two networks of 14 B: model card"),
 }
 """Transformers, without fixed tables. The exact numbers were counted once; they move if a config does."""
 
@@ -48,6 +50,10 @@ OTHERS = {
     ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "text_encoder"): 5_680_910_336,  # the encoder of UMT5-XXL: 5.68 B
     ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "vae"): 126_892_531,  # 127 M: arXiv 2503.20314, section 4.1
     ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "vae"): 704_688_668,  # 705 M
+    (
+        "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+        "image_encoder",
+    ): 630_766_080,  # OpenCLIP ViT-H/14's: 632 M with its projection
 }
 POSITION_TABLE = 384 * 384 * 1536
 

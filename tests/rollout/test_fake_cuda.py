@@ -15,7 +15,7 @@ OF_CALLS = {"z_image": {"read": (8, 8, 16)}}
 the host asks for (one wait, but each number is counted).
 """
 
-FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein"]
+FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

@@ -30,7 +30,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     _, high, wide = network["patch_size"]
     pixels = rows * columns * scale**2
     return Geometry(
-        network["in_channels"] * frames * rows * columns,
+        network["out_channels"] * frames * rows * columns,
         pixels * ((frames - 1) * period + 1),
         frames * (rows // high) * (columns // wide),
         network_width(network),
@@ -44,6 +44,10 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
 COMFYUI = {
     "attn1.to_": "self_attn.",
     "attn2.to_": "cross_attn.",
+    "attn2.add_k_proj": "cross_attn.k_img",
+    "attn2.add_v_proj": "cross_attn.v_img",
+    "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
+    "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
     "out.0": "o",
     "ffn.net.0.proj": "ffn.0",
     "ffn.net.2": "ffn.2",
@@ -113,7 +117,7 @@ class WanAdapter(PipelineAdapter):
                 f"model.frames must be a multiple of {period}, plus 1. Got {frames}. Take "
                 f"{frames // period * period + 1}."
             )
-        self.latent_shape = (config.in_channels, (frames - 1) // period + 1, height // scale, width // scale)
+        self.latent_shape = (config.out_channels, (frames - 1) // period + 1, height // scale, width // scale)
         boundary = pipeline.config.get("boundary_ratio")
         self._two = boundary is not None and pipeline.transformer_2 is not None
         if self._two:
@@ -143,6 +147,7 @@ class WanAdapter(PipelineAdapter):
             hidden_states=latents,
             timestep=timestep,
             encoder_hidden_states=conditioning["prompt_embeds"],
+            encoder_hidden_states_image=conditioning.get("image_embeds"),
             return_dict=False,
         )[0]
         return output
@@ -162,7 +167,7 @@ FLOW_SHIFT = 3.0
 
 TINY_SETTINGS = {"max_sequence_length": TEXT_TOKENS, "height": 32, "width": 32, "frames": 9}
 
-_TEXT_WIDTH, _CHANNELS = 64, 8
+_TEXT_WIDTH, CHANNELS = 64, 8
 
 
 def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
@@ -203,16 +208,20 @@ def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any
     )
 
 
-def build_tiny_vae() -> Any:
+def build_tiny_vae(mean: float = 0.0, std: float = 1.0) -> Any:
     """Videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
 
     It works on 2 x 2 pixel patches and has shortcuts around its resampling, so it is fast and learns fast.
+
+    Args:
+        mean: of every channel of its latents, as its config says.
+        std: their deviation.
     """
     from diffusers import AutoencoderKLWan
 
     return AutoencoderKLWan(
         base_dim=16,
-        z_dim=_CHANNELS,
+        z_dim=CHANNELS,
         dim_mult=[1, 2, 2],
         num_res_blocks=1,
         temperal_downsample=[True, True],
@@ -220,24 +229,25 @@ def build_tiny_vae() -> Any:
         patch_size=2,
         in_channels=12,
         out_channels=12,
-        latents_mean=[0.0] * _CHANNELS,
-        latents_std=[1.0] * _CHANNELS,
+        latents_mean=[mean] * CHANNELS,
+        latents_std=[std] * CHANNELS,
     )
 
 
-def build_tiny_transformer() -> Any:
-    """Four blocks over 2 x 2 patches of each latent frame."""
+def build_tiny_transformer(**changed: Any) -> Any:
+    """Four blocks over 2 x 2 patches of each latent frame; `changed` are settings that are not these."""
     from diffusers import WanTransformer3DModel
 
-    return WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=4,
-        attention_head_dim=32,
-        in_channels=_CHANNELS,
-        out_channels=_CHANNELS,
-        text_dim=_TEXT_WIDTH,
-        freq_dim=64,
-        ffn_dim=512,
-        num_layers=4,
-        rope_max_seq_len=64,
-    )
+    config: dict[str, Any] = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "in_channels": CHANNELS,
+        "out_channels": CHANNELS,
+        "text_dim": _TEXT_WIDTH,
+        "freq_dim": 64,
+        "ffn_dim": 512,
+        "num_layers": 4,
+        "rope_max_seq_len": 64,
+    }
+    return WanTransformer3DModel(**config | changed)

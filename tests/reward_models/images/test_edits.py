@@ -66,6 +66,23 @@ def test_preservation_in_pixels_is_one_less_their_difference():
     assert load_reward("preservation", features="pixels")(same).raw.tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("features", ["pixels", "clip"])
+def test_of_a_clip_the_first_frame_is_compared_and_video_mean_compares_others(features, clip):
+    options = {"features": features} | ({"model": str(clip[0])} if features == "clip" else {})
+    given = batch()
+    frames = [given.media, given.media.flip(0), given.media.roll(1, 0)]
+    clips = RewardBatch(torch.stack(frames, 1), given.prompts, fps=8.0, sources=given.sources)
+    scorer = load_reward("preservation", **options)
+    each = [scorer(RewardBatch(one, given.prompts, sources=given.sources)).raw for one in frames]
+    torch.testing.assert_close(scorer(clips).raw, each[0])
+    over = load_reward("video_mean", reward="preservation", reward_options=options, frames=3)
+    torch.testing.assert_close(over(clips).raw, torch.stack(each).mean(0))
+    assert not torch.allclose(each[0], each[1], atol=1e-3)
+    assert all(pair.good.source is not None for pair in over.contrasts())
+    none = RewardBatch(clips.media[:, :0], given.prompts, fps=8.0, sources=given.sources)
+    assert scorer(none).raw.isnan().all() and set(scorer(none).errors) == {"the clip has no frames"}
+
+
 def cells(picture, side=32):
     """A picture (3, H, W) cut as adaptive pooling cuts it."""
     _, height, width = picture.shape
