@@ -10,11 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from diffrl.data.sources import SOURCE_KEYS, is_image, require_source
+from diffrl.data.sources import SOURCE_KEYS, require_source
 from diffrl.data.worlds import SPLITS, WORLDS, Split, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.messages import cut, quote
+from reward_models.suffixes import is_image
 from reward_models.text.reading import Unreadable, parse_json, read_text
 
 MOST_BYTES = 64_000_000

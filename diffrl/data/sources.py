@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING
 
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.errors import RewardError
 from reward_models.messages import quote
-from reward_models.suffixes import IMAGE_SUFFIXES
 
 if TYPE_CHECKING:  # lists of prompts are read without torch
     from torch import Tensor
@@ -27,11 +26,6 @@ TOLERANCE = 0.02
 
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 """The EXIF tag by which cameras say that they were held upright."""
-
-
-def is_image(value: Any) -> TypeGuard[str]:
-    """Whether the value of such a key is an image: text that ends as files of images do. All else is metadata."""
-    return isinstance(value, str) and value.lower().endswith(IMAGE_SUFFIXES)
 
 
 def require_source(path: str, where: str) -> None:

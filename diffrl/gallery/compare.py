@@ -46,6 +46,7 @@ class Row(NamedTuple):
         ids: of the sample in each column; None where a column has no such sample.
         values: of the chosen reward in each column; None where there is none.
         pair: places of the column that is compared, and of the one that it is compared with.
+        source: the image that it edits, of the first column that has the row; None of no edit.
     """
 
     order: int
@@ -53,6 +54,12 @@ class Row(NamedTuple):
     ids: tuple[int | None, ...]
     values: tuple[float | None, ...]
     pair: Pair = (-1, 0)
+    source: str | None = None
+
+    @property
+    def asked(self) -> tuple[str, str | None]:
+        """What tells prompts apart: the words, and the image that they edit."""
+        return self.prompt, self.source
 
     @property
     def value(self) -> float | None:
@@ -122,12 +129,12 @@ def _stem(name: str) -> str:
 
 def by_prompt(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
     """The n-th sample of a prompt; samples without a prompt have no name."""
-    seen: dict[str, int] = {}
+    seen: dict[Hashable, int] = {}
     names: list[Hashable] = []
     for brief in briefs:
-        prompt = brief.key[0]
-        seen[prompt] = seen.get(prompt, -1) + 1
-        names.append((prompt, seen[prompt]) if prompt else None)
+        asked = brief.asked
+        seen[asked] = seen.get(asked, -1) + 1
+        names.append((asked, seen[asked]) if brief.key[0] else None)
     return names
 
 
@@ -150,7 +157,9 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
         Rows that at least two columns share; all samples, if there is one column.
     """
     if len(columns) == 1:  # a.png and a.jpg of a folder have one name and are two samples
-        alone = [Row(n, one.key[0], (one.id,), (finite(one.value),)) for n, one in enumerate(columns[0])]
+        alone = [
+            Row(n, one.key[0], (one.id,), (finite(one.value),), source=one.source) for n, one in enumerate(columns[0])
+        ]
         return Matched(_pictures_first(alone, columns), NOISE, [])
     best: Matched | None = None
     for by, named in LADDER:
@@ -181,14 +190,17 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
     for name in dict.fromkeys(name for own in names for name in own):
         found = [table.get(name) for table in tables]
         there = [place for place, brief in enumerate(found) if brief is not None]
-        prompts = {tables[place][name].key[0] for place in there} - {""}
-        if len(found) - len(there) > absent or not there or len(prompts) > 1:  # one file name, and other prompts
+        if len(found) - len(there) > absent or not there:
+            continue
+        shown = [tables[place][name] for place in there]
+        edited = {PurePosixPath(one.source).name for one in shown if one.source is not None}
+        if len({one.key[0] for one in shown} - {""}) > 1 or len(edited) > 1:  # one file name, and other prompts
             continue
         for place in there:
             shared[place] += 1
         ids = tuple([None if brief is None else brief.id for brief in found])
         values = tuple([None if brief is None else finite(brief.value) for brief in found])
-        rows.append(Row(len(rows), tables[there[0]][name].key[0], ids, values))
+        rows.append(Row(len(rows), shown[0].key[0], ids, values, source=shown[0].source))
     return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
 
 

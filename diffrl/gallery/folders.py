@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
+from diffrl.tracking.index import source_of
 from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ class FolderSource:
         marks = [entry.mark for entry in entries.values()]
         values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
         shown = zip(entries.items(), values, strict=True)
-        return [Brief(number, entry.key, value) for (number, entry), value in shown]
+        return [
+            Brief(number, entry.key, value, source=source_of(entry.item.metadata)) for (number, entry), value in shown
+        ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`: what was removed, or has another prompt by now, is not among them."""

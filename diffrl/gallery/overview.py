@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
@@ -77,9 +77,9 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         seen = {row.order for row in kept}
         lost = only(matched.rows, "worse", reward in lower)
         lost.sort(key=lambda row: (-abs(row.change or 0), row.order not in seen, row.order))
-        each: dict[str, Row] = {}
+        each: dict[Hashable, Row] = {}
         for row in lost:
-            each.setdefault(row.prompt, row)
+            each.setdefault(row.asked, row)
         below = views(columns, list(each.values())[:worst], names, lower) if worst else ()
         return Pairs(
             columns, shown, reward, notes, likeness(matched, streams), below, len(lost), bool(spread_out or not kept)
@@ -100,7 +100,7 @@ def _spread_out(source: Source, column: Column, briefs: Sequence[Brief], kept: S
     alone = read_json(source, "environment.json", []).get("processes") == 1
     if not alone or not isinstance(most, int):
         return []
-    standing = {briefs[place].id for place in spread([brief.key[0] for brief in briefs], most)}
+    standing = {briefs[place].id for place in spread([brief.asked for brief in briefs], most)}
     return [row for row in kept if row.ids[-1] in standing]
 
 

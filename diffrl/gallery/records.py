@@ -43,12 +43,19 @@ class Brief(NamedTuple):
         key: prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name).
         value: of the reward that was asked for; None where there is none.
         pictured: whether its picture was kept.
+        source: the image that it is an edit of, as its prompt named it; None of no edit.
     """
 
     id: int
     key: Key
     value: float | None
     pictured: bool = True
+    source: str | None = None
+
+    @property
+    def asked(self) -> tuple[str, str | None]:
+        """What tells prompts apart: the words, and the image that they edit."""
+        return self.key[0], self.source
 
 
 @dataclass(frozen=True)

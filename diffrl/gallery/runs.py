@@ -16,7 +16,7 @@ from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of, source_file
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of, source_file, source_of
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -25,6 +25,9 @@ from diffrl.trees.record import TREES
 MARKS = ("metrics.jsonl", INDEX, f"{INDEX}-wal", "summary.json", "log.txt", TREES)
 """Files whose change tells that a run has gone on."""
 CHUNK = 500
+NAMES_SOURCE = """instr(metadata, '"source"') AND json_valid(metadata)"""
+SOURCE = f"CASE WHEN {NAMES_SOURCE} THEN json_extract(metadata, '$.source') END"
+"""What a sample's prompt names as its source; most samples have none, and their metadata are not parsed for it."""
 
 
 class RunSource:
@@ -67,13 +70,22 @@ class RunSource:
         elif reward is not None:
             value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
         query = (
-            f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL FROM samples {join} "
-            "WHERE stage = ? AND iteration = ? ORDER BY id"
+            f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL, {SOURCE} "
+            f"FROM samples {join} WHERE stage = ? AND iteration = ? ORDER BY id"
         )
         with self.database() as database:
             rows = database.execute(query, (*values, state.stage, state.iteration))
             in_trees = groups_with_trees(self.path, state.iteration) if state.stage == "train" else frozenset[int]()
-            return [Brief(row[0], _key(row[1:6]), finite(row[6]), bool(row[7]) or row[3] in in_trees) for row in rows]
+            return [
+                Brief(
+                    row[0],
+                    _key(row[1:6]),
+                    finite(row[6]),
+                    bool(row[7]) or row[3] in in_trees,
+                    row[8] and source_of({"source": row[8]}),
+                )
+                for row in rows
+            ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""

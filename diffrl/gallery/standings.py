@@ -63,10 +63,10 @@ class Leading:
 def paired_change(rows: Sequence[Row]) -> Estimate | None:
     """The mean change of rows between their compared columns, its interval over prompts; None if no row has one.
 
-    Samples of one prompt go together. The interval is of these weights: what another seed of training would give is
-    what `diffrl compare` measures.
+    Samples of one prompt go together; the same words about another image to edit are another prompt. The interval is
+    of these weights: what another seed of training would give is what `diffrl compare` measures.
     """
-    paired = [(change, row.prompt) for row in rows if (change := row.change) is not None]
+    paired = [(change, row.asked) for row in rows if (change := row.change) is not None]
     return clustered_estimate(*zip(*paired, strict=True)) if paired else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from diffrl.distributed.ranks import gather_objects
+from diffrl.tracking.index import asked
 from diffrl.tracking.pictured import FIRST, most_changed, spread
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.evaluate import Evaluation
@@ -59,9 +60,9 @@ def pictured(
     ranks = gather_objects(accelerator, list(own))
     every = [one for rank in ranks for one in rank]
     before = gather_objects(accelerator, before)[0]
-    exact = set(spread([_asked(one) for one in ranks[0]], most))
+    exact = set(spread([asked(one.prompt, one.metadata) for one in ranks[0]], most))
     if before is None:
-        chosen = spread([_asked(one) for one in every], FIRST if most else 0)
+        chosen = spread([asked(one.prompt, one.metadata) for one in every], FIRST if most else 0)
     else:
         chosen = most_changed([one.total for one in every], [before.get((s.group, s.root)) for s in every], most)
         exact |= {place for place in chosen if place < len(ranks[0])}
@@ -95,11 +96,6 @@ def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, flo
         )
         for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
     ]
-
-
-def _asked(one: StoredSample) -> tuple[str, Any]:
-    """What a sample was drawn for: the words, and the image that they edit."""
-    return one.prompt, one.metadata.get("source")
 
 
 def _illustrated(media: Tensor, fps: float) -> bytes:

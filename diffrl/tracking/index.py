@@ -12,18 +12,33 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.files import open_database
 from diffrl.tracking.places import place
+from reward_models.suffixes import is_image
 
 INDEX, PICTURES = "samples.sqlite", "samples"
+
+
+def source_of(metadata: Mapping[str, Any]) -> str | None:
+    """The image that a sample is an edit of, as its prompt named it; None of no edit.
+
+    Args:
+        metadata: of the sample, as it is stored; "source" is the image's path where the run was trained.
+    """
+    return path if is_image(path := metadata.get("source")) else None
+
+
+def asked(prompt: str, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
+    """What a sample was drawn for, `records.Prompt.key` of its prompt: the words, and the image that they edit."""
+    return prompt, source_of(metadata)
 
 
 def source_file(metadata: Mapping[str, Any]) -> str | None:
     """Where a run keeps a small copy of the image that a sample is an edit of, relative to it; None of no edit.
 
     Args:
-        metadata: of the sample, as it is stored; "source" is the image's path where the run was trained.
+        metadata: of the sample, as it is stored.
     """
-    path = metadata.get("source")
-    if not isinstance(path, str):
+    path = source_of(metadata)
+    if path is None:
         return None
     return f"{PICTURES}/sources/{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()[:16]}.webp"
 

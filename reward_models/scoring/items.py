@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_image
 
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 ANIMATED = (".gif", ".webp", ".png")
@@ -45,7 +45,10 @@ class Item:
         """What its group has in common."""
         if self.group is not None:
             return self.group
-        return ("prompt", self.prompt) if self.prompt is not None else ("folder", str(self.path.parent))
+        if self.prompt is None:
+            return "folder", str(self.path.parent)
+        source = self.metadata.get("source")  # the same words about another image to edit are another prompt
+        return "prompt", self.prompt, source if is_image(source) else None
 
 
 @dataclass(frozen=True)

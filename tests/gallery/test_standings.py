@@ -12,7 +12,9 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
+from diffrl.gallery.compare import match
 from diffrl.gallery.query import Query
+from diffrl.gallery.records import Brief
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
@@ -184,3 +186,54 @@ def test_curves_of_runs_that_are_measured_differently_say_so(three, client_of):
     config.write_text(config.read_text().replace("samples: 6", "samples: 200"))
     text = client_of(*three).get("/curves").text
     assert other in text and same not in text
+
+
+def edited(run: Path) -> Path:
+    """A run whose evaluation holds three edits in the same words of each of four images, two samples of each."""
+    draw, easy = random.Random(run.name), random.Random(0)
+    words = ("make it red", "make it blue", "remove the circle")
+    run.mkdir(parents=True)
+    write_metrics(run, 4)
+    (run / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    with SampleStore(run) as store:
+        store.write(
+            [
+                eval_sample(4, 3 * image + i, root, text, SKILL[run.name] + bonus * draw.random(), metadata=metadata)
+                for image in range(4)
+                for metadata, bonus in [({"source": f"/lists/{image}.png", "note": 'a "source"'}, easy.random())]
+                for i, text in enumerate(words)
+                for root in range(2)
+            ]
+        )
+    return run
+
+
+def test_the_same_words_about_another_image_are_another_prompt(tmp_path, client_of):
+    """Twelve prompts in three texts: scipy's test over twelve means, as `records.Prompt.key` counts them."""
+    runs = [edited(tmp_path / name) for name in ("one", "two")]
+    row = cells(client_of(*runs).get(address(runs, against="one@eval-4")).text)["two"]
+    tables = []
+    for run in runs:
+        with SampleStore.open_readonly(run) as store:
+            samples = list(store.read(stage="eval"))
+        tables.append({(one.prompt, one.metadata["source"], one.root): one.rewards["shapes"] for one in samples})
+    changes = defaultdict(list)
+    for key, value in tables[1].items():
+        changes[key[:2]].append(value - tables[0][key])
+    assert len(changes) == 12
+    low, high = stats.ttest_1samp([fmean(own) for own in changes.values()], 0).confidence_interval(0.95)
+    assert row[2] == f"{low:+.3f} to {high:+.3f}".replace("-", "−")
+
+
+def test_edits_of_one_instruction_stand_beside_those_of_the_same_image(tmp_path):
+    """Where the noise differs the n-th sample of a prompt does, whatever the order of the images."""
+    orders = ((0, 1, 2), (2, 0, 1))
+    columns = [
+        [Brief(n, ("make it red", seed, n, 0, ""), 0.1 * n, source=f"/{at}.png") for n, at in enumerate(order)]
+        for seed, order in enumerate(orders)
+    ]
+    rows = match(columns, ["one", "another"]).rows
+    found = {row.source: tuple(orders[place][at] for place, at in enumerate(row.ids)) for row in rows}
+    assert found == {f"/{image}.png": (image, image) for image in range(3)}
+    same_noise = [[Brief(0, ("make it red", 0, 0, 0, ""), 0.5, source=name)] for name in ("/a.png", "/b.png")]
+    assert not match(same_noise, ["one", "one"]).rows

@@ -167,6 +167,24 @@ def test_groups_are_compared_whole(score, tmp_path, rows):
     assert "different sizes" in found["1"]["error"] and found["0"]["ok"]
 
 
+def test_edits_are_compared_with_those_of_the_same_image(score, tmp_path, rows):
+    """One instruction for two images: two groups, as in training."""
+    folder = tmp_path / "edits"
+    folder.mkdir()
+    made = {name: noise(12, seed=number) for number, name in enumerate(["a-0", "a-1", "b-0", "b-1"])}
+    lines = []
+    for name, picture in made.items():
+        to_pil(picture).save(folder / f"{name}.png")
+        lines.append({"file_name": f"{name}.png", "text": "make it red", "source": f"../{name[0]}.png"})
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert score(folder, "--reward", "diversity", "--out", tmp_path / "s.jsonl").code == 0
+    found = {row["file"][-7:-4]: row["rewards"]["diversity"]["raw"] for row in rows(tmp_path / "s.jsonl")}
+    for members in (["a-0", "a-1"], ["b-0", "b-1"]):
+        batch = RewardBatch(torch.stack([made[i] for i in members]), ["p"] * 2)
+        expected = load_reward("diversity")(batch).raw.tolist()
+        assert [found[i] for i in members] == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_group_too_large_to_hold_is_refused(refused, score, tmp_path, monkeypatch):
     for number in range(5):
         to_pil(noise(8, seed=number)).save(tmp_path / f"{number}.png")
