@@ -184,6 +184,8 @@ def _comfyui_use(files: Sequence[str]) -> list[str]:
 
 def _method(kind: str) -> str:
     """What an objective is called: by its name, or where it is one's own by its path."""
+    if kind == "tilt":
+        return "tree tilt"
     return f"`{kind}`" if ":" in kind else kind.upper()
 
 

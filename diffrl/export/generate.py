@@ -158,7 +158,7 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     first: dict[int, list[Tensor]] = {}
     count, wanted = 0, len(prompts) * request.per_prompt
     steps = len(sampler.sigmas) - 1
-    pulse.begin(f"drawing into {out}", {pulse.NETWORK: wanted * steps, pulse.DECODED: wanted})
+    pulse.begin(f"generating into {out}", {pulse.NETWORK: wanted * steps, pulse.DECODED: wanted})
     with (out / SAMPLES).open("w", encoding="utf-8") as index:
         for i, j, picture in draw(request, prompts, drawing):
             write_sample(out, index, picture, prompts[i], i, j, request.seed, fps)
@@ -169,7 +169,7 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     size = GRID_SIZE if fps is None else STILL_SIZE
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
     grid.save(out / "grid.png")
-    what = "images" if fps is None else "videos"
+    what = ("image" if fps is None else "video") + ("" if count == 1 else "s")
     drawn = f"{steps} steps, guidance {sampler.guidance_scale:g}."
     return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
 

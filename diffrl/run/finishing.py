@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from diffrl import pulse
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError
 from diffrl.files import write_json
@@ -82,6 +83,7 @@ def leave_report(run: TrainingRun) -> bool:
     """
     if not run.trainer.session.accelerator.is_main_process:
         return False
+    pulse.begin("report.html")
     try:
         from diffrl.gallery.report import write_report
 

@@ -258,7 +258,8 @@ def _see_through(
             _close(journal)
     with stop.finishing():
         if main:
-            finishing.finish(run, console)
+            with watched(console, "summary and images"):
+                finishing.finish(run, console)
         session.accelerator.wait_for_everyone()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")

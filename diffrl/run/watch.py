@@ -43,7 +43,7 @@ class Counts:
 
     def begin(self, title: str, totals: Mapping[str, int]) -> None:
         """See `diffrl.pulse.Listener`."""
-        self._title, self._totals, self._last = title, totals, ""
+        self._title, self._totals, self._last = title, totals, ("", "")  # the phase of the last count, and the count
         self._done: dict[str, int] = {}
         self._since = time.monotonic()
 
@@ -52,7 +52,7 @@ class Counts:
         key = self.phase if what == pulse.NETWORK and self.phase in self._totals else what
         self._done[key] = self._done.get(key, 0) + count
         done, total = self._done[key], self._totals.get(key, 0)
-        self._last = f"{done:,}{f'/{total:,}' if done <= total else ''} {what}"
+        self._last = self.phase, f"{done:,}{f'/{total:,}' if done <= total else ''} {what}"
         self._changed()
 
     def line(self) -> str:
@@ -60,7 +60,9 @@ class Counts:
         if not self._title:
             return ""
         where = f"{self._title}: {self.phase}" if self.phase else self._title
-        return ", ".join(filter(None, [where, self._last, duration(time.monotonic() - self._since)]))
+        counted_in, count = self._last
+        here = count if self.phase in ("", counted_in) else ""  # another phase's count would be taken for this one's
+        return ", ".join(filter(None, [where, here, duration(time.monotonic() - self._since)]))
 
 
 class Seldom:

@@ -134,7 +134,8 @@ class Summary:
 
     def show(self, console: Console) -> None:
         """Print a table of statistics, and the best and the worst of each reward."""
-        table = Table(title=f"{len(self.names)} files", title_justify="left", box=None, pad_edge=False)
+        count = f"{len(self.names)} file{'' if len(self.names) == 1 else 's'}"
+        table = Table(title=count, title_justify="left", box=None, pad_edge=False)
         table.add_column("reward", style="bold")
         for name in STATISTICS:
             table.add_column(name, justify="right")

@@ -73,8 +73,11 @@ def test_counts_are_of_the_phase_for_the_network_and_of_the_whole_for_all_else()
             with pulse.phase("rollout"):
                 pulse.advance(pulse.NETWORK, 15)
                 assert counts.line().startswith("iteration 4: rollout, ")
-            with pulse.phase("decode"), pulse.phase("trees"):
-                pulse.advance(pulse.DECODED, 4)
+            with pulse.phase("decode"):
+                assert "network evaluations" not in counts.line()  # which were the rollout's
+                with pulse.phase("trees"):
+                    pulse.advance(pulse.DECODED, 4)
+                    assert " samples decoded" in counts.line()
             with pulse.phase("rollout"):
                 pulse.advance(pulse.NETWORK, 5)
         assert counts.line().startswith("iteration 4, 40/60 network evaluations, ")

@@ -83,6 +83,8 @@ def test_what_makes_no_pairs_is_named(arms, key):
     other[section][name] = OTHERS[key]
     (told,) = unpaired({"one": one, "other": other}, METRIC)
     assert told.startswith(f"{key} must be the same") and "'one'" in told and "'other'" in told
+    mine = one[section].get(name)
+    assert (f'"CONFIG {key}={mine}"' in told) == (mine is not None)  # which, typed so, mends it
 
 
 def test_the_metric_must_measure_alike(arms):

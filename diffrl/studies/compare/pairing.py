@@ -45,11 +45,18 @@ def unpaired(configs: Mapping[str, Mapping[str, Any]], metric: str) -> list[str]
     first = next(iter(traits), "")
     return [
         f"{key} must be the same in all configurations, so that runs of one seed are pairs. Got "
-        f"{traits[first][key]!r} in {first!r} and {own[key]!r} in {label!r}. Set {key} alike."
+        f"{traits[first][key]!r} in {first!r} and {own[key]!r} in {label!r}. {_mended(key, traits[first][key])}"
         for label, own in traits.items()
         for key in own
         if own[key] != traits[first][key]
     ]
+
+
+def _mended(key: str, value: Any) -> str:
+    """How a configuration gets another's value: one word after its path, inside the quotes."""
+    if value is None or key.startswith("eval.rewards"):
+        return f"Set {key} alike."
+    return f'Set {key} alike, for example "CONFIG {key}={value}".'
 
 
 def _traits(config: Mapping[str, Any], metric: str) -> dict[str, Any]:
