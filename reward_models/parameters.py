@@ -26,9 +26,6 @@ PARAMETERS: Mapping[str, Mapping[str, int]] = {
 }
 """Name of a reward -> repository of its weights -> parameters."""
 
-SHARED = (*GENEVAL, "yuvalkirstain/PickScore_v1")
-"""Repositories whose weights several rewards of a run hold once, where dtype and device are the same."""
-
 PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")
 """Options that give a reward other weights than the published ones."""
 

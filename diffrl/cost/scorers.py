@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
-from reward_models.parameters import PARAMETERS, PLACES, SHARED
+from reward_models.parameters import PARAMETERS, PLACES
 from reward_models.registry import SCORERS
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -21,7 +21,7 @@ class ScorerWeights:
     Args:
         beside: bytes on the model's own device.
         elsewhere: bytes on other devices, by name: cpu, cuda:1.
-        notes: what is not counted, and what is loaded more than once.
+        notes: what is not counted.
     """
 
     beside: int
@@ -30,15 +30,14 @@ class ScorerWeights:
 
 
 def scorer_weights(config: Config) -> ScorerWeights:
-    """Add up what rewards and eval.rewards load; of `SHARED` weights one copy in each precision on each device.
+    """Add up what rewards and eval.rewards load; of equal weights one copy in each precision on each device.
 
     Activations while they score are left out.
     """
     beside = 0
     elsewhere: Counter[str] = Counter()
     uncounted: list[str] = []
-    loaded: dict[str, list[str]] = {}
-    held: set[tuple[str, int, str, str | None]] = set()
+    held: set[tuple[str, int, str, str | None, str]] = set()
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             sizes = weights_of(reward)
@@ -48,21 +47,15 @@ def scorer_weights(config: Config) -> ScorerWeights:
             device = None if reward.device == "cuda" else reward.device
             for repository, parameters in sizes.items():
                 dtype = _dtype(reward)
-                copy = (repository, parameters, dtype, device)
+                copy = (repository, parameters, dtype, device, _file(reward))
                 if copy in held:
                     continue
-                if repository in SHARED:
-                    held.add(copy)
-                else:
-                    loaded.setdefault(repository, []).append(f"{where} {reward.key}")
+                held.add(copy)
                 if device is None:
                     beside += parameters * BYTES.get(dtype, 4)
                 else:
                     elsewhere[str(device)] += parameters * BYTES.get(dtype, 4)
-    twice = "; ".join(f"{name} by {' and '.join(users)}" for name, users in loaded.items() if len(users) > 1)
     notes: list[str] = []
-    if twice:
-        notes.append(f"Each of these rewards loads its own copy, so the weights are counted more than once: {twice}.")
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
     return ScorerWeights(beside, dict(elsewhere), tuple(notes))
@@ -96,3 +89,9 @@ def inner_options(reward: RewardSettings) -> Mapping[str, object]:
 
 def _dtype(reward: RewardSettings) -> str:
     return str(reward.dtype or inner_options(reward).get("dtype", "float32"))
+
+
+def _file(reward: RewardSettings) -> str:
+    """What says which file of a repository is read, and how: other words load a copy of their own."""
+    options = inner_options(reward)
+    return repr({name: str(options[name]) for name in ("version", "step", "revision", "positions") if name in options})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_
 from reward_models.errors import RewardError
 from reward_models.images.clip_preprocess import pad_to_square
 from reward_models.images.clip_towers import OpenClip, similarity
-from reward_models.neural import dtype_of, find_file, load_strict, read_state, require_package
+from reward_models.neural import dtype_of, find_file, load_strict, read_state, require_package, shared
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 
@@ -73,9 +74,8 @@ class HPSv2Scorer:
             raise RewardError(f"version must be one of {', '.join(FILES)}. Got {version!r}.")
         kind = dtype_of(dtype)
         require_package("open_clip", "clip", "hpsv2")
-        model, tokenizer = _empty(architecture)
         path = find_file(checkpoint, FILES[str(version)], "hpsv2")
-        load_strict(model, read_state(path, "hpsv2"), "hpsv2", source=str(path))
+        model, tokenizer = shared(("hpsv2", str(path), architecture, kind), lambda: _loaded(architecture, path))
         transform = partial(pad_to_square, side=_side(model), antialias=antialias)
         self.towers = OpenClip(model, tokenizer, transform, kind)
 
@@ -88,6 +88,13 @@ class HPSv2Scorer:
         """Move the model; returns itself."""
         self.towers.to(device)
         return self
+
+
+def _loaded(architecture: str, path: Path) -> tuple[Any, Any]:
+    """The architecture with a file's weights, and its tokenizer."""
+    model, tokenizer = _empty(architecture)
+    load_strict(model, read_state(path, "hpsv2"), "hpsv2", source=str(path))
+    return model, tokenizer
 
 
 def _empty(architecture: str) -> tuple[Any, Any]:

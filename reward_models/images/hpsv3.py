@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_
 from reward_models.errors import RewardError
 from reward_models.images.qwen_reward import CannotJudgeError, Question, QwenReward, fitting_size
 from reward_models.media import to_pil
-from reward_models.neural import dtype_of, find_file, read_state
+from reward_models.neural import dtype_of, find_file, read_state, shared
 
 TOKEN = "<|Reward|>"
 PIXELS = 256 * 28 * 28
@@ -121,19 +122,9 @@ class HPSv3Scorer:
             )
         number = dtype_of(dtype)
         path = find_file(checkpoint, "HPSv3.safetensors", "hpsv3", revision)
-        state = read_state(path, "hpsv3")
-        hidden = int(state["rm_head.0.weight"].shape[1]) if "rm_head.0.weight" in state else 3584
         self.instruction = instruction
-        self.qwen = QwenReward(
-            model,
-            state,
-            head_of(hidden),
-            [TOKEN],
-            dtype=number,
-            positions=positions,
-            reward="hpsv3",
-            source=str(path),
-        )
+        key = ("hpsv3", str(path), str(model), number, str(positions))
+        self.qwen: QwenReward = shared(key, lambda: _loaded(model, path, number, positions))
 
     def to(self, device: str | torch.device) -> HPSv3Scorer:
         """Move the weights."""
@@ -163,3 +154,16 @@ class HPSv3Scorer:
             return self.qwen.question(frames, self.instruction, prompt, "image")
         except CannotJudgeError as error:
             return str(error)
+
+
+def _loaded(model: str, path: Path, dtype: torch.dtype, positions: Any) -> QwenReward:
+    """The model with a file's weights."""
+    state = read_state(path, "hpsv3")
+    hidden = int(state["rm_head.0.weight"].shape[1]) if "rm_head.0.weight" in state else 3584
+    return QwenReward(
+        *(model, state, head_of(hidden), [TOKEN]),
+        dtype=dtype,
+        positions=positions,
+        reward="hpsv3",
+        source=str(path),
+    )

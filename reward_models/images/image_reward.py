@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_
 from reward_models.errors import RewardError
 from reward_models.images.affine_head import AffineHead
 from reward_models.images.clip_preprocess import CenterCrop
-from reward_models.neural import dtype_of, find_file, inference, load_strict, pretrained, read_state
+from reward_models.neural import dtype_of, find_file, inference, load_strict, pretrained, read_state, shared
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -118,12 +119,10 @@ class ImageRewardScorer:
         from transformers import AutoTokenizer
 
         self.dtype, self.device = dtype_of(dtype), torch.device("cpu")
-        self.model = _Blip(config or {}).eval()
         path = find_file(checkpoint, FILE, "image_reward")
-        state = {_renamed(key): value for key, value in read_state(path, "image_reward").items()}
-        load_strict(self.model, state, "image_reward", UNUSED, str(path))
-        self.model.to(self.dtype)
-        self.model.head.float()
+        sizes = _sizes(config or {})
+        key = ("image_reward", str(path), repr([sorted(part.items()) for part in sizes]), self.dtype)
+        self.model: _Blip = shared(key, lambda: _loaded(config or {}, path, self.dtype))
         self.tokenizer = pretrained(AutoTokenizer, tokenizer, "image_reward")
         known = self.model.text.config.vocab_size
         if len(self.tokenizer) > known:
@@ -131,7 +130,7 @@ class ImageRewardScorer:
                 f"The tokenizer must be bert-base-uncased's. That of {tokenizer} has {len(self.tokenizer)} tokens, the "
                 f"model knows {known}. Give the model's own."
             )
-        self.crop = CenterCrop(_sizes(config or {})[0]["image_size"])
+        self.crop = CenterCrop(sizes[0]["image_size"])
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Scores of the batch."""
@@ -176,6 +175,16 @@ class _Blip(nn.Module):
         ).last_hidden_state
         scores: Tensor = self.head(hidden[:, 0])
         return scores
+
+
+def _loaded(config: Mapping[str, Mapping[str, Any]], path: Path, dtype: torch.dtype) -> _Blip:
+    """The model with a file's weights; its head in float32."""
+    model = _Blip(config).eval()
+    state = {_renamed(key): value for key, value in read_state(path, "image_reward").items()}
+    load_strict(model, state, "image_reward", UNUSED, str(path))
+    model.to(dtype)
+    model.head.float()
+    return model
 
 
 def _sizes(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

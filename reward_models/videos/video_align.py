@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import interpolate
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
 from reward_models.errors import RewardError
 from reward_models.images.qwen_reward import CannotJudgeError, Question, QwenReward, fitting_size
-from reward_models.neural import dtype_of, read_state
+from reward_models.neural import dtype_of, read_state, shared
 from reward_models.videos.video_align_files import PARTS, files_of, merge_lora, settings_of
 
 TOKENS = tuple(f"<|{part}_reward|>" for part in PARTS)
@@ -175,21 +176,11 @@ class VideoAlignScorer:
         number = dtype_of(dtype)
         weights, settings = files_of(checkpoint, step, revision)
         config = settings_of(settings)
-        lora = config["peft_lora_config"]
-        state = merge_lora(read_state(weights, "video_align"), lora["lora_alpha"], bool(lora.get("use_rslora")))
-        hidden = int(state["rm_head.weight"].shape[1]) if "rm_head.weight" in state else 1536
         self.use = use
         self.data, self.norm = config["data_config"], config["inference_config"]
-        self.qwen = QwenReward(
-            model,
-            state,
-            nn.Linear(hidden, 1, bias=False),
-            TOKENS,
-            dtype=number,
-            positions=positions,
-            reward="video_align",
-            source=str(weights),
-        )
+        key = ("video_align", str(weights), str(settings), str(model), number, str(positions))
+        lora = config["peft_lora_config"]
+        self.qwen: QwenReward = shared(key, lambda: _loaded(model, weights, lora, number, positions))
 
     def to(self, device: str | torch.device) -> VideoAlignScorer:
         """Move the weights."""
@@ -227,3 +218,16 @@ class VideoAlignScorer:
             return self.qwen.question(resized(clip[rows].cpu(), *size), INSTRUCTION, prompt, "video")
         except CannotJudgeError as error:
             return str(error)
+
+
+def _loaded(model: str, weights: Path, lora: Mapping[str, Any], dtype: torch.dtype, positions: Any) -> QwenReward:
+    """The model with a file's weights, its adapters added to them."""
+    state = merge_lora(read_state(weights, "video_align"), lora["lora_alpha"], bool(lora.get("use_rslora")))
+    hidden = int(state["rm_head.weight"].shape[1]) if "rm_head.weight" in state else 1536
+    return QwenReward(
+        *(model, state, nn.Linear(hidden, 1, bias=False), TOKENS),
+        dtype=dtype,
+        positions=positions,
+        reward="video_align",
+        source=str(weights),
+    )

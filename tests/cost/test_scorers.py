@@ -31,11 +31,11 @@ def test_twins_hold_their_weights_once_where_precision_and_device_are_the_same()
     assert (apart.beside, apart.elsewhere) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP})
 
 
-def test_a_twin_that_loads_again_counts_again_and_the_plan_says_so():
+def test_another_file_of_the_same_repository_is_another_copy():
     found = weights([{"name": "hpsv2"}], [{"name": "hpsv2"}, {"name": "pickscore"}])
-    assert found.beside == 4 * (2 * HPS + PICK)
-    (note,) = found.notes
-    assert "more than once" in note and "rewards hpsv2 and eval.rewards hpsv2" in note and "PickScore" not in note
+    assert (found.beside, found.notes) == (4 * (HPS + PICK), ())
+    older = {"name": "hpsv2", "options": {"version": "2.0"}}
+    assert weights([{"name": "hpsv2"}], [older]).beside == 4 * 2 * HPS
 
 
 def test_a_reward_of_a_clips_frames_counts_as_what_it_averages():
