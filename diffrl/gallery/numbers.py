@@ -28,7 +28,7 @@ def three(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """The same with its sign, a true minus among them; ± is for rounding, and what is more has a digit that is not 0."""
+    """The same with its sign, a true minus among them; ± is rounding, else a digit is not 0."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
