@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ POLICY = (
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 LATER = 2.0
-"""Seconds after which modules are loaded ahead: by then the page that the gallery opens with is shown."""
+"""Seconds after which what few pages need is loaded ahead: by then the page that the gallery opens with is shown."""
 ASK_AGAIN = "private, no-cache"
 """A resumed run writes other pictures under the same names: browsers keep them, and ask whether they still hold."""
 
@@ -131,10 +132,22 @@ def picture(site: Site, key: str, file: str, size: int | None, still: bool, held
     return FileResponse(path, media_type=kind, headers=headers, stat_result=stat)
 
 
-def load_ahead() -> None:
-    """Load what pages with intervals compute with: a third of a second that the first of them need not wait for."""
+def load_ahead(site: Site, later: float = LATER) -> None:
+    """Load what pages would wait for, while the server starts: what intervals are computed with, and the templates.
+
+    Args:
+        site: whose templates.
+        later: seconds until matplotlib follows, which draws reports and curves to download.
+    """
     import numpy as np  # noqa: F401
     from scipy import special  # noqa: F401
+
+    for name in site.templates.list_templates():
+        site.templates.get_template(name)
+    time.sleep(later)
+    from diffrl.gallery.plots import load
+
+    load()
 
 
 def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
@@ -146,6 +159,8 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
         port: where to listen.
         ready: called once requests are answered.
     """
+    os.nice(5)
+    threading.Thread(target=load_ahead, args=[site], name="ahead", daemon=True).start()
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -153,11 +168,7 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
             await super().startup(sockets)
             if self.started:
                 ready()
-                later = threading.Timer(LATER, load_ahead)
-                later.daemon = True
-                later.start()
 
-    os.nice(5)
     options = {"host": host, "port": port, "log_level": "warning", "timeout_graceful_shutdown": 1}
     with contextlib.suppress(KeyboardInterrupt):  # raised again once everything has been closed
         Server(uvicorn.Config(make_app(site, host), **options)).run()

@@ -18,6 +18,7 @@ from typing import Literal
 from diffrl.gallery.columns import Column
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.opponents import meetings
+from diffrl.gallery.paths import present
 from diffrl.gallery.records import Sample
 from diffrl.gallery.votes import Choice, add_vote, side_of, void_vote
 
@@ -193,10 +194,16 @@ class Ballots:
                 for sample in samples
                 if sample.key == keys.get(sample.id)
             }
+        there = {
+            letter: present(
+                column.source.path, [one.file for one in found[letter].values() if one.file], column.source.media
+            )
+            for letter, column in columns.items()
+        }
         pairs = []
         for row, left in zip(chosen, lefts, strict=True):
             first, second = found["a"].get(row.ids[0] or 0), found["b"].get(row.ids[1] or 0)
-            if first is not None and second is not None and _is_there(a, first) and _is_there(b, second):
+            if first is not None and second is not None and first.file in there["a"] and second.file in there["b"]:
                 names = (secrets.token_urlsafe(12), secrets.token_urlsafe(12))
                 pairs.append(Pair(secrets.token_urlsafe(9), row.prompt, {"a": first, "b": second}, left, names))
         if not pairs:
@@ -255,14 +262,6 @@ class Ballots:
             return here, Path(ballot.columns[other].source.media(pair.samples[other].file or ""))
         except GalleryError:
             return here, here
-
-
-def _is_there(column: Column, sample: Sample) -> bool:
-    """Whether the picture of a sample was kept and still lies there."""
-    try:
-        return bool(sample.file) and bool(column.source.media(sample.file or ""))
-    except GalleryError:
-        return False
 
 
 def voter_name(text: str) -> str:

@@ -28,10 +28,14 @@ def three(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """The same with its sign, a true minus among them."""
+    """The same with its sign, a true minus among them; ± is rounding, else a digit is not 0."""
     if value is None or not math.isfinite(value):
         return "–"
-    return ("+" if value > 0 else "−" if value < 0 else "±") + three(abs(value))
+    size = abs(value)
+    if size <= SAME:
+        return "±0.000"
+    small = next((text for digits in (3, 4, 5, 6) if float(text := f"{size:.{digits}f}")), "") if size < 0.001 else ""
+    return ("+" if value > 0 else "−") + (small or three(size))
 
 
 def improvement(change: float, lower: bool = False) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 
 from diffrl.gallery.errors import GalleryError
@@ -44,3 +45,29 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
     except (OSError, ValueError, RuntimeError):  # a name too long for the disk, a loop of links
         pass
     raise unknown
+
+
+def present(root: Path, files: Iterable[str], media: Callable[[str], str]) -> set[str]:
+    """Those of many files that a source has. It is asked for one a folder, so that links are followed once for all.
+
+    Args:
+        root: the source's path.
+        files: relative to it.
+        media: `Source.media`, which raises GalleryError for what is elsewhere or gone.
+    """
+    found: set[str] = set()
+    folders: dict[tuple[str, str], Path] = {}
+    for file in files:
+        name = PurePath(file)
+        alike = (str(name.parent), name.suffix)
+        try:
+            if alike in folders and "\\" not in file and stat.S_ISREG((folders[alike] / name.name).lstat().st_mode):
+                found.add(file)
+                continue
+            path = Path(media(file))  # of a link, too
+        except (GalleryError, OSError, ValueError):
+            continue
+        found.add(file)
+        if not (root / file).is_symlink():
+            folders[alike] = path.parent
+    return found

@@ -11,10 +11,15 @@ from diffrl.gallery.numbers import finite
 from diffrl.gallery.parts import folded
 from diffrl.gallery.records import Sample
 
-PAGE = 24
-"""Rows of a comparison that are shown at once."""
+PAGE, FEWEST, CELLS = 24, 12, 60
+"""Rows of a comparison that are shown at once: the most, the fewest, and their cells; see `per_page`."""
 EXPORTED = 2000
 """Rows that an exported page holds."""
+
+
+def per_page(columns: int) -> int:
+    """Rows that are shown at once, fewer of many columns: a page has an end on a phone, too."""
+    return max(FEWEST, min(PAGE, CELLS // max(1, columns)))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from diffrl.gallery.compare import Row, judgement, scores
 
@@ -66,9 +67,12 @@ class Scatter:
 
     def radius(self, point: Point) -> float:
         """Of a point, in units of the drawing."""
-        most = max(len(one.rows) for one in self.points)
-        unit = min(SINGLE, LARGEST / math.sqrt(most))
-        return max(LEAST, unit * math.sqrt(len(point.rows)))
+        return max(LEAST, self._unit * math.sqrt(len(point.rows)))
+
+    @cached_property
+    def _unit(self) -> float:
+        """Radius of one sample."""
+        return min(SINGLE, LARGEST / math.sqrt(max(len(one.rows) for one in self.points)))
 
     def across(self, score: float) -> float:
         """Place of a score from the left, in units of the drawing."""

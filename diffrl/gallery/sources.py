@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.errors import ConfigError
@@ -95,8 +95,7 @@ class Watched:
         runs = [run for folder in given for run in ([folder] if is_run(folder) else runs_below(folder))]
         new = [(run, "run") for run in runs if run.resolve() not in known]
         if new:
-            taken = {source.key for source in self._sources}
-            self._sources = [*_named(new, taken), *self._sources]
+            self._sources = [*_named(new, self._sources), *self._sources]
 
     def _is_shown(self, path: Path) -> bool:
         """Whether a folder is a source itself, a folder of pictures."""
@@ -155,18 +154,38 @@ def holds_pictures(path: Path) -> bool:
     return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
 
 
-def _named(found: Sequence[tuple[Path, str]], used: Collection[str] = ()) -> list[Source]:
-    """Sources with keys of their own: the folder's name, with a number where several have it."""
+def titles_of(paths: Sequence[Path]) -> list[str]:
+    """A folder's name for each path, and before it as many folders as tell it from the others: "diffrl/seed-0".
+
+    Args:
+        paths: of different folders.
+    """
+    parts = [path.resolve().parts for path in paths]
+    titles = []
+    for own in parts:
+        others = [other for other in parts if other != own]
+        depth = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
+        titles.append("/".join(own[-depth:]))
+    return titles
+
+
+def _named(found: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
+    """Sources with keys of their own, the folder's name, with a number where several have it; titles tell them apart.
+
+    Args:
+        found: paths, and whether each is a run or a folder of images.
+        known: those that are there already; they stay what they are.
+    """
     from diffrl.gallery.folders import FolderSource
 
     sources: list[Source] = []
-    taken = set(used)
-    for path, kind in found:
+    taken = {source.key for source in known}
+    titles = titles_of([*(path for path, _ in found), *(Path(source.path) for source in known)])
+    for (path, kind), title in zip(found, titles, strict=False):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "run"
         key = next(
             key for key in (name, *(f"{name}-{n}" for n in range(2, len(found) + len(taken) + 2))) if key not in taken
         )
         taken.add(key)
-        title = path.resolve().name if key == name else f"{path.resolve().name} ({path})"
         sources.append((RunSource if kind == "run" else FolderSource)(key, path, title))
     return sources

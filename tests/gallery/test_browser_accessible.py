@@ -33,18 +33,23 @@ SMALL = """() => {
 """Words below 12 pixels as they are drawn, a drawing's scaled with it; what is folded away is looked at too."""
 LONGEST = 6000
 """Pixels of a page on a phone."""
+SIX = "&".join(f"columns={run}@eval-{number}" for run in ("made", "other", "other-2") for number in (0, 4))
 PAGES = (
-    *("/", "/run?run=made", "/compare", "/compare?run=made&low=x", "/samples?run=made", "/grid", "/curves", "/votes"),
+    *("/", "/export", "/nothing", f"/compare?{SIX}"),
+    *("/run?run=made", "/compare", "/compare?run=made&low=x", "/samples?run=made", "/grid", "/curves", "/votes"),
     *("/vote?run=made", "/trees?run=made", "/tree?run=made&tree=000020-3", "/tree?run=made&tree=000021-3"),
+    *("/tree?run=made&tree=000022-3", "/tree?run=made&tree=000023-3"),
     "/report?run=made",
 )
 
 
 def test_no_page_has_a_serious_violation(tmp_path, served, context_of):
     prompts = [f"a red circle above blue square number {n}" for n in range(40)]
-    runs = [make_run(tmp_path / "runs" / name, prompts=prompts) for name in ("made", "other", "third")]
+    names = ("made", "other", "an-arm-of-a-comparison.with-a-name-that-is-long/other")  # which is the page's other-2
+    runs = [make_run(tmp_path / "runs" / name, prompts=prompts) for name in names]
     made_trees.write(runs[0], made_trees.forest())
-    made_trees.write(runs[0], made_trees.pool(iteration=21))
+    for number, tree in enumerate((made_trees.pool, made_trees.chains, made_trees.tilted), start=21):
+        made_trees.write(runs[0], tree(iteration=number))
     for a, b in ((0, 1), (1, 2)):
         sides = [Side(runs[i].name, str(runs[i].resolve()), "eval-4", ("p", 0, 0, 0, ""), "") for i in (a, b)]
         add_vote(tmp_path / "votes.jsonl", "", "s", *sides, "a", "b")

@@ -262,6 +262,17 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
     assert page.locator(".node .name:visible").count() == 18 and overlaps == 0
 
 
+@pytest.mark.parametrize("wide", [390, 1024])
+def test_words_above_columns_do_not_lie_on_each_other(page, served, made, wide):
+    made_trees.write(made, made_trees.chains())
+    page.set_viewport_size({"width": wide, "height": 844})
+    page.goto(f"{served(made)}/tree?tree=000020-3")
+    heads = page.locator(".head:visible b")
+    edges = [(box["x"], box["x"] + box["width"]) for box in (one.bounding_box() for one in heads.all())]
+    assert len(edges) == 5 and all(left[1] < right[0] for left, right in zip(edges, edges[1:], strict=False))
+    assert [text.split()[-1] for text in heads.all_inner_texts()] == ["1.00", "0.80", "0.60", "0.40", "images"]
+
+
 def test_without_scripts_everything_can_be_read(context_of, served, run):
     page = context_of(java_script_enabled=False, viewport={"width": 1280, "height": 800}).new_page()
     page.goto(f"{served(run)}/tree?tree=000020-3")

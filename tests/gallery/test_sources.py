@@ -47,8 +47,18 @@ def test_a_run_that_begins_later_is_shown(tmp_path, monkeypatch):
         "second": runs / "compared" / "second",
     }
     assert site.source("first") is sources[0], "what was there keeps its place in memory"
+    assert {source.key: source.title for source in site.sources}["first-2"] == "compared/first"
     assert set(client.get("/state").json()) == {"first", "second", "first-2"}
     assert "second" in client.get("/").text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    """As those of a comparison are: each arm has its seed-0."""
+    places = ("flow_grpo/seed-0", "diffrl/seed-0", "diffrl/seed-1", "other/diffrl/seed-1", "alone")
+    found = find_sources([make_run(tmp_path / place) for place in places])
+    here = tmp_path.name
+    assert [one.title for one in found] == [*places[:2], f"{here}/diffrl/seed-1", "other/diffrl/seed-1", "alone"]
+    assert len({one.key for one in found}) == len(found)
 
 
 def test_runs_keep_their_order_when_they_are_looked_at(tmp_path):

@@ -35,7 +35,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Brief, Source, state_key
-from diffrl.gallery.rows import EXPORTED, PAGE, views
+from diffrl.gallery.rows import EXPORTED, per_page, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scatter import Scatter, scatter
 from diffrl.gallery.site import Site
@@ -63,7 +63,8 @@ def compare(site: Site, query: Query) -> Answer:
     rows = within(containing(every, asked.prompt), asked.low, asked.high, asked.on == "change")
     like = query.whole("like", 0) if query.text("like") else None
     rows = arrange(alike(only(rows, pair.show, asked.falling), like), asked.sort, asked.falling)
-    shown, number, pages = paged(query, rows, PAGE, site.links.exported)
+    size = per_page(len(keys))
+    shown, number, pages = paged(query, rows, size, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
     table = standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
@@ -85,13 +86,14 @@ def compare(site: Site, query: Query) -> Answer:
         if len(keys) > 1
         else [],
         "like": like,
-        "held": EXPORTED if site.links.exported else PAGE,
+        "size": size,
+        "held": EXPORTED if site.links.exported else size,
         "versus": pair,
         "address": lambda **more: site.links.page("compare", columns=keys, reward=asked.reward, **more),
         "views": views(choice.columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
-        "before": (number - 1) * PAGE,
+        "before": (number - 1) * size,
         "turn": lambda n: site.links.page(
             "compare", columns=keys, **asked.parameters, **pair.parameters, like=like, page=n if n > 1 else None
         ),

@@ -138,6 +138,8 @@ def _written(runs: Sequence[RunSource]) -> list[tuple[object, ...]]:
 def _runs(site: Site, query: Query) -> list[RunSource]:
     keys = list(dict.fromkeys(query.all("run")))
     runs = [site.run(key) for key in keys] or site.runs
+    if not runs and not site.sources:
+        raise GalleryError("No run has begun here yet, so there are no curves. The start page waits for one.", 404)
     if not runs:
         raise GalleryError("Curves are of runs. Got only folders of images. Give the directory of a run.", 404)
     return runs

@@ -50,6 +50,7 @@ def samples(site: Site, query: Query) -> Answer:
         "views": views(columns, shown, asked.names, asked.lower),
         "number": number,
         "pages": pages,
+        "size": PAGE,
         "before": (number - 1) * PAGE,
         "turn": lambda n: site.links.page(
             "samples", run=source.key, state=state.key, **asked.parameters, page=n if n > 1 else None

@@ -1,6 +1,7 @@
 // Draws the panels: one cursor and one zoom for all of them, lines that can be switched off, redrawn when the run goes on.
 (() => {
   const DASHES = [[], [9, 4], [2, 3], [11, 4, 2, 4]], HEIGHT = 210, NEAR = 45;
+  const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat(); // no iteration 2.5
   const axis = document.getElementById("axis"), choice = document.getElementById("choice"), reset = document.getElementById("reset");
   const smooth = document.getElementById("smooth"), log = document.getElementById("log");
   const exported = !document.getElementById("show");
@@ -106,7 +107,7 @@
       width: wide, height: HEIGHT, series, bands,
       scales: { x: { time: false, range: xRange }, y: logarithmic ? { distr: 3, log: 10, range: logRange } : { range: yRange } },
       axes: [
-        { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick) },
+        { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick), ...(axis.value === "seconds" ? {} : { incrs: WHOLE }) },
         { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "12px system-ui, sans-serif" },
       ],
       cursor: {

@@ -1,7 +1,7 @@
 // The form of an exported page: filter, order, reward and paging of the rows that are on it, without a server.
 const local = {
   form: document.querySelector("form[data-local]"),
-  size: document.querySelector(".items.cards") ? 60 : 24,
+  size: Number(document.querySelector(".items[data-size]")?.dataset.size),
   page: 1,
   rows: [],
   like: null, // places of the rows of one point of the drawing, while only these are shown

@@ -13,7 +13,10 @@ const numbers = {
   },
   signed(value) {
     if (value === null || value === undefined) return "–";
-    return (value > 0 ? "+" : value < 0 ? "−" : "±") + numbers.three(Math.abs(value));
+    const size = Math.abs(value);
+    if (size <= numbers.same) return "±0.000";
+    const small = size < 0.001 ? [3, 4, 5, 6].map((digits) => size.toFixed(digits)).find(Number) : undefined;
+    return (value > 0 ? "+" : "−") + (small ?? numbers.three(size));
   },
   // Of some rewards less is better.
   improvement: (change, lower) => (lower ? -change : change),

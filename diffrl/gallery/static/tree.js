@@ -31,7 +31,15 @@
     figure.style.setProperty("--out", `${out}px`);
     const apart = columns > 0 ? Math.min(Math.max((room / unit - rest) / columns, nearest(unit, fewer)), 2.4) : 1;
     figure.style.setProperty("--k", apart);
-    figure.classList.toggle("near", apart < 1);
+    headed(apart < 1);
+  }
+  // As many words above the columns as do not lie on each other.
+  function headed(near) {
+    const all = ["near", "nearer", "nearest"], heads = [...figure.querySelectorAll(".head")].filter((one) => one.offsetParent);
+    const meet = () => heads.some((one, i) => i && heads[i - 1].getBoundingClientRect().right > one.getBoundingClientRect().left - 6);
+    figure.classList.remove(...all);
+    figure.classList.toggle(all[0], near);
+    for (const name of all) if (meet()) figure.classList.add(name);
   }
   // How near columns may come: a picture and a chip, whose letters do not shrink below some size, stand between two.
   function nearest(unit, fewer) {
