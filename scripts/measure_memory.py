@@ -3,7 +3,8 @@
     python scripts/measure_memory.py [FAMILY ...]
 
 Of each family's `flow_grpo` recipe, or the one that it has, in GiB a sample, without and with gradient checkpointing: a
-table for docs/recipes.md. No GPU and no weights are needed (see scripts/measuring/live_memory.py); a minute or two a family.
+table for docs/recipes.md. No GPU and no weights are needed (see scripts/measuring/live_memory.py); a minute or two a
+family.
 """
 
 import argparse
