@@ -116,7 +116,8 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
         return own
     both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
     if family == "wan_i2v":
-        both |= noise({"first_frame": (1, *adapter.latent_shape), "image_embeds": (1, 257, config["image_dim"])})
+        seen = {} if config["image_dim"] is None else {"image_embeds": (1, 257, config["image_dim"])}
+        both |= noise({"first_frame": (1, *adapter.latent_shape), **seen})
     return both
 
 

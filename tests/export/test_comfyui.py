@@ -125,6 +125,8 @@ def test_wans_other_layers_have_the_original_names():
     assert key("blocks.3.ffn.net.0.proj") == "diffusion_model.blocks.3.ffn.0"
     assert key("condition_embedder.time_proj") == "diffusion_model.time_projection.1"
     assert key("proj_out") == "diffusion_model.head.head"
+    assert key("blocks.3.attn2.add_k_proj") == "diffusion_model.blocks.3.cross_attn.k_img"
+    assert key("condition_embedder.image_embedder.ff.net.2") == "diffusion_model.img_emb.proj.3"
 
 
 def test_a_file_beside_it_does_not_mislead_diffusers(random_sd3, tmp_path):

@@ -77,7 +77,7 @@ def network_of(family, layers, width):
         )  # fmt: skip
     sizes = {"num_attention_heads": width // 64, "attention_head_dim": 64, "text_dim": 96, "ffn_dim": width * 35 // 6}
     if family == "wan_i2v":
-        sizes |= {"in_channels": 36, "image_dim": 80, "added_kv_proj_dim": width, "rope_max_seq_len": 1024}
+        sizes |= {"in_channels": 36, "image_dim": 80, "added_kv_proj_dim": width, "ffn_dim": width * 27 // 10}
         network = diffusers.WanTransformer3DModel(num_layers=layers, **sizes)
         return network, 4096, lambda n: n(
             torch.randn(1, 36, 8, 64, 32), torch.tensor([500]), torch.randn(1, 512, 96), torch.randn(1, 257, 80)

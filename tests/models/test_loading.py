@@ -125,7 +125,8 @@ def test_an_adapter_whose_module_raises_anything(random_sd3, tmp_path, monkeypat
     [
         ("sd3", "FluxPipeline", "Set model.family: flux, or choose another path."),
         ("flux", "WanPipeline", "Set model.family: wan, or choose another path."),
-        ("wan", "WanImageToVideoPipeline", r"No family of this version loads that class \(sd3: .*docs/add-a-model.md"),
+        ("wan", "WanImageToVideoPipeline", "Set model.family: wan_i2v, or choose another path."),
+        ("wan", "WanVACEPipeline", r"No family of this version loads that class \(sd3: .*docs/add-a-model.md"),
         ("sana", "SanaSprintPipeline", "No family of this version loads that class"),
     ],
 )
