@@ -21,8 +21,10 @@ SMALLER = {
     "qwen_image": {"num_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
     "z_image": {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1, "dim": 128, "cap_feat_dim": 64},
     "flux2_klein": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
+    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 1, "text_embed_dim": 64},
 }  # fmt: skip
-SIZES = {family: (32, 32) if family == "wan" else (64, 64) for family in SMALLER}
+VIDEO = ("wan", "hunyuan_video")
+SIZES = {family: (32, 32) if family in VIDEO else (64, 64) for family in SMALLER}
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_published_models_are_built_without_text_encoders(family, bench_gpu, ben
     components = {**published.components, "transformer": small}
     monkeypatch.setattr(bench_models, "PUBLISHED", {case.path: replace(published, components=components)})
     height, width = SIZES[family]
-    size = {"height": height, "width": width} | ({"frames": 5} if family == "wan" else {})
+    size = {"height": height, "width": width} | ({"frames": 5} if family in VIDEO else {})
     case, cpu = replace(case, size=size, steps=5, samples=2, edges=1), torch.device("cpu")
     adapter = bench_models.full_adapter(case, cpu)
     assert adapter.transformer.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32

@@ -22,6 +22,8 @@ TEXT = re.compile(
     r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in|cap_embedder"
     r"|context_refiner"
 )
+IDLE = re.compile(r"^image_embedder|^cond_type_embed")
+"""Layers of HunyuanVideo that text alone does not pass, and a table of which nothing is multiplied."""
 CROSS = re.compile(r"attn2\.to_[kv]$")
 JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
 """Stacks of layers that text and picture pass together."""
@@ -66,9 +68,13 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     text = geometry.tokens - picture if joint else text_tokens
     total = 0
     for layer, shape in _layers(shapes):
+        if IDLE.search(layer):
+            continue
         tokens = picture
         if ONCE.search(layer):
             tokens = 1
+        elif layer.startswith("context_embedder") and len(geometry.text_tokens) == 2:
+            tokens = geometry.text_tokens[layer.startswith("context_embedder_2")]
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
         elif layer.startswith(JOINT):
@@ -88,6 +94,8 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
 
 
 def _picture_tokens(shapes: Shapes, geometry: Geometry) -> int:
+    if geometry.text_tokens:
+        return geometry.tokens - sum(geometry.text_tokens)
     for name in EMBEDDERS:
         if (shape := shapes.get(f"{name}.weight")) is not None:
             return geometry.latent_elements // math.prod(shape[1:]) + geometry.source_tokens

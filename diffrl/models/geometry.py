@@ -61,6 +61,7 @@ class Geometry:
         tile_elements: the same with tiles.
         activations: of the transformer's blocks.
         source_tokens: of `tokens` those of an image to edit.
+        text_tokens: of `tokens` those of each embedder of text, where the first layer has channels beside the latents'.
     """
 
     latent_elements: int
@@ -73,6 +74,7 @@ class Geometry:
     tile_elements: int
     activations: Activations
     source_tokens: int = 0
+    text_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

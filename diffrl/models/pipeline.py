@@ -263,6 +263,18 @@ def require_multiple(height: int, width: int, multiple: int) -> None:
         )
 
 
+def require_frames(frames: int, period: int) -> None:
+    """Refuse a length that a decoder of videos does not draw: each latent frame but the first is `period` frames.
+
+    Raises:
+        ConfigError: names the rule.
+    """
+    if frames % period != 1 % period:
+        raise ConfigError(
+            f"model.frames must be a multiple of {period}, plus 1. Got {frames}. Take {frames // period * period + 1}."
+        )
+
+
 def _require_short_texts(pipeline: Any) -> None:
     """Refuse a CLIP tokenizer that would fill prompts up to more than its encoder has places for.
 

@@ -15,7 +15,7 @@ from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from tests.edits import encoded
+from tests.edits import LONG, encoded
 from tests.tiers import daily
 
 SIZED = [name for name, family in FAMILIES.items() if family.geometry is not None]
@@ -47,9 +47,10 @@ def config_of(family, path, **model):
 def test_a_network_evaluation_takes_what_torch_counts(family, random_pipelines):
     path = random_pipelines(family)
     side = 16 if family == "sd3" else 64  # its position table is small
-    sizes = {"height": 2 * side, "width": side, "max_sequence_length": 23} | ({"frames": 9} if family == "wan" else {})
+    sizes = {"height": 2 * side, "width": side, "max_sequence_length": 23}
+    sizes |= {"frames": 9} if FAMILIES[family].fps else {}
     adapter = load_adapter(family, str(path), dtype="float32", device=torch.device("cpu"), **sizes)
-    conditioning = encoded(adapter, ["a red circle"])
+    conditioning = encoded(adapter, [LONG])
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         adapter.velocity(latents, torch.tensor([0.7]), conditioning, 1.0)
