@@ -15,7 +15,7 @@ from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein")
+FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "hunyuan_video")
 SAMPLES = 2
 
 
