@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from diffrl.models.families import FAMILIES
+from diffrl.models.families.hunyuan_video import GLYPH_TOKENS
 from diffrl.models.placement import Placement
 from diffrl.models.published import PUBLISHED
 from diffrl.models.tiny import build_pipeline, tiny_settings
@@ -51,6 +52,15 @@ CASES = {
         "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
         {"height": 240, "width": 416, "frames": 33},
         20,
+        samples=2,
+        edges=1,
+    ),
+    "hunyuan_video": Case(
+        "hunyuan_video",
+        "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+        {"height": 240, "width": 416, "frames": 33},
+        20,
+        guidance_scale=6.0,
         samples=2,
         edges=1,
     ),
@@ -100,18 +110,23 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
     """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
     config, length = adapter.transformer.config, adapter.max_sequence_length
     widths = {"sana": "caption_channels", "wan": "text_dim", "wan_i2v": "text_dim", "z_image": "cap_feat_dim"}
+    widths["hunyuan_video"] = "text_embed_dim"
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
     if family in ("sd3", "flux"):
         shapes["pooled"] = (1, config["pooled_projection_dim"])
+    if family == "hunyuan_video":
+        shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
     generator = torch.Generator(device).manual_seed(0)
 
     def noise(shapes: dict) -> dict:
         return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
 
     own = noise(shapes)
-    if family in ("sana", "qwen_image", "z_image"):
+    if family in ("sana", "qwen_image", "z_image", "hunyuan_video"):
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
+    if family == "hunyuan_video":
+        own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
     if family == "flux":
         return own
     both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}

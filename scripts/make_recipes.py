@@ -2,8 +2,8 @@
 
     python scripts/make_recipes.py [--check]
 
-Recipes are configs/{sd3,flux,sana,wan,qwen_image,z_image,flux2_klein,flux_kontext,wan_i2v}/*.yaml; the rest of each
-file is written by hand. With --check nothing is written, and the exit code is 1 if a header is out of date.
+Recipes are configs/<family>/*.yaml of all families; the rest of each file is written by hand. With --check nothing is
+written, and the exit code is 1 if a header is out of date.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan, size_text
+from diffrl.models.families import FAMILIES
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "flux_kontext", "wan_i2v")
 HEADER = re.compile(r"^# Memory: about (.+) a process \(diffrl plan --processes (\d+)\)\.$", re.MULTILINE)
 
 

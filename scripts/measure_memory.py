@@ -16,7 +16,7 @@ from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v")
+FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v", "hunyuan_video")
 ONLY = {"wan_i2v": "diffrl"}
 """The recipe of families that have no other."""
 SAMPLES = 2

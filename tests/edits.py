@@ -1,4 +1,4 @@
-"""Prompts with images to edit, for families that do so."""
+"""Prompts as families take them: with images to edit for those that do so."""
 
 import json
 
@@ -10,6 +10,8 @@ from diffrl.models.adapter import EditingAdapter
 from diffrl.models.families import FAMILIES
 
 WORDS = ("make it red", "make it blue", "remove the circle")
+LONG = 'a red circle "' + "a red circle " * 30 + '"'
+"""A prompt that fills every place that an encoding has: of words, and of what stands in quotation marks."""
 
 
 def write_edits(folder, images=3, side=32, **beside):

@@ -25,8 +25,9 @@ SMALLER = {
         "num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64, "image_dim": 64,
         "added_kv_proj_dim": 128,
     },
+    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 1, "text_embed_dim": 64},
 }  # fmt: skip
-VIDEOS = ("wan", "wan_i2v")
+VIDEOS = ("wan", "wan_i2v", "hunyuan_video")
 SIZES = {family: (32, 32) if family in VIDEOS else (64, 64) for family in SMALLER}
 
 

@@ -15,7 +15,7 @@ from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 NEWER = ("qwen_image", "z_image", "flux2_klein")
-FAMILIES = ("sd3", "flux", "sana", "wan", *NEWER)
+FAMILIES = ("sd3", "flux", "sana", "wan", "hunyuan_video", *NEWER)
 LARGE = [
     *((family, preset) for family in FAMILIES for preset in PRESETS),
     ("flux_kontext", "diffrl"),

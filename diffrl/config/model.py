@@ -133,14 +133,16 @@ class ModelSettings(Section):
         None,
         ge=0.1,
         le=1000,
-        description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16.",
+        description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16, "
+        "hunyuan_video: 24.",
     )
     max_sequence_length: int | None = Field(
         None,
         ge=1,
         le=MOST_OPTIONS["max_sequence_length"],
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
-        "pipeline (sd3: 256 of T5, sana: 300, all others: 512). An SD3 without T5 gets zeros instead.",
+        "pipeline (sd3: 256 of T5, sana: 300, hunyuan_video: 1,000, all others: 512). An SD3 without T5 gets zeros "
+        "instead.",
     )
     true_cfg_scale: float | None = Field(
         None,

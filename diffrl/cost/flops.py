@@ -24,6 +24,8 @@ TEXT = re.compile(
 )
 IMAGE = re.compile(r"image_embedder|attn2\.add_[kv]_proj$")
 """Layers that CLIP's tokens of an image pass, as in Wan's image to video."""
+IDLE = re.compile(r"^image_embedder|^cond_type_embed")
+"""Layers of HunyuanVideo that text alone does not pass, and a table of which nothing is multiplied."""
 CROSS = re.compile(r"attn2\.to_[kv]$")
 JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
 """Stacks of layers that text and picture pass together."""
@@ -68,11 +70,15 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     text = geometry.tokens - picture if joint else text_tokens
     total = 0
     for layer, shape in _layers(shapes):
+        if IDLE.search(layer):
+            continue
         tokens = picture
         if IMAGE.search(layer):
             tokens = geometry.image_tokens
         elif ONCE.search(layer):
             tokens = 1
+        elif layer.startswith("context_embedder") and len(geometry.text_tokens) == 2:
+            tokens = geometry.text_tokens[layer.startswith("context_embedder_2")]
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
         elif layer.startswith(JOINT):
@@ -92,6 +98,8 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
 
 
 def _picture_tokens(shapes: Shapes, geometry: Geometry) -> int:
+    if geometry.text_tokens:
+        return geometry.tokens - sum(geometry.text_tokens)
     for name in EMBEDDERS:
         if (shape := shapes.get(f"{name}.weight")) is not None:
             entering = geometry.latent_elements + geometry.joined_elements

@@ -18,7 +18,7 @@ from diffrl.export.comfyui import comfyui_files, require_comfyui
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
-from diffrl.models.lora_file import SECOND_LORA
+from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA, lora_loader
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
@@ -30,17 +30,17 @@ LORA_USE = """```python
 {imports}from diffusers import {pipeline_class}
 
 pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
-pipeline.load_lora_weights({folder!r}){more}
+{load}{more}{lines}
 {result} = pipeline(
-    prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
+    prompt={prompt!r}, num_inference_steps={steps}{arguments}
 ).{field}[0]
 ```"""
 FULL_USE = """```python
 {imports}from diffusers import {pipeline_class}
 
-pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
+pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype}){lines}
 {result} = pipeline(
-    prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
+    prompt={prompt!r}, num_inference_steps={steps}{arguments}
 ).{field}[0]
 ```"""
 
@@ -78,7 +78,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
         save_file(tensors, out / name)
     if model.config.model.lora is not None:
         for name, module in model.adapter.trainable_modules().items():
-            type(pipeline).save_lora_weights(
+            lora_loader(type(pipeline)).save_lora_weights(
                 str(out),
                 transformer_lora_layers=lora_layers(module),
                 transformer_lora_adapter_metadata=lora_metadata(module),
@@ -105,6 +105,8 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base, plain = config.model.path, config.model.dtype == "float32"
     held_out, edits = config.prompts.held_out, config.model.facts.edits
+    loader = config.model.facts.lora_loader
+    lines, arguments = _stock_call(model)
     use = (LORA_USE if config.model.lora else FULL_USE).format(
         pipeline_class=type(pipeline).__name__,
         result="image" if config.model.facts.fps is None else "video",
@@ -113,12 +115,13 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         folder=str(out),
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
         steps=config.eval.steps,
-        guidance=config.eval.guidance_scale + config.model.facts.guidance_offset,
-        imports=("" if plain else "import torch\n") + ("from diffusers.utils import load_image\n" if edits else ""),
+        imports=("" if plain else "import torch\n")
+        + ("from diffusers.utils import load_image\n" if edits else "")
+        + (f"from diffusers.loaders import {loader}\n" if config.model.lora and loader else ""),
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
-        guidance_argument=config.model.facts.guidance_argument,
-        extra=_call_options(model),
-        **({"more": _second_lora(model, out)} if config.model.lora else {}),
+        lines=lines,
+        arguments=arguments,
+        **({"load": _first_lora(model, out), "more": _second_lora(model, out)} if config.model.lora else {}),
     )
     rewards = ", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards)
     tags = f"tags: [diffrl, reinforcement-learning, {'image' if edits else 'text'}-to-{config.model.facts.media}]"
@@ -152,21 +155,35 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
     return "\n".join(lines)
 
 
-def _call_options(model: AlignedModel) -> str:
-    """Arguments of a stock call that draws what the run drew."""
-    config, adapter = model.config, model.adapter
+def _stock_call(model: AlignedModel) -> tuple[str, str]:
+    """What a stock call that draws what the run drew wants: lines before it, and its arguments."""
+    config, adapter, facts = model.config, model.adapter, model.config.model.facts
     given = {name: value for name, value in config.model.options.items() if value is not None}
-    options = {
+    options: dict[str, Any] = {
+        facts.guidance_argument: config.eval.guidance_scale + facts.guidance_offset,
         **shipped_settings(pipeline_folder(config.model.path)),
         **given,
-        **dict(config.model.facts.stock_options),
+        **dict(facts.stock_options),
     }
+    lines = "".join("\n" + line.format(options.pop(name)) for name, line in facts.stock_lines if name in options)
     names = {"frames": "num_frames"}
     image = ""
     if isinstance(adapter, EditingAdapter):
         image = f', image=load_image("image.png").resize({(adapter.width, adapter.height)})'
         options |= adapter.stock_call()
-    return image + "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
+    return lines, image + "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
+
+
+def _first_lora(model: AlignedModel, out: Path) -> str:
+    """What loads the LoRA; the network's own `load_lora_adapter` would not see its alpha."""
+    loader = model.config.model.facts.lora_loader
+    if loader is None:
+        return f"pipeline.load_lora_weights({str(out)!r})"
+    return (
+        f"weights, metadata = {loader}.lora_state_dict(\n"
+        f"    {str(out)!r}, weight_name={FIRST_LORA!r}, return_lora_metadata=True\n)\n"
+        f"{loader}.load_lora_into_transformer(weights, pipeline.transformer, metadata=metadata)"
+    )
 
 
 def _second_lora(model: AlignedModel, out: Path) -> str:

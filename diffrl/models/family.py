@@ -42,6 +42,9 @@ class Family:
         exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
         stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
+        stock_lines: what is no argument of a call of the stock pipeline, by the name that diffrl has for it: a line to
+            set it before the call, in which `pipeline` is the pipeline and {} the value.
+        lora_loader: the class of `diffusers.loaders` that reads and writes its LoRAs, where the pipeline class is none.
         true_cfg_scale: of classifier-free guidance beside an embedded one (Kontext's `true_cfg_scale`), which asks the
             network about the empty prompt too where it is above 1; None where there is no such thing.
         guidance_argument: what a call of the stock pipeline calls the guidance scale.
@@ -67,6 +70,8 @@ class Family:
     exclude: tuple[str, ...] = ("proj_out",)
     max_sequence_length: int = 512
     stock_options: tuple[tuple[str, Any], ...] = ()
+    stock_lines: tuple[tuple[str, str], ...] = ()
+    lora_loader: str | None = None
     true_cfg_scale: float | None = None
     guidance_argument: str = "guidance_scale"
     guidance_offset: float = 0.0

@@ -63,6 +63,7 @@ class Geometry:
         source_tokens: of `tokens` those of an image to edit.
         joined_elements: numbers that are joined to the latents' channels: an encoded first frame and its mask.
         image_tokens: of an image that is attended to beside the text, as CLIP sees it.
+        text_tokens: of `tokens` those of each embedder of text, where the first layer has channels beside the latents'.
     """
 
     latent_elements: int
@@ -77,6 +78,7 @@ class Geometry:
     source_tokens: int = 0
     joined_elements: int = 0
     image_tokens: int = 0
+    text_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import NETWORKS, Shapes, header_shapes
+from diffrl.models.families import FAMILIES
 from diffrl.models.targets import names_layer
 from reward_models.messages import cut, show
 
@@ -102,6 +104,13 @@ def sha256_of(files: Mapping[str, Path]) -> str:
     return digest.hexdigest()
 
 
+def lora_loader(pipeline_class: Any) -> Any:
+    """The class of diffusers that reads and writes LoRAs of a pipeline: itself, or what its family names instead."""
+    name = pipeline_class.__name__
+    instead = next((family.lora_loader for family in FAMILIES.values() if name in family.pipelines), None)
+    return pipeline_class if instead is None else getattr(importlib.import_module("diffusers.loaders"), instead)
+
+
 def read_lora(file: Path, pipeline_class: Any, asked: str = START) -> LoraWeights:
     """A LoRA of a pipeline's transformer, whatever trainer wrote it: the class's own converters read it.
 
@@ -115,14 +124,15 @@ def read_lora(file: Path, pipeline_class: Any, asked: str = START) -> LoraWeight
     """
     refused = f"{asked} must be a LoRA of a {pipeline_class.__name__}'s transformer. Got {file}, "
     header_shapes(file)
-    if not hasattr(pipeline_class, "lora_state_dict"):
+    loader = lora_loader(pipeline_class)
+    if not hasattr(loader, "lora_state_dict"):
         raise ConfigError(
             f"{asked} must be left out for a {pipeline_class.__name__}, which loads no LoRA. Got {file}. Remove it."
         )
-    takes = inspect.signature(pipeline_class.lora_state_dict).parameters
+    takes = inspect.signature(loader.lora_state_dict).parameters
     options = {"return_alphas": True} if "return_alphas" in takes else {}  # else multiplied in, or among the tensors
     try:
-        tensors, *alphas, metadata = pipeline_class.lora_state_dict(
+        tensors, *alphas, metadata = loader.lora_state_dict(
             str(file), use_safetensors=True, local_files_only=True, return_lora_metadata=True, **options
         )
     except Exception as error:  # what converters raise for a file that they do not know has no common class
@@ -203,6 +213,10 @@ def attach_lora(pipeline: Any, networks: Mapping[str, nn.Module], start: str, as
         layers = {name: tuple(one.weight.shape) for name, one in modules if isinstance(one, nn.Linear)}
         if wrong := _other_shapes(found, layers, found.down.keys(), asked):
             raise ConfigError(wrong)
+        if (loader := lora_loader(type(pipeline))) is not type(pipeline):
+            weights, metadata = loader.lora_state_dict(str(file), return_lora_metadata=True)
+            loader.load_lora_into_transformer(weights, networks[network], metadata=metadata)
+            continue
         second = {"load_into_transformer_2": True} if network == NETWORKS[1] else {}
         pipeline.load_lora_weights(str(file), **second)
 

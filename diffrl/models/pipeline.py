@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 EMPTY = "negative_"
 """Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
 
+UNMASKED = ("flash", "sage", "xformers")
+"""Parts of the names of attention backends through which diffusers cannot mask the padding of prompts."""
+
 
 class PipelineAdapter(ABC):
     """A diffusers pipeline as velocities over sigmas; a family adds how prompts are encoded and the network is called.
@@ -78,17 +81,18 @@ class PipelineAdapter(ABC):
         """Quantise the frozen transformer if asked for, and bring the components to where they belong.
 
         Raises:
-            ConfigError: an attention backend without masks; diffusers would stop at the first network call.
+            ConfigError: an attention backend that would stop at the first network call, or leave padding unmasked.
         """
         import torch
 
         from diffrl.models.base_precision import quantise_base
         from diffrl.models.placement import compile_blocks, set_attention, try_attention
 
-        if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in ("flash", "sage")):
+        # The first two take no masks; to xformers diffusers hands them as numbers that are added, 1 and 0 (0.42).
+        if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in UNMASKED):
             raise ConfigError(
                 f"model.attention must be able to mask the padding of {self.family.name}'s prompts. Got "
-                f"{placement.attention!r}. Choose native, _native_cudnn, _native_efficient or xformers."
+                f"{placement.attention!r}. Choose native, _native_cudnn or _native_efficient."
             )
         self.placement = placement
         if placement.base_precision is not None:
@@ -264,6 +268,18 @@ def require_multiple(height: int, width: int, multiple: int) -> None:
         raise ConfigError(
             f"model.height and model.width must be multiples of {multiple}. Got {height} x {width}. Take {near[0]} x "
             f"{near[1]}."
+        )
+
+
+def require_frames(frames: int, period: int) -> None:
+    """Refuse a length that a decoder of videos does not draw: each latent frame but the first is `period` frames.
+
+    Raises:
+        ConfigError: names the rule.
+    """
+    if frames % period != 1 % period:
+        raise ConfigError(
+            f"model.frames must be a multiple of {period}, plus 1. Got {frames}. Take {frames // period * period + 1}."
         )
 
 

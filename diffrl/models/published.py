@@ -1,8 +1,9 @@
 """Architectures of checkpoints on the hub, so that a plan or a benchmark needs no download.
 
-Taken from the scripts that made these checkpoints (diffusers, scripts/convert_{flux,sd3,sana,wan}_to_diffusers.py) and
-from the configs that they ship; a test holds every parameter count to the published one. Tokenizers and revisions are
-not described here: whatever is downloaded decides.
+Taken from the scripts that made these checkpoints (diffusers,
+scripts/convert_{flux,sd3,sana,wan,hunyuan_video1_5}_to_diffusers.py) and from the configs that they ship; a test holds
+every parameter count to the published one. Tokenizers and revisions are not described here: whatever is downloaded
+decides.
 """
 
 from __future__ import annotations
@@ -302,6 +303,28 @@ def _flow_match(**config: Any) -> Component:
     return Component("diffusers", "FlowMatchEulerDiscreteScheduler", config)
 
 
+QWEN_VL_7B: Values = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+"""The language model of Qwen2.5-VL 7B."""
+
+BYT5_SMALL: Values = {
+    "vocab_size": 384,
+    "d_model": 1472,
+    "d_kv": 64,
+    "d_ff": 3584,
+    "num_layers": 12,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
+"""The encoder of ByT5 small; HunyuanVideo's has more tokens, for fonts and colours, a few millions of its numbers."""
+
+
 def _qwen_image() -> Published:
     network = {
         "patch_size": 2,
@@ -313,14 +336,6 @@ def _qwen_image() -> Published:
         "joint_attention_dim": 3584,
         "axes_dims_rope": [16, 56, 56],
     }
-    text = {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    }
     vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
     vae = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True]}
     encoder = "Qwen2_5_VLForConditionalGeneration"
@@ -330,7 +345,7 @@ def _qwen_image() -> Published:
         {
             "transformer": Component("diffusers", "QwenImageTransformer2DModel", network),
             "vae": Component("diffusers", "AutoencoderKLQwenImage", vae),
-            "text_encoder": Component("transformers", encoder, {"text_config": text, "vision_config": vision}),
+            "text_encoder": Component("transformers", encoder, {"text_config": QWEN_VL_7B, "vision_config": vision}),
         },
         _flow_match(**shift, use_dynamic_shifting=True, shift_terminal=0.02),
     )
@@ -412,6 +427,46 @@ def _flux2_klein(double: int, single: int, heads: int, text: Values, tied: bool)
     )
 
 
+def _hunyuan_video(target: int, shift: float) -> Published:
+    network = {
+        "in_channels": 65,
+        "out_channels": 32,
+        "num_attention_heads": 16,
+        "attention_head_dim": 128,
+        "num_layers": 54,
+        "num_refiner_layers": 2,
+        "mlp_ratio": 4.0,
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "qk_norm": "rms_norm",
+        "text_embed_dim": 3584,
+        "text_embed_2_dim": 1472,
+        "image_embed_dim": 1152,
+        "rope_theta": 256.0,
+        "rope_axes_dim": [16, 56, 56],
+        "target_size": target,
+        "task_type": "t2v",
+    }
+    vae = {
+        "latent_channels": 32,
+        "block_out_channels": [128, 256, 512, 1024, 1024],
+        "layers_per_block": 2,
+        "spatial_compression_ratio": 16,
+        "temporal_compression_ratio": 4,
+        "scaling_factor": 1.03682,
+    }
+    return Published(
+        "HunyuanVideo15Pipeline",
+        {
+            "transformer": Component("diffusers", "HunyuanVideo15Transformer3DModel", network),
+            "vae": Component("diffusers", "AutoencoderKLHunyuanVideo15", vae),
+            "text_encoder": Component("transformers", "Qwen2_5_VLTextModel", QWEN_VL_7B),
+            "text_encoder_2": Component("transformers", "T5EncoderModel", BYT5_SMALL),
+        },
+        _flow_match(shift=shift),
+    )
+
+
 PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.1-dev": _flux(),
     "black-forest-labs/FLUX.1-Kontext-dev": _flux("FluxKontextPipeline"),
@@ -420,6 +475,8 @@ PUBLISHED: Mapping[str, Published] = {
     "Qwen/Qwen-Image": _qwen_image(),
     "Qwen/Qwen-Image-2512": _qwen_image(),
     "Tongyi-MAI/Z-Image": _z_image(),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": _hunyuan_video(640, 5.0),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": _hunyuan_video(960, 9.0),
     "stabilityai/stable-diffusion-3-medium-diffusers": _sd3(24, 192, None),
     "stabilityai/stable-diffusion-3.5-medium": _sd3(24, 384, "rms_norm", dual=13),
     "stabilityai/stable-diffusion-3.5-large": _sd3(38, 192, "rms_norm"),

@@ -170,12 +170,15 @@ CHAT_TEMPLATE = (
 """Qwen3's for one message, with the empty thought that it puts into an answer that shall have none."""
 
 
-def build_qwen_tokenizer(words: Sequence[str], template: tuple[str, str] = ("user assistant", "")) -> Any:
+def build_qwen_tokenizer(
+    words: Sequence[str], template: tuple[str, str] = ("user assistant", ""), spaces: int = 0
+) -> Any:
     """A Qwen2 tokenizer with a chat template, in which each of `words` after a space is one token.
 
     Args:
         words: what prompts are made of; any other text falls apart into bytes.
         template: words of a chat template that shall be one token each: those that begin a line, and the others.
+        spaces: that shall be one token in a row, a power of two.
     """
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -183,6 +186,7 @@ def build_qwen_tokenizer(words: Sequence[str], template: tuple[str, str] = ("use
     first, later = (part.split() for part in template)
     whole = [*("Ġ" + word for word in sorted({*later, *words})), *first]  # no later merge can break a word with a space
     merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
+    merges += [("Ġ" * 2**i, "Ġ" * 2**i) for i in range(spaces.bit_length() - 1)]
     alphabet = sorted(ByteLevel.alphabet())
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
@@ -198,11 +202,26 @@ def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
     """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    text = {
+    text = _qwen_vl_text(vocabulary, 2, width)
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+
+
+def build_qwen_vl_text(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
+    """The language model alone of a Qwen2.5-VL, (B, L) tokens to (B, L, width)."""
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
+
+    model: nn.Module = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**_qwen_vl_text(vocabulary, layers, width)))
+    return model
+
+
+def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
+    """Sizes of the language model of a Qwen2.5-VL."""
+    return {
         "vocab_size": vocabulary,
         "hidden_size": width,
         "intermediate_size": width,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "max_position_embeddings": 1024,
@@ -211,8 +230,6 @@ def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
 
 
 def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:

@@ -26,12 +26,10 @@ from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.evaluate import draw
-from measuring.fake_mode import FakeMode
+from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
 
 CUDA = torch.device("cuda", 0)
-READ = torch.ops.aten._local_scalar_dense.default
 COPY = torch.ops.aten._to_copy.default
-INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 SHALLOW = {
     "flux": {"num_layers": 1, "num_single_layers": 1},
@@ -42,6 +40,7 @@ SHALLOW = {
     "z_image": {"n_layers": 1, "n_refiner_layers": 1},
     "flux2_klein": {"num_layers": 1, "num_single_layers": 1},
     "wan_i2v": {"num_layers": 1},
+    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1},
 }
 """Two blocks or one of each model: every operation and every shape of the whole, in seconds."""
 VALUES = {torch.int64: 1, torch.int32: 1}
@@ -76,14 +75,17 @@ class FakeCuda(FakeMode):
             return hasattr(fake[0], "holds") if fake[0].dtype == torch.bool else VALUES.get(fake[0].dtype, 0.5)
         if func is COPY and device is not None and to_cuda != on_cuda:
             self.waits["to device" if to_cuda else "to host"] += 1
-        if func in INDEXING and on_cuda and any(tensor.device.type == "cpu" and tensor.ndim for tensor in tensors):
-            self.waits["index from host"] += 1
-            args = (args[0], [_integers(index) for index in args[1]], *args[2:])
+        if func in INDEXING and on_cuda:
+            if any(tensor.device.type == "cpu" and tensor.ndim for tensor in tensors):
+                self.waits["index from host"] += 1
+            elif any(index is not None and index.dtype == torch.bool for index in args[1]):
+                self.waits["read"] += 1  # how many rows a mask names
+            args = (args[0], [rows_of(index) for index in args[1]], *args[2:])
         if fake or to_cuda:
             found = func(*args, **kwargs)
             if func in ALL:
                 found.holds = True
-            return found
+            return negate(found, args[0]) if func is NOT else found
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
@@ -96,7 +98,11 @@ def shallow_model(family: str) -> Iterator[tuple]:
         family: a key of `SHALLOW`.
     """
     case, cpu = CASES[family], torch.device("cpu")
-    with patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):  # it is there, in its dtype
+    with (
+        patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module),  # it is there, in its dtype
+        patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),  # or autocast would do nothing
+        patch("torch.cuda.is_bf16_supported", lambda: True),
+    ):
         adapter = full_adapter(case, CUDA, **SHALLOW[family])
         one = random_encodings(adapter, family, cpu)
         yield adapter, case, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
@@ -152,11 +158,3 @@ def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:
         _, (_, stochastic, deterministic, _) = drawn(cuda, family)
     steps = {"deterministic step": deterministic, "stochastic step": stochastic}
     return {name: {what: waits.get(what, 0) for what in WAITS} for name, waits in steps.items()}
-
-
-def _integers(index):
-    """A mask of the host as the rows that it names, which no fake tensor can tell."""
-    if index is None or index.dtype != torch.bool or isinstance(index, FakeTensor):
-        return index
-    with unset_fake_temporarily():
-        return index.nonzero().flatten()

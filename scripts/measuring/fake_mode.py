@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
+
+READ = torch.ops.aten._local_scalar_dense.default
+NOT = torch.ops.aten.bitwise_not.default
+INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 
 
 class FakeMode(TorchDispatchMode):
@@ -26,3 +31,23 @@ class FakeMode(TorchDispatchMode):
         """Leave both."""
         super().__exit__(*problem)
         self.fake.__exit__(*problem)
+
+
+def negate(found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A fake mask's negation, remembered as such: see `rows_of`."""
+    found.denied = not getattr(mask, "denied", False)
+    return found
+
+
+def rows_of(index: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask as the numbers of the rows that it names, which no fake tensor can tell: of all, or if negated of none.
+
+    A network that takes the masked rows apart and joins them again so gets as many as it had.
+    """
+    if index is None or index.dtype != torch.bool:
+        return index
+    if isinstance(index, FakeTensor):
+        count = 0 if getattr(index, "denied", False) else len(index)
+        return torch.empty(count, dtype=torch.int64, device=index.device)
+    with unset_fake_temporarily():
+        return index.nonzero().flatten()

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from diffrl.config.schema import Config
 from diffrl.models.lora import add_lora
 from diffrl.models.published import PUBLISHED
-from measuring.fake_mode import FakeMode
+from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
 
 CPU = torch.device("cpu")
 KINDS = {
@@ -50,7 +50,13 @@ class LiveMemory(FakeMode):
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):  # masks, which networks read
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if func is READ and tensors:
+            return True  # whether an image is all zeros, as from text alone
+        if func in INDEXING:
+            args = (args[0], [rows_of(index) for index in args[1]], *args[2:])
         found = func(*args, **kwargs)
+        if func is NOT:
+            negate(found, args[0])
         for leaf in tree_leaves(found):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf.untyped_storage())

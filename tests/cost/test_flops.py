@@ -15,7 +15,7 @@ from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
-from tests.edits import encoded
+from tests.edits import LONG, encoded
 from tests.tiers import daily
 
 SIZED = [name for name, family in FAMILIES.items() if family.geometry is not None]
@@ -50,7 +50,7 @@ def test_a_network_evaluation_takes_what_torch_counts(family, random_pipelines):
     sizes = {"height": 2 * side, "width": side, "max_sequence_length": 512 if family == "wan_i2v" else 23}
     sizes |= {"frames": 9} if FAMILIES[family].fps else {}
     adapter = load_adapter(family, str(path), dtype="float32", device=torch.device("cpu"), **sizes)
-    conditioning = encoded(adapter, ["a red circle"])
+    conditioning = encoded(adapter, [LONG])
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         adapter.velocity(latents, torch.tensor([0.7]), conditioning, 1.0)

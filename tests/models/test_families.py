@@ -27,6 +27,7 @@ STOCK = {
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
     "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
+    "hunyuan_video": {"guidance_scale": 6.0, "height": 32, "width": 32, "num_frames": 9},
 }
 STOCK["flux_kontext"]["_auto_resize"] = False
 MULTISTEP = ("sana", "wan", "wan_i2v")
@@ -64,11 +65,14 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
         adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     options = {**STOCK[family], "num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length}
     scale = "true_cfg_scale" if "true_cfg_scale" in options else "guidance_scale"
-    offset = find_family(family).guidance_offset
+    facts = find_family(family)
+    offset = facts.guidance_offset
     if not guided:
         options[scale] = 1.0 + offset
-    latents = normal(adapter, len(PROMPTS))
-    field = "frames" if find_family(family).media == "video" else "images"
+    latents, guidance_scale = normal(adapter, len(PROMPTS)), options[scale] - offset
+    field = "frames" if facts.media == "video" else "images"
+    for name, line in facts.stock_lines:  # what is no argument of the call
+        exec(line.format(options.pop(name)), {"pipeline": adapter.pipeline})
 
     def stock_call(output_type):
         start = latents.mT.unflatten(2, (4, 4)) if family == "flux2_klein" else latents  # that one packs them itself
@@ -76,7 +80,7 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
         return getattr(adapter.pipeline(**given), field)
 
     with torch.no_grad():
-        reached = euler(adapter, latents, options[scale] - offset)
+        reached = euler(adapter, latents, guidance_scale)
         ours = adapter.unpack(reached) if family == "flux2_klein" else reached  # and hands out what the decoder takes
         stock, pictures = stock_call("latent"), stock_call("np")
     torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)

@@ -7,16 +7,16 @@ import torch
 from peft import LoraConfig
 
 from diffrl.models.architecture import describe_pipeline
-from diffrl.models.families import FAMILIES
+from diffrl.models.families import FAMILIES, hunyuan_video
 from diffrl.models.geometry import Size, read_geometry
 from diffrl.models.loading import load_adapter
 from diffrl.models.shipped import shipped_settings
-from tests.edits import encoded
+from tests.edits import LONG, encoded
 from tests.tiers import daily
 
 OLDER = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
 SIZES = {**OLDER, "qwen_image": (48, 32, None), "z_image": (48, 32, None), "flux2_klein": (48, 32, None)}
-SIZES |= {"flux_kontext": (48, 32, None), "wan_i2v": (48, 32, 9)}
+SIZES |= {"flux_kontext": (48, 32, None), "wan_i2v": (48, 32, 9), "hunyuan_video": (48, 32, 9)}
 SHARED = ("flux_kontext",)
 """Families whose network is another's."""
 
@@ -66,6 +66,15 @@ def network_of(family, layers, width):
             hidden_states=torch.randn(1, 256, 64), timestep=torch.tensor([0.5]), img_shapes=[[(1, 16, 16)]],
             encoder_hidden_states=torch.randn(1, 77, 96), encoder_hidden_states_mask=torch.ones(1, 77).bool(),
         )  # fmt: skip
+    if family == "hunyuan_video":
+        network = diffusers.HunyuanVideo15Transformer3DModel(
+            num_layers=layers, attention_head_dim=64, num_attention_heads=width // 64, text_embed_dim=96,
+            text_embed_2_dim=96, image_embed_dim=64, rope_axes_dim=(16, 24, 24), num_refiner_layers=1,
+        )  # fmt: skip
+        return network, 256 + 77 + 23, lambda n: n(
+            torch.randn(1, 65, 1, 16, 16), torch.tensor([500.0]), torch.randn(1, 77, 96), torch.ones(1, 77).bool(),
+            None, torch.randn(1, 23, 96).bfloat16(), torch.ones(1, 23).bool(), torch.zeros(1, 0, 64).bfloat16(),
+        )  # fmt: skip
     if family == "flux2_klein":
         network = diffusers.Flux2Transformer2DModel(
             num_layers=layers, num_single_layers=4 * layers, attention_head_dim=64, num_attention_heads=width // 64,
@@ -112,12 +121,15 @@ def bytes_saved(family, layers, width):
 def test_activations_are_what_autograd_keeps(family, random_pipelines):
     """Of one more block, in multiples of tokens x width; within a quarter of the family's number."""
     width = 256
-    planned = read_geometry(FAMILIES[family], describe_pipeline(str(random_pipelines(family))), Size()).activations
+    architecture = describe_pipeline(str(random_pipelines(family)))
+    planned = read_geometry(FAMILIES[family], architecture, Size()).activations.saved
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (less, tokens), (more, _) = bytes_saved(family, 1, width), bytes_saved(family, 2, width)
+    if family == "hunyuan_video":  # which keeps masks of all pairs of tokens, too
+        planned = hunyuan_video.activations(tokens, width).saved
     blocks = {"flux": 3, "flux2_klein": 5}.get(family, 1)  # a double block and two or four single ones
-    assert (more - less) / 2 / blocks / tokens / width == pytest.approx(planned.saved, rel=0.25)
+    assert (more - less) / 2 / blocks / tokens / width == pytest.approx(planned, rel=0.25)
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -133,7 +145,7 @@ def test_sizes_are_the_adapters(family, random_pipelines):
     pictures = adapter.decode(latents)
     assert geometry.latent_elements == latents.numel()
     assert geometry.pixels * 3 == pictures.numel()
-    conditioning = encoded(adapter, ["a red circle " * 20])
+    conditioning = encoded(adapter, [LONG])
     assert geometry.source_tokens == (conditioning["source"].shape[1] if "source" in conditioning else 0)
     assert geometry.encoding_elements == sum(tensor.numel() for tensor in conditioning.values())
     tokens = []

@@ -97,7 +97,7 @@ def test_an_offloaded_decoder_travels_once_for_all_calls(random_pipelines):
 
 
 @pytest.mark.parametrize("family", [name for name, facts in FAMILIES.items() if facts.masks_prompts])
-@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage"])
+@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage", "xformers"])
 def test_attention_without_masks_is_refused_where_prompts_are_masked(random_pipelines, family, attention):
     with pytest.raises(ConfigError, match=f"model.attention must be able to mask .* Got '{attention}'. Choose native"):
         load(random_pipelines(family), family, attention=attention)

@@ -12,6 +12,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.published import PUBLISHED
 from diffrl.models.vetting import vet_numbers
 
+HUNYUAN = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
 SIZES = {
     "black-forest-labs/FLUX.1-dev": (11_901_408_320, "12 B: model card"),
     "black-forest-labs/FLUX.2-klein-base-4B": (3_875_544_576, "4 B: model card"),
@@ -24,6 +25,7 @@ SIZES = {
     "Efficient-Large-Model/Sana_600M_1024px_diffusers": (591_747_872, "590 M: arXiv 2410.10629, table 1"),
     "Efficient-Large-Model/Sana_1600M_1024px_diffusers": (1_604_462_752, "1.6 B: arXiv 2410.10629, table 1"),
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": (1_604_641_952, "1.6 B: arXiv 2501.18427"),
+    HUNYUAN: (8_326_608_160, "8.3 B: arXiv 2511.18870"),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": (1_418_996_800, "1.3 B by name, 1.42 B in its files"),
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": (14_288_491_584, "14 B: arXiv 2503.20314"),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (2 * 14_288_491_584, "27 B in two networks of 14 B: model card"),
@@ -47,6 +49,9 @@ OTHERS = {
     ("stabilityai/stable-diffusion-3.5-large", "text_encoder_2"): 694_659_840,  # OpenCLIP ViT-bigG/14's: 695 M
     ("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "text_encoder"): 2_614_341_888,  # Gemma 2 2B: 2.61 B
     ("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "vae"): 312_250_275,  # DC-AE f32c32: 312 M
+    (HUNYUAN, "text_encoder"): 7_070_619_136,  # Qwen2.5-VL 7B's language model without its head: 7.07 B
+    (HUNYUAN, "text_encoder_2"): 217_657_472,  # the encoder of ByT5 small, 300 M in all
+    (HUNYUAN, "vae"): 1_260_634_115,  # counted; no number is published
     ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "text_encoder"): 5_680_910_336,  # the encoder of UMT5-XXL: 5.68 B
     ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "vae"): 126_892_531,  # 127 M: arXiv 2503.20314, section 4.1
     ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "vae"): 704_688_668,  # 705 M

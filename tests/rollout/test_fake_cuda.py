@@ -10,12 +10,13 @@ import torch
 
 from tests.tiers import daily
 
-OF_CALLS = {"z_image": {"read": (8, 8, 16)}}
+OF_CALLS = {"z_image": {"read": (8, 8, 16)}, "hunyuan_video": {"read": (102, 102, 201)}}
 """What the network calls of three steps wait for by themselves: Z-Image's network takes each text at its length, which
-the host asks for (one wait, but each number is counted).
+the host asks for (one wait, but each number is counted); HunyuanVideo's takes the masked tokens of each row apart,
+twelve times, and asks once whether there is an image.
 """
 
-FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v"]
+FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v", "hunyuan_video"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -27,7 +28,7 @@ def fake(monkeypatch):
     return fake_cuda
 
 
-@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3"]))
+@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3"], ["hunyuan_video"]))
 def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     """FakeTensorMode refuses every operation on tensors of two devices, as the device would."""
     with fake.FakeCuda() as cuda:
@@ -45,7 +46,7 @@ def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     assert first == third == {}, "a deterministic step waits for nothing"
 
 
-@pytest.mark.parametrize("family", daily(FAMILIES, ["flux"]))
+@pytest.mark.parametrize("family", daily(FAMILIES, ["flux"], ["hunyuan_video"]))
 def test_a_pool_is_explored_and_an_evaluation_drawn_on_the_device(fake, family):
     """Their pictures come back to the host, where they are scored and written."""
     with fake.FakeCuda():

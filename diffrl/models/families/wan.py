@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
-from diffrl.models.pipeline import PipelineAdapter, require_multiple
+from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -112,11 +111,7 @@ class WanAdapter(PipelineAdapter):
         scale, period = pipeline.vae_scale_factor_spatial, pipeline.vae_scale_factor_temporal
         self._patch = config.patch_size[1:]
         require_multiple(height, width, scale * max(self._patch))
-        if frames % period != 1 % period:
-            raise ConfigError(
-                f"model.frames must be a multiple of {period}, plus 1. Got {frames}. Take "
-                f"{frames // period * period + 1}."
-            )
+        require_frames(frames, period)
         self.latent_shape = (config.out_channels, (frames - 1) // period + 1, height // scale, width // scale)
         boundary = pipeline.config.get("boundary_ratio")
         self._two = boundary is not None and pipeline.transformer_2 is not None

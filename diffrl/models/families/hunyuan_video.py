@@ -1,0 +1,279 @@
+"""HunyuanVideo 1.5, text to video: Qwen2.5-VL and ByT5 prompts, latents (B, 32, f, h, w), CFG by the usual line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.geometry import Activations, Geometry, Size, network_width
+from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
+from diffrl.models.schedulers import shifted_sigmas
+from reward_models.messages import show
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+STOCK_FRAMES = 121
+GLYPH_TOKENS = 256
+"""Bytes of the texts in quotation marks; the pipeline pads to it."""
+
+
+def activations(tokens: int, width: int) -> Activations:
+    """What a block holds: of tokens, and of the masks of all pairs of them, which diffusers' attention makes in full.
+
+    Measured as the other families', with 2,462 to 16,502 tokens: forward passes are largest in the feed-forward layer
+    or, of long videos, in the masks.
+
+    Args:
+        tokens: of a sample.
+        width: of the network.
+    """
+    pairs = tokens / width  # one number for each pair, in multiples of the width for each token
+    forward, backward = max(12.2 + 0.83 * pairs, 6.6 + 2 * pairs), max(29 + 0.86 * pairs, 21.8 + 2 * pairs)
+    return Activations(saved=20 + pairs, forward=forward, backward=backward)
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline for prompts that fill their places; all frames are decoded at once."""
+    network, vae = found.configs["transformer"], found.configs["vae"]
+    scale, period = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
+    height, width = size.height, size.width
+    if height is None or width is None:
+        own = own_size(scale, network["target_size"])
+        height, width = height or own[0], width or own[1]
+    rows, columns, frames = height // scale, width // scale, ((size.frames or STOCK_FRAMES) - 1) // period + 1
+    patch = network["patch_size"]
+    video = (frames // network["patch_size_t"]) * (rows // patch) * (columns // patch)
+    tokens, pixels = video + size.text_tokens + GLYPH_TOKENS, rows * columns * scale**2
+    every = (frames - 1) * period + 1
+    held = DECODER_MAPS * vae["block_out_channels"][0] * every
+    text = size.text_tokens * (network["text_embed_dim"] + 1) + GLYPH_TOKENS * (network["text_embed_2_dim"] + 1)
+    return Geometry(
+        vae["latent_channels"] * frames * rows * columns,
+        pixels * every,
+        tokens,
+        network_width(network),
+        network["num_layers"],
+        2 * text,  # with the masks
+        int(held * pixels),
+        int(held * min(pixels, TILE**2)),
+        activations(tokens, network_width(network)),
+        text_tokens=(size.text_tokens, GLYPH_TOKENS),
+    )
+
+
+DECODER_MAPS, TILE = 7.02, 256
+"""Most that the decoder holds at once, in maps of its last block's channels at full resolution, of all frames; and the
+side of a tile."""
+
+
+def own_size(scale: int, target: int) -> tuple[int, int]:
+    """Height and width that the stock call takes: those of 16 : 9 with as many pixels as a square of side `target`."""
+    from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
+
+    height, width = HunyuanVideo15ImageProcessor(vae_scale_factor=scale).calculate_default_height_width(9, 16, target)
+    return height, width
+
+
+FAMILY = Family(
+    name="hunyuan_video",
+    title="HunyuanVideo 1.5, text to video",
+    adapter="diffrl.models.families.hunyuan_video:HunyuanVideoAdapter",
+    pipelines=("HunyuanVideo15Pipeline",),
+    media="video",
+    fps=24.0,
+    lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+    exclude=(
+        "x_embedder",
+        "image_embedder",
+        "context_embedder.proj_in",
+        "context_embedder.time_text_embed",
+        "context_embedder_2",
+        "time_embed",
+        "norm1",
+        "norm1_context",
+        "norm_out",
+        "^proj_out",
+    ),
+    max_sequence_length=1000,
+    stock_lines=(
+        ("guidance_scale", "pipeline.guider = pipeline.guider.new(guidance_scale={})"),
+        ("max_sequence_length", "pipeline.tokenizer_max_length = {}"),
+    ),
+    lora_loader="HunyuanVideoLoraLoaderMixin",  # HunyuanVideo's before 1.5; diffusers 0.42 gave this pipeline none
+    masks_prompts=True,
+    idle_weights=True,  # of the last block's text half
+    geometry=read_sizes,
+)
+
+
+class HunyuanVideoAdapter(PipelineAdapter):
+    """A `HunyuanVideo15Pipeline` as velocities over sigmas.
+
+    Args:
+        pipeline: the diffusers pipeline; its guider does classifier-free guidance by the usual line.
+        dtype: what the transformer computes in.
+        height: of the video in pixels; None takes the stock call's.
+        width: of the video in pixels; None takes the stock call's.
+        frames: of the video; None takes the stock call's 121.
+        max_sequence_length: Qwen tokens of a prompt, the end of the chat template among them. A network call takes as
+            many as its longest prompt has, and as many bytes as its longest quoted text, so that a large number costs
+            nothing but the memory of encodings.
+    """
+
+    family = FAMILY
+
+    def __init__(
+        self,
+        pipeline: Any,
+        dtype: torch.dtype,
+        height: int | None = None,
+        width: int | None = None,
+        frames: int | None = None,
+        max_sequence_length: int | None = None,
+    ):
+        super().__init__(pipeline, dtype, max_sequence_length)
+        _require_usual_guidance(pipeline.guider)
+        config = pipeline.transformer.config
+        scale, period = pipeline.vae_scale_factor_spatial, pipeline.vae_scale_factor_temporal
+        own = own_size(scale, pipeline.target_size)
+        height, width, frames = height or own[0], width or own[1], frames or STOCK_FRAMES
+        require_multiple(height, width, scale * config.patch_size)
+        require_frames(frames, period)
+        channels = pipeline.vae.config.latent_channels
+        pipeline.vae.enable_slicing()  # the decoder cannot take two videos at once: its mask lacks the heads' axis
+        self.latent_shape = (channels, (frames - 1) // period + 1, height // scale, width // scale)
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
+        return shifted_sigmas(self.pipeline.scheduler, steps)
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Of Qwen2.5-VL embeddings (B, L, D) and masks (B, L), of ByT5 (B, 256, D') and (B, 256); and the empty one's.
+
+        ByT5 reads what stands in quotation marks; of a prompt without it, its embeddings are 0 and masked.
+        """
+        with self.on_device("text_encoder"):
+            own = self._encode(list(prompts))
+            return self.with_empty(own, {} if self.knows_empty else self._encode([""]))
+
+    def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
+        self.pipeline.tokenizer_max_length = self.max_sequence_length
+        embeds, mask, embeds_2, mask_2 = self.pipeline.encode_prompt(
+            prompts, device=self.placement.device, dtype=self.dtype, batch_size=len(prompts)
+        )
+        return {"prompt_embeds": embeds, "mask": mask.bool(), "glyph_embeds": embeds_2, "glyph_mask": mask_2.bool()}
+
+    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
+        """Velocity (B, 32, f, h, w).
+
+        The network also takes an image: its latents and a mask as further channels, and its tokens. From text alone the
+        stock pipeline gives zeros and masks the 729 tokens in every block; here there are none. Padding that all rows
+        have is masked as well, and left out.
+        """
+        import torch
+
+        config = self.pipeline.transformer.config
+        text, mask = _until_end(conditioning["prompt_embeds"], conditioning["mask"])
+        glyphs, glyph_mask = _until_end(conditioning["glyph_embeds"], conditioning["glyph_mask"])
+        rows, channels = latents.shape[:2]
+        no_image = latents.new_zeros(rows, config.in_channels - channels, *latents.shape[2:])
+        output: Tensor = self.transformer(
+            hidden_states=torch.cat([latents, no_image], dim=1),
+            timestep=sigma * 1000.0,
+            encoder_hidden_states=text,
+            encoder_attention_mask=mask,
+            encoder_hidden_states_2=glyphs,
+            encoder_attention_mask_2=glyph_mask,
+            image_embeds=latents.new_zeros(rows, 0, config.image_embed_dim),
+            return_dict=False,
+        )[0]
+        return output
+
+
+def _until_end(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Embeddings (B, L, D) and their masks (B, L) up to the last place that any row takes."""
+    longest = int(mask.sum(dim=1).max())
+    return embeds[:, :longest], mask[:, :longest]
+
+
+def _require_usual_guidance(guider: Any) -> None:
+    """Refuse a pipeline whose guider does anything but classifier-free guidance at every step; None is in benchmarks.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if guider is None:
+        return
+    usual = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
+    found = {name: guider.config.get(name) for name in usual} if type(guider).__name__ == USUAL_GUIDER else None
+    if found != usual:
+        raise ConfigError(
+            f"The pipeline's guider must be a {USUAL_GUIDER} with {show(usual)}, which is what guidance is here. Got a "
+            f"{type(guider).__name__}{'' if found is None else f' with {show(found)}'}. Mend guider/guider_config.json."
+        )
+
+
+USUAL_GUIDER = "ClassifierFreeGuidance"
+
+TINY_SETTINGS = {"max_sequence_length": 20, "height": 32, "width": 32, "frames": 9}
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `HunyuanVideo15Pipeline` for 32 x 32 videos of 4 n + 1 frames.
+
+    Each of `words` is a single token but for a prompt's first.
+    """
+    import inspect
+    import re
+
+    from diffusers import (
+        AutoencoderKLHunyuanVideo15,
+        ClassifierFreeGuidance,
+        FlowMatchEulerDiscreteScheduler,
+        HunyuanVideo15Pipeline,
+        HunyuanVideo15Transformer3DModel,
+    )
+    from transformers import ByT5Tokenizer
+
+    from diffrl.models import tiny
+
+    # The pipeline cuts off the first 108 tokens by number: of its system message each word must be one.
+    asked = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
+    first, *later = re.findall("[A-Za-z]+", asked)
+    tokenizer = tiny.build_qwen_tokenizer(words, (f"system user assistant {first}", " ".join(later)), spaces=8)
+    return HunyuanVideo15Pipeline(
+        text_encoder=tiny.build_qwen_vl_text(len(tokenizer), layers=4),
+        tokenizer=tokenizer,
+        transformer=HunyuanVideo15Transformer3DModel(
+            in_channels=9,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_layers=2,
+            num_refiner_layers=1,
+            mlp_ratio=2.0,
+            text_embed_dim=32,
+            text_embed_2_dim=32,
+            image_embed_dim=16,
+            rope_axes_dim=(4, 6, 6),
+            target_size=32,
+            task_type="t2v",
+        ),
+        vae=AutoencoderKLHunyuanVideo15(
+            latent_channels=4,
+            block_out_channels=(8, 8, 16, 16),
+            layers_per_block=1,
+            spatial_compression_ratio=8,
+            scaling_factor=1.03682,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
+        text_encoder_2=tiny.build_t5(384),
+        tokenizer_2=ByT5Tokenizer(),
+        guider=ClassifierFreeGuidance(guidance_scale=6.0),
+    )

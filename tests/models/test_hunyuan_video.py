@@ -1,0 +1,108 @@
+"""What HunyuanVideo 1.5 does unlike the other families; parity with the stock pipeline is in test_families.py."""
+
+from functools import partial
+
+import pytest
+import torch
+from diffusers import ClassifierFreeGuidance, PerturbedAttentionGuidance
+
+from diffrl.errors import ConfigError
+from diffrl.models.families.hunyuan_video import HunyuanVideoAdapter, own_size
+from diffrl.models.loading import load_adapter
+from diffrl.models.lora_file import attach_lora, lora_loader
+
+PROMPTS = ["a red circle", 'a green triangle with "red" and "two blue" on it', "a black circle above a square"]
+
+
+@pytest.fixture
+def load(random_pipelines):
+    return partial(load_adapter, "hunyuan_video", str(random_pipelines("hunyuan_video")), dtype="float32")
+
+
+def noise(adapter, count):
+    return adapter.init_latents(lambda shape: torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)))
+
+
+def test_the_templates_beginning_is_the_108_tokens_that_the_pipeline_cuts_off(load):
+    pipeline = load().pipeline
+    chat = [{"role": "system", "content": pipeline.system_message}, {"role": "user", "content": "a red circle"}]
+    tokens = pipeline.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert pipeline.prompt_template_encode_start_idx == 108
+    assert pipeline.tokenizer.convert_ids_to_tokens(tokens[108:111]) == ["a", "Ġred", "Ġcircle"]
+
+
+def test_only_what_is_quoted_is_read_as_glyphs(load):
+    adapter = load(max_sequence_length=31)
+    found = adapter.encode_prompts(PROMPTS)
+    assert found["prompt_embeds"].shape[:2] == (3, 31) and found["glyph_embeds"].shape[:2] == (3, 256)
+    text = 'Text "red". Text "two blue". '  # as bytes, and the end
+    assert found["glyph_mask"].sum(1).tolist() == [0, len(text) + 1, 0]
+    assert not found["glyph_embeds"][[0, 2]].any() and not found["negative_glyph_mask"].any()
+    other = adapter.encode_prompts([PROMPTS[1].replace("blue", "green")])
+    assert not torch.equal(other["glyph_embeds"][0], found["glyph_embeds"][1])
+
+
+def test_padding_and_the_image_that_is_not_there_change_nothing(load):
+    """Against the network called as the stock pipeline does: all padding, and 729 masked tokens of an image."""
+    adapter, sigma = load(), torch.tensor([0.9, 0.5, 0.1])
+    latents, found = noise(adapter, 3), adapter.encode_prompts(PROMPTS)
+    cond, mask = adapter.pipeline.prepare_cond_latents_and_mask(latents, torch.float32, "cpu")
+    with torch.no_grad():
+        stock = adapter.transformer(
+            hidden_states=torch.cat([latents, cond, mask], 1),
+            timestep=sigma * 1000,
+            encoder_hidden_states=found["prompt_embeds"],
+            encoder_attention_mask=found["mask"].float(),
+            encoder_hidden_states_2=found["glyph_embeds"],
+            encoder_attention_mask_2=found["glyph_mask"].float(),
+            image_embeds=torch.zeros(3, 729, 16),
+        ).sample
+        torch.testing.assert_close(adapter.velocity(latents, sigma, found, 1.0), stock, rtol=1e-4, atol=1e-5)
+        for i in range(3):  # the longest of a batch decides how much is cut off
+            row = {name: tensor[i : i + 1] for name, tensor in found.items()}
+            alone = adapter.velocity(latents[i : i + 1], sigma[i : i + 1], row, 1.0)
+            torch.testing.assert_close(alone, stock[i : i + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_videos_are_decoded_one_by_one(load):
+    """Of two at once diffusers' decoder makes an error."""
+    adapter = load()
+    latents = noise(adapter, 2)
+    assert torch.equal(adapter.decode(latents), torch.cat([adapter.decode(row[None]) for row in latents]))
+
+
+@pytest.mark.parametrize(
+    ("guider", "said"),
+    [
+        (ClassifierFreeGuidance(guidance_rescale=0.7), 'Got a ClassifierFreeGuidance with {"guidance_rescale": 0.7'),
+        (ClassifierFreeGuidance(start=0.1), '"start": 0.1'),
+        (PerturbedAttentionGuidance(perturbed_guidance_layers=[0]), "Got a PerturbedAttentionGuidance. Mend"),
+    ],
+)
+def test_another_guidance_than_the_usual_is_refused(load, guider, said):
+    pipeline = load().pipeline
+    pipeline.guider = guider
+    with pytest.raises(ConfigError, match="guider must be a ClassifierFreeGuidance") as refused:
+        HunyuanVideoAdapter(pipeline, torch.float32)
+    assert said in str(refused.value)
+
+
+def test_sizes_are_the_stock_calls():
+    assert own_size(16, 640) == (480, 848) and own_size(16, 960) == (720, 1280)
+
+
+def test_a_lora_is_added_to_its_layers(load, tmp_path):
+    """Files as `diffrl export` writes them; the pipeline class has no loader of its own."""
+    adapter = load()
+    layer = "transformer_blocks.1.attn.to_q"
+    before = adapter.transformer.get_submodule(layer).weight.clone()
+    down, up = torch.randn(3, 32), torch.randn(32, 3)
+    lora_loader(type(adapter.pipeline)).save_lora_weights(
+        str(tmp_path),
+        transformer_lora_layers={f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up},
+        transformer_lora_adapter_metadata={"r": 3, "lora_alpha": 7.5, "target_modules": [layer]},
+    )
+    attach_lora(adapter.pipeline, adapter.trainable_modules(), str(tmp_path), "--lora")
+    adapter.transformer.fuse_lora()
+    fused = adapter.transformer.get_submodule(layer).weight
+    torch.testing.assert_close(fused, before + 7.5 / 3 * up @ down, rtol=1e-4, atol=1e-5)
