@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diffrl.errors import ConfigError
-from diffrl.models.families import flux, flux2_klein, flux_kontext, qwen_image, sana, sd3, wan, z_image
+from diffrl.models.families import flux, flux2_klein, flux_kontext, qwen_image, qwen_image_edit, sana, sd3, wan, z_image
 from diffrl.models.family import Family
 from diffrl.registry import resolve
 from reward_models.messages import LONGEST_NAME, cut, show
 
 __all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
 
-FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext)
+FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext, qwen_image_edit)
 """A new family is one file and its name here; docs/add-a-model.md."""
 
 FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}
