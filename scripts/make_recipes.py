@@ -2,8 +2,8 @@
 
     python scripts/make_recipes.py [--check]
 
-Recipes are configs/{sd3,flux,sana,wan,qwen_image,z_image,flux2_klein,flux_kontext}/*.yaml; the rest of each file is
-written by hand. With --check nothing is written, and the exit code is 1 if a header is out of date.
+Recipes are configs/FAMILY/*.yaml of the families below; the rest of each file is written by hand. With --check nothing
+is written, and the exit code is 1 if a header is out of date.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from diffrl.config import load_config
 from diffrl.cost.plan import make_plan, size_text
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "flux_kontext")
+FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "flux_kontext", "qwen_image_edit")
 HEADER = re.compile(r"^# Memory: about (.+) a process \(diffrl plan --processes (\d+)\)\.$", re.MULTILINE)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from tests.tiers import daily
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein")
+FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "qwen_image_edit")
 
 
 @pytest.fixture

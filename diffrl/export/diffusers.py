@@ -19,6 +19,7 @@ from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.lora_file import SECOND_LORA
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
@@ -28,7 +29,7 @@ from diffrl.tracking.metrics import read_metrics
 
 LORA_USE = """```python
 {imports}from diffusers import {pipeline_class}
-
+{preparation}
 pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
 pipeline.load_lora_weights({folder!r}){more}
 {result} = pipeline(
@@ -37,7 +38,7 @@ pipeline.load_lora_weights({folder!r}){more}
 ```"""
 FULL_USE = """```python
 {imports}from diffusers import {pipeline_class}
-
+{preparation}
 pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype})
 {result} = pipeline(
     prompt={prompt!r}, num_inference_steps={steps}, {guidance_argument}={guidance}{extra}
@@ -117,6 +118,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         imports=("" if plain else "import torch\n") + ("from diffusers.utils import load_image\n" if edits else ""),
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
         guidance_argument=config.model.facts.guidance_argument,
+        preparation=model.adapter.stock_preparation() if isinstance(model.adapter, PipelineAdapter) else "",
         extra=_call_options(model),
         **({"more": _second_lora(model, out)} if config.model.lora else {}),
     )

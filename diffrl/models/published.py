@@ -281,7 +281,7 @@ def _flow_match(**config: Any) -> Component:
     return Component("diffusers", "FlowMatchEulerDiscreteScheduler", config)
 
 
-def _qwen_image() -> Published:
+def _qwen_image(pipeline: str = "QwenImagePipeline", **more: bool) -> Published:
     network = {
         "patch_size": 2,
         "in_channels": 64,
@@ -291,6 +291,7 @@ def _qwen_image() -> Published:
         "num_attention_heads": 24,
         "joint_attention_dim": 3584,
         "axes_dims_rope": [16, 56, 56],
+        **more,
     }
     text = {
         "vocab_size": 152064,
@@ -305,7 +306,7 @@ def _qwen_image() -> Published:
     encoder = "Qwen2_5_VLForConditionalGeneration"
     shift = {"base_image_seq_len": 256, "max_image_seq_len": 8192, "base_shift": 0.5, "max_shift": 0.9}
     return Published(
-        "QwenImagePipeline",
+        pipeline,
         {
             "transformer": Component("diffusers", "QwenImageTransformer2DModel", network),
             "vae": Component("diffusers", "AutoencoderKLQwenImage", vae),
@@ -398,6 +399,8 @@ PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.2-klein-base-9B": _flux2_klein(8, 24, 32, QWEN3_8B, tied=False),
     "Qwen/Qwen-Image": _qwen_image(),
     "Qwen/Qwen-Image-2512": _qwen_image(),
+    "Qwen/Qwen-Image-Edit-2509": _qwen_image("QwenImageEditPlusPipeline"),
+    "Qwen/Qwen-Image-Edit-2511": _qwen_image("QwenImageEditPlusPipeline", zero_cond_t=True),
     "Tongyi-MAI/Z-Image": _z_image(),
     "stabilityai/stable-diffusion-3-medium-diffusers": _sd3(24, 192, None),
     "stabilityai/stable-diffusion-3.5-medium": _sd3(24, 384, "rms_norm", dual=13),

@@ -10,12 +10,17 @@ import torch
 
 from tests.tiers import daily
 
-OF_CALLS = {"qwen_image": {"to device": (2, 2, 3)}, "z_image": {"read": (8, 8, 16)}}
+OF_CALLS = {
+    "qwen_image": {"to device": (2, 2, 3)},
+    "qwen_image_edit": {"to device": (4, 4, 6)},
+    "z_image": {"read": (8, 8, 16)},
+}
 """What the network calls of three steps wait for by themselves: diffusers' Qwen-Image copies a number to the device in
-each; Z-Image's network takes each text at its length, which the host asks for (one wait, but each number is counted).
+each, and of an edit which tokens are the source's; Z-Image's network takes each text at its length, which the host asks
+for (one wait, but each number is counted).
 """
 
-FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein"]
+FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "qwen_image_edit"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
