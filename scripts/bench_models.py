@@ -43,6 +43,9 @@ CASES = {
     "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
     "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
+    "qwen_image_edit": Case(
+        "qwen_image_edit", "Qwen/Qwen-Image-Edit-2511", SQUARE, guidance_scale=4.0, samples=4, edges=2
+    ),
     "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
     "flux2_klein": Case(
         "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
@@ -117,19 +120,21 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
         shapes["pooled"] = (1, config["pooled_projection_dim"])
     if family == "hunyuan_video":
         shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
+    if family in ("flux_kontext", "qwen_image_edit"):
+        shapes["source"] = (1, adapter.tokens, config["in_channels"])
     generator = torch.Generator(device).manual_seed(0)
 
     def noise(shapes: dict) -> dict:
         return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
 
     own = noise(shapes)
-    if family in ("sana", "qwen_image", "z_image", "hunyuan_video"):
+    if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
     if family == "hunyuan_video":
         own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
     if family == "flux":
         return own
-    both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
+    both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
     if family == "wan_i2v":
         seen = {} if config["image_dim"] is None else {"image_embeds": (1, 257, config["image_dim"])}
         both |= noise({"first_frame": (1, *adapter.latent_shape), **seen})

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from diffrl.functional.dynamics import ode_step
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.families import FAMILIES
 
@@ -20,12 +21,25 @@ def write_edits(folder, images=3, side=32, **beside):
     lines = []
     for number in range(images):
         name = f"images/{number}.png"
-        noise = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
-        Image.fromarray(noise).save(folder / name)
+        image(number, side, side).save(folder / name)
         lines += [json.dumps({"prompt": words, "source": name, **beside}) for words in WORDS]
     path = folder / "edits.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
+
+
+def image(seed, height=32, width=48):
+    """A picture of noise."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def euler(adapter, latents, conditioning, guidance_scale, steps):
+    """Latents at the end of the ODE, by Euler's steps."""
+    sigmas = adapter.sigmas(steps)
+    for s, n in zip(sigmas, sigmas[1:], strict=False):
+        v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
+        latents = ode_step(latents, v, s, n).mean
+    return latents
 
 
 def prompts_of(family, folder):

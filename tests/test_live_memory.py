@@ -9,7 +9,8 @@ from torch import nn
 from tests.tiers import daily
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v", "hunyuan_video")
+FAMILIES = ("sd3", "flux", "sana", "wan", "hunyuan_video", "qwen_image", "z_image", "flux2_klein")
+FAMILIES += ("wan_i2v", "qwen_image_edit")
 
 
 @pytest.fixture

@@ -16,11 +16,8 @@ from tests.training.test_presets import PRESETS
 ROOT = Path(__file__).parents[1]
 NEWER = ("qwen_image", "z_image", "flux2_klein")
 FAMILIES = ("sd3", "flux", "sana", "wan", "hunyuan_video", *NEWER)
-LARGE = [
-    *((family, preset) for family in FAMILIES for preset in PRESETS),
-    ("flux_kontext", "diffrl"),
-    ("wan_i2v", "diffrl"),
-]
+EDITING = ("flux_kontext", "qwen_image_edit", "wan_i2v")
+LARGE = [*((family, preset) for family in FAMILIES for preset in PRESETS), *((family, "diffrl") for family in EDITING)]
 SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
 RECIPES = (*(f"configs/{family}/{preset}.yaml" for family, preset in LARGE), *SMALL)
 

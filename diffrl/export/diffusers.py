@@ -19,6 +19,7 @@ from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata
 from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA, lora_loader
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
@@ -171,6 +172,8 @@ def _stock_call(model: AlignedModel) -> tuple[str, str]:
     if isinstance(adapter, EditingAdapter):
         image = f', image=load_image("image.png").resize({(adapter.width, adapter.height)})'
         options |= adapter.stock_call()
+    if isinstance(adapter, PipelineAdapter):
+        lines += adapter.stock_preparation()
     return lines, image + "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
 
 

@@ -19,7 +19,8 @@ class PromptEncodings:
 
     Prompts are encoded one at a time: batched matrix products round differently for different batch-mates, and a
     resumed run, or one on more ranks, meets the same prompt among others. The empty prompt's rows, which are all the
-    same, are kept once. What a family makes of an image to edit is kept with its prompt.
+    same, are kept once, unless they depend on the image to edit (`Family.empty_sees_source`). What a family makes of
+    such an image is kept with its prompt.
 
     Args:
         adapter: the model.
@@ -57,7 +58,7 @@ class PromptEncodings:
         key = prompt.key
         if key not in self._known:
             row = {name: tensor.cpu() for name, tensor in self._encoded(prompt).items()}
-            if isinstance(self._adapter, PipelineAdapter):
+            if isinstance(self._adapter, PipelineAdapter) and not self._adapter.family.empty_sees_source:
                 empty = {name: row.pop(name) for name in list(row) if name.startswith(EMPTY)}
                 self._empty = self._empty or empty
             self._known[key] = row

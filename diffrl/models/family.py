@@ -36,6 +36,7 @@ class Family:
         pipelines: diffusers pipeline classes that the adapter loads.
         media: what it draws.
         edits: whether every prompt comes with an image that it edits.
+        empty_sees_source: whether the empty prompt's encoding depends on the image to edit, and is kept with each.
         guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
             the scale to the network as a number.
         lora_targets: linear layers that get a LoRA if the configuration names none.
@@ -65,6 +66,7 @@ class Family:
     pipelines: tuple[str, ...]
     media: Literal["image", "video"] = "image"
     edits: bool = False
+    empty_sees_source: bool = False
     guidance: Literal["classifier_free", "embedded"] = "classifier_free"
     lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     exclude: tuple[str, ...] = ("proj_out",)

@@ -228,6 +228,10 @@ class PipelineAdapter(ABC):
             decoded: Tensor = vae.decode(latents.to(device, vae.dtype), return_dict=False)[0]
         return decoded
 
+    def stock_preparation(self) -> str:
+        """Lines of Python by which a program makes the stock pipeline draw what is drawn here; usually none."""
+        return ""
+
     def trainable_modules(self) -> Mapping[str, nn.Module]:
         """The transformer alone."""
         return {"transformer": self.transformer}

@@ -325,7 +325,7 @@ BYT5_SMALL: Values = {
 """The encoder of ByT5 small; HunyuanVideo's has more tokens, for fonts and colours, a few millions of its numbers."""
 
 
-def _qwen_image() -> Published:
+def _qwen_image(pipeline: str = "QwenImagePipeline", **more: bool) -> Published:
     network = {
         "patch_size": 2,
         "in_channels": 64,
@@ -335,13 +335,14 @@ def _qwen_image() -> Published:
         "num_attention_heads": 24,
         "joint_attention_dim": 3584,
         "axes_dims_rope": [16, 56, 56],
+        **more,
     }
     vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
     vae = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True]}
     encoder = "Qwen2_5_VLForConditionalGeneration"
     shift = {"base_image_seq_len": 256, "max_image_seq_len": 8192, "base_shift": 0.5, "max_shift": 0.9}
     return Published(
-        "QwenImagePipeline",
+        pipeline,
         {
             "transformer": Component("diffusers", "QwenImageTransformer2DModel", network),
             "vae": Component("diffusers", "AutoencoderKLQwenImage", vae),
@@ -474,6 +475,8 @@ PUBLISHED: Mapping[str, Published] = {
     "black-forest-labs/FLUX.2-klein-base-9B": _flux2_klein(8, 24, 32, QWEN3_8B, tied=False),
     "Qwen/Qwen-Image": _qwen_image(),
     "Qwen/Qwen-Image-2512": _qwen_image(),
+    "Qwen/Qwen-Image-Edit-2509": _qwen_image("QwenImageEditPlusPipeline"),
+    "Qwen/Qwen-Image-Edit-2511": _qwen_image("QwenImageEditPlusPipeline", zero_cond_t=True),
     "Tongyi-MAI/Z-Image": _z_image(),
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": _hunyuan_video(640, 5.0),
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": _hunyuan_video(960, 9.0),

@@ -171,7 +171,10 @@ CHAT_TEMPLATE = (
 
 
 def build_qwen_tokenizer(
-    words: Sequence[str], template: tuple[str, str] = ("user assistant", ""), spaces: int = 0
+    words: Sequence[str],
+    template: tuple[str, str] = ("user assistant", ""),
+    spaces: int = 0,
+    more: Sequence[str] = (),
 ) -> Any:
     """A Qwen2 tokenizer with a chat template, in which each of `words` after a space is one token.
 
@@ -179,6 +182,7 @@ def build_qwen_tokenizer(
         words: what prompts are made of; any other text falls apart into bytes.
         template: words of a chat template that shall be one token each: those that begin a line, and the others.
         spaces: that shall be one token in a row, a power of two.
+        more: special tokens beside those of a chat.
     """
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -188,7 +192,7 @@ def build_qwen_tokenizer(
     merges = list(dict.fromkeys((word[:i], word[i]) for word in whole for i in range(1, len(word))))
     merges += [("Ġ" * 2**i, "Ġ" * 2**i) for i in range(spaces.bit_length() - 1)]
     alphabet = sorted(ByteLevel.alphabet())
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *more]
     tokens = dict.fromkeys([*alphabet, *("".join(pair) for pair in merges), *special])
     return Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(tokens)},
@@ -198,13 +202,19 @@ def build_qwen_tokenizer(
     )
 
 
-def build_qwen_vl(vocabulary: int, width: int = 32) -> Any:
-    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there and idle."""
+def build_qwen_vl(vocabulary: int, width: int = 32, **tokens: int) -> Any:
+    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there, and may be idle.
+
+    Args:
+        vocabulary: tokens.
+        width: of the language model.
+        **tokens: `image_token_id` and the like, where it is to see pictures.
+    """
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = _qwen_vl_text(vocabulary, 2, width)
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width}
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
 
 
 def build_qwen_vl_text(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:

@@ -37,6 +37,7 @@ SHALLOW = {
     "sana": {"num_layers": 1},
     "wan": {"num_layers": 1},
     "qwen_image": {"num_layers": 1},
+    "qwen_image_edit": {"num_layers": 1},
     "z_image": {"n_layers": 1, "n_refiner_layers": 1},
     "flux2_klein": {"num_layers": 1, "num_single_layers": 1},
     "wan_i2v": {"num_layers": 1},

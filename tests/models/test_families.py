@@ -1,18 +1,21 @@
 """Every family's adapter against its stock pipeline, on tiny random weights."""
 
 import copy
+import importlib
 import inspect
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
-from diffrl.functional.dynamics import ode_step
 from diffrl.models.families import FAMILIES, find_family
+from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
 from diffrl.models.loading import load_adapter
 from tests.edits import encoded
+from tests.edits import euler as reach
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle", "a black circle"]
 STEPS = 5
@@ -28,8 +31,11 @@ STOCK = {
     "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
     "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
     "hunyuan_video": {"guidance_scale": 6.0, "height": 32, "width": 32, "num_frames": 9},
+    "qwen_image_edit": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": " "},
 }
 STOCK["flux_kontext"]["_auto_resize"] = False
+ONE_EDIT = ("qwen_image_edit",)
+"""Families whose stock pipeline takes one prompt a call, and always an image with it."""
 MULTISTEP = ("sana", "wan", "wan_i2v")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
 
@@ -49,17 +55,13 @@ def normal(adapter, count, seed=5):
 
 
 def euler(adapter, latents, guidance_scale):
-    conditioning = encoded(adapter, PROMPTS)
-    sigmas = adapter.sigmas(STEPS)
-    for s, n in zip(sigmas, sigmas[1:], strict=False):
-        v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
-        latents = ode_step(latents, v, s, n).mean
-    return latents
+    return reach(adapter, latents, encoded(adapter, PROMPTS), guidance_scale, STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("guided", [True, False])
-def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_pipelines, family, guided):
+def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_pipelines, family, guided, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", 32 * 32)
     adapter = load(random_pipelines, family)
     if family in MULTISTEP:
         adapter.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -77,7 +79,12 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
     def stock_call(output_type):
         start = latents.mT.unflatten(2, (4, 4)) if family == "flux2_klein" else latents  # that one packs them itself
         given = {**options, "prompt": list(PROMPTS), "latents": start.clone(), "output_type": output_type}
-        return getattr(adapter.pipeline(**given), field)
+        if family not in ONE_EDIT:
+            return getattr(adapter.pipeline(**given), field)
+        own = {"image": Image.new("RGB", (32, 32), (128, 128, 128))}
+        calls = ({**given, **own, "prompt": p, "latents": s[None]} for p, s in zip(PROMPTS, start.clone(), strict=True))
+        drawn = [adapter.pipeline(**call).images for call in calls]
+        return torch.cat(drawn) if output_type == "latent" else np.concatenate(drawn)
 
     with torch.no_grad():
         reached = euler(adapter, latents, guidance_scale)

@@ -1,16 +1,16 @@
 """FLUX.1 Kontext with images to edit, against the stock pipeline; without images it is in test_families.py."""
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from diffrl.errors import ConfigError
-from diffrl.functional.dynamics import ode_step
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import load_adapter
 from diffrl.records import Prompt
+from reward_models.media import from_pil as pixels
+from tests.edits import euler, image
 
 PROMPTS = ["make the circle red", "make the circle blue", "remove the square above it"]
 STEPS = 5
@@ -21,22 +21,6 @@ def load(random_pipelines):
     return lambda **options: load_adapter(
         "flux_kontext", str(random_pipelines("flux_kontext")), dtype="float32", **options
     )
-
-
-def image(seed, height=32, width=48):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
-
-
-def pixels(picture):
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def euler(adapter, latents, conditioning, guidance_scale):
-    sigmas = adapter.sigmas(STEPS)
-    for s, n in zip(sigmas, sigmas[1:], strict=False):
-        v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
-        latents = ode_step(latents, v, s, n).mean
-    return latents
 
 
 @pytest.mark.parametrize(("true_cfg", "size"), [(1.0, (32, 48)), (3.0, (64, 96))])
@@ -52,8 +36,8 @@ def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg,
     options |= {"true_cfg_scale": true_cfg, "negative_prompt": ""} if true_cfg > 1 else {}
     stock = []
     with torch.no_grad():
-        reached = euler(adapter, latents, conditioning, 3.5)
-        other = euler(adapter, latents, conditioning | {"source": conditioning["source"].roll(1, 0)}, 3.5)
+        reached = euler(adapter, latents, conditioning, 3.5, STEPS)
+        other = euler(adapter, latents, conditioning | {"source": conditioning["source"].roll(1, 0)}, 3.5, STEPS)
         for i, source in enumerate(sources):
             scaled = source.resize((48, 32), Image.Resampling.LANCZOS)
             size = {"height": 32, "width": 48, "max_area": 32 * 48, "_auto_resize": False}

@@ -16,7 +16,8 @@ from tests.tiers import daily
 
 OLDER = {"sd3": (16, 32, None), "flux": (48, 32, None), "sana": (48, 32, None), "wan": (48, 32, 9)}
 SIZES = {**OLDER, "qwen_image": (48, 32, None), "z_image": (48, 32, None), "flux2_klein": (48, 32, None)}
-SIZES |= {"flux_kontext": (48, 32, None), "wan_i2v": (48, 32, 9), "hunyuan_video": (48, 32, 9)}
+SIZES |= {"flux_kontext": (48, 32, None), "qwen_image_edit": (48, 32, None), "wan_i2v": (48, 32, 9)}
+SIZES |= {"hunyuan_video": (48, 32, 9)}
 SHARED = ("flux_kontext",)
 """Families whose network is another's."""
 
@@ -57,13 +58,15 @@ def network_of(family, layers, width):
             cap_feat_dim=96, axes_dims=[16, 24, 24], axes_lens=[256, 64, 64],
         )  # fmt: skip
         return network, 256 + 96, lambda n: n([torch.randn(16, 1, 32, 32)], torch.tensor([0.5]), [torch.randn(77, 96)])
-    if family == "qwen_image":
+    if family in ("qwen_image", "qwen_image_edit"):
+        edits = family == "qwen_image_edit"
         network = diffusers.QwenImageTransformer2DModel(
             num_layers=layers, attention_head_dim=64, num_attention_heads=width // 64, joint_attention_dim=96,
-            axes_dims_rope=(16, 24, 24),
+            axes_dims_rope=(16, 24, 24), zero_cond_t=edits,
         )  # fmt: skip
         return network, 256 + 77, lambda n: n(
-            hidden_states=torch.randn(1, 256, 64), timestep=torch.tensor([0.5]), img_shapes=[[(1, 16, 16)]],
+            hidden_states=torch.randn(1, 256, 64), timestep=torch.tensor([0.5]),
+            img_shapes=[[(1, 8, 16)] * 2 if edits else [(1, 16, 16)]],
             encoder_hidden_states=torch.randn(1, 77, 96), encoder_hidden_states_mask=torch.ones(1, 77).bool(),
         )  # fmt: skip
     if family == "hunyuan_video":

@@ -10,13 +10,19 @@ import torch
 
 from tests.tiers import daily
 
-OF_CALLS = {"z_image": {"read": (8, 8, 16)}, "hunyuan_video": {"read": (102, 102, 201)}}
-"""What the network calls of three steps wait for by themselves: Z-Image's network takes each text at its length, which
-the host asks for (one wait, but each number is counted); HunyuanVideo's takes the masked tokens of each row apart,
-twelve times, and asks once whether there is an image.
+OF_CALLS = {
+    "qwen_image_edit": {"to device": (2, 2, 3)},
+    "z_image": {"read": (8, 8, 16)},
+    "hunyuan_video": {"read": (102, 102, 201)},
+}
+"""What the network calls of three steps wait for by themselves: diffusers' Qwen-Image copies to the device which tokens
+are an edit's source; Z-Image's network takes each text at its length, which the host asks for (one wait, but each
+number is counted); HunyuanVideo's takes the masked tokens of each row apart, twelve times, and asks once whether there
+is an image.
 """
 
-FAMILIES = ["sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v", "hunyuan_video"]
+FAMILIES = ["sd3", "flux", "sana", "wan", "hunyuan_video", "qwen_image", "z_image", "flux2_klein", "wan_i2v"]
+FAMILIES += ["qwen_image_edit"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

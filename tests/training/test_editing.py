@@ -1,5 +1,6 @@
 """A run that edits: each prompt's image is part of it, from the list to what is kept and drawn."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -13,21 +14,28 @@ from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
 from diffrl.gallery.runs import RunSource
+from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
 from diffrl.tracking.store import SampleStore
 from reward_models.media import from_pil
 from tests.edits import WORDS, write_edits
+from tests.tiers import daily
 from tests.training.harness import make_trainer, settings, start
 
-EDITS = {"family": "flux_kontext", "lora": {"rank": 2, "alpha": 4}}
+FAMILIES = ["flux_kontext", "qwen_image_edit"]
 
 
 @pytest.fixture
-def data(random_pipelines, tmp_path):
+def family():
+    return "flux_kontext"
+
+
+@pytest.fixture
+def data(family, random_pipelines, tmp_path):
     path = write_edits(tmp_path / "list")
     return settings(
-        random_pipelines("flux_kontext"),
+        random_pipelines(family),
         tmp_path,
-        model=EDITS,
+        model={"family": family, "lora": {"rank": 2, "alpha": 4}},
         run={"iterations": 1, "checkpoint_every": 1},
         prompts={"train": path, "eval": path, "per_iteration": 3},
         eval={"rewards": [{"name": "diversity"}], "samples": 18, "steps": 1},
@@ -40,7 +48,9 @@ def run_command(*words):
     return end.value.code or 0
 
 
-def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path):
+@pytest.mark.parametrize("family", daily(FAMILIES, ["flux_kontext"]))
+def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", None)  # which the card may set
     run, _ = start(data)
     with SampleStore.open_readonly(run) as store:
         kept = list(store.read())

@@ -26,7 +26,7 @@ PRESETS = (
     "awm", "dgpo", "crd", "tree_tilt", "diffrl", "diffrl_nft",
 )  # fmt: skip
 GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0, "z_image": 5.0, "flux2_klein": 4.0}
-GUIDANCE |= {"flux_kontext": 2.5, "wan_i2v": 3.0, "hunyuan_video": 6.0}
+GUIDANCE |= {"flux_kontext": 2.5, "qwen_image_edit": 4.0, "wan_i2v": 3.0, "hunyuan_video": 6.0}
 SUMS = {
     "image": ("shapes", "jpeg_compressibility", "sharpness", "colourfulness", "contrast", "diversity"),
     "video": (BRIGHTNESS, GREEN),
@@ -34,7 +34,7 @@ SUMS = {
 """Rewards that are added up, of which one at least tells any two random pictures apart."""
 PAIRS = [(preset, family) for preset in PRESETS for family in FAMILIES]
 EVERY_DAY = [(preset, list(FAMILIES)[i % len(FAMILIES)]) for i, preset in enumerate(PRESETS)]
-NEWER = ("z_image", "flux2_klein", "flux_kontext", "wan_i2v", "hunyuan_video")
+NEWER = ("z_image", "flux2_klein", "flux_kontext", "qwen_image_edit", "wan_i2v", "hunyuan_video")
 ENOUGH = ("flow_grpo", "branch_grpo", "diffusion_nft", "tree_tilt", "diffrl")
 """Chains, trees, samples, aims, and a low-precision pool with turning points: what a family's adapter meets."""
 RARE = [(preset, family) for preset, family in PAIRS if family in NEWER and preset not in ENOUGH]

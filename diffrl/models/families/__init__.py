@@ -14,6 +14,7 @@ from diffrl.models.families import (
     flux_kontext,
     hunyuan_video,
     qwen_image,
+    qwen_image_edit,
     sana,
     sd3,
     wan,
@@ -26,7 +27,7 @@ from reward_models.messages import LONGEST_NAME, cut, show
 
 __all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
 
-FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext, wan_i2v, hunyuan_video)
+FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext, qwen_image_edit, wan_i2v, hunyuan_video)
 """A new family is one file and its name here; docs/add-a-model.md."""
 
 FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}

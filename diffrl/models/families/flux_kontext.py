@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
+from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import flux
 from diffrl.models.geometry import Geometry, Size
 
@@ -40,7 +41,7 @@ FAMILY = replace(
 )
 
 
-class FluxKontextAdapter(flux.FluxAdapter):
+class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
     """A `FluxKontextPipeline` as velocities over sigmas.
 
     An image to edit is scaled to the size that is drawn. The stock pipeline scales it to that of the sizes near 1024 x
@@ -91,47 +92,10 @@ class FluxKontextAdapter(flux.FluxAdapter):
             own = super().encode_prompts(prompts)
             return self.with_empty(own, {} if self.knows_empty else super().encode_prompts([""]))
 
-    def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """As `encode_prompts`, and the sources' latents, packed: (B, h w / 4, 4 C) in the network's dtype.
-
-        Args:
-            prompts: B of them.
-            sources: B images (3, H, W) uint8 RGB, of the ratio of sides that is drawn.
-
-        Raises:
-            ConfigError: one has another ratio.
-        """
-        import torch
-
-        latents = torch.cat([self._source_latents(source) for source in sources])
-        return {**self.encode_prompts(prompts), "source": latents}
-
     def stock_call(self) -> Mapping[str, Any]:
         """Sizes: the stock call would draw about a million pixels, and take a source of as many."""
         height, width = self.height, self.width
         return {"height": height, "width": width, "max_area": height * width, "_auto_resize": False}
-
-    def _source_latents(self, source: Tensor) -> Tensor:
-        """The mode of the encoder's distribution, normalised, as the stock pipeline takes it; (1, h w / 4, 4 C)."""
-        from diffrl.data.sources import require_ratio
-        from reward_models.media import to_pil
-
-        require_ratio((source.shape[1], source.shape[2]), (self.height, self.width), "An image")
-        stock = self.pipeline.image_processor
-        scaled = stock.resize(to_pil(source), self.height, self.width)
-        with self.on_device("vae") as device:
-            pixels = stock.preprocess(scaled, self.height, self.width).to(device, self.pipeline.vae.dtype)
-            latents: Tensor = self.pipeline._encode_vae_image(pixels, None)
-        packed: Tensor = self.pipeline._pack_latents(latents, 1, *self.latent_shape)
-        return packed.to(self.dtype)
-
-    def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C) of the image that is drawn."""
-        import torch
-
-        source = conditioning.get("source")
-        joined = latents if source is None else torch.cat([latents, source.to(latents.dtype)], dim=1)
-        return super().predict(joined, sigma, conditioning, guidance_scale)[:, : latents.shape[1]]
 
     def _image_ids(self, like: Tensor) -> Tensor:
         """Places (tokens, 3), of the image that is drawn and then, with a first coordinate of 1, of the source."""

@@ -86,12 +86,16 @@ class QwenImageAdapter(PackedPictureAdapter):
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
-        from torch.nn.functional import pad
-
         embeds, mask = self.pipeline.encode_prompt(
             prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
         )
         mask = embeds.new_ones(embeds.shape[:2]) if mask is None else mask  # None: nothing of it is padding
+        return self.padded(embeds, mask)
+
+    def padded(self, embeds: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Embeddings (B, L, D) and masks (B, L), padded to `max_sequence_length` or cut there."""
+        from torch.nn.functional import pad
+
         missing = self.max_sequence_length - embeds.shape[1]
         return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask.bool(), (0, missing))}
 
@@ -103,7 +107,7 @@ class QwenImageAdapter(PackedPictureAdapter):
             timestep=sigma,
             encoder_hidden_states=conditioning["prompt_embeds"],
             attention_kwargs={"text_mask": conditioning["mask"]},
-            img_shapes=[[(1, rows // 2, columns // 2)]] * len(latents),
+            img_shapes=[[(1, rows // 2, columns // 2)] * (latents.shape[1] // self.tokens)] * len(latents),
             return_dict=False,
         )[0]
         return output
@@ -124,8 +128,13 @@ TEMPLATE = (
 """Words of the chat template that must be one token each: the pipeline cuts off its first 34 tokens by number."""
 
 
-def build_tiny(words: Sequence[str]) -> Any:
-    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first."""
+def build_tiny(words: Sequence[str], zero_cond_t: bool = False) -> Any:
+    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first.
+
+    Args:
+        words: what prompts are made of.
+        zero_cond_t: whether the network modulates the tokens of further images by the timestep 0.
+    """
     from diffusers import (
         AutoencoderKLQwenImage,
         FlowMatchEulerDiscreteScheduler,
@@ -158,5 +167,6 @@ def build_tiny(words: Sequence[str]) -> Any:
             num_attention_heads=2,
             joint_attention_dim=32,
             axes_dims_rope=(4, 6, 6),
+            zero_cond_t=zero_cond_t,
         ),
     )

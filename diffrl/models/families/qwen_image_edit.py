@@ -1,0 +1,159 @@
+"""Qwen-Image-Edit (2509, 2511): Qwen-Image that edits an image, which its text encoder and its network both see."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from diffrl.errors import ConfigError
+from diffrl.models.adapter import Conditioning
+from diffrl.models.architecture import Architecture
+from diffrl.models.editing import PackedEditingAdapter
+from diffrl.models.families import qwen_image
+from diffrl.models.geometry import Activations, Geometry, Size
+from diffrl.models.pipeline import EMPTY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.models.placement import Placement
+
+STOCK = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
+"""Module of the stock pipeline, which holds the sizes that it scales a source to."""
+
+
+def read_sizes(found: Architecture, size: Size) -> Geometry:
+    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
+    drawn = qwen_image.read_sizes(found, size)
+    source = drawn.tokens - size.text_tokens
+    activations = drawn.activations
+    if found.configs["transformer"].get("zero_cond_t"):
+        activations = MODULATED
+    return replace(
+        drawn,
+        tokens=drawn.tokens + source,
+        source_tokens=source,
+        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
+        activations=activations,
+    )
+
+
+MODULATED = Activations(saved=23.5, forward=17, backward=32)
+"""Where the source's tokens are modulated by the timestep 0, shifts, scales and gates stand for every token."""
+
+FAMILY = replace(
+    qwen_image.FAMILY,
+    name="qwen_image_edit",
+    title="Qwen-Image-Edit",
+    adapter="diffrl.models.families.qwen_image_edit:QwenImageEditAdapter",
+    pipelines=("QwenImageEditPlusPipeline",),
+    edits=True,
+    empty_sees_source=True,
+    geometry=read_sizes,
+)
+
+
+class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
+    """A `QwenImageEditPlusPipeline` with one image a prompt as velocities over sigmas.
+
+    The network sees the image at the size that is drawn; the stock pipeline scales it to about 1024 x 1024 whatever is
+    drawn. The text encoder sees it at about 384 x 384, as the stock pipeline has it.
+
+    `max_sequence_length` counts all tokens behind the beginning of the chat template: those of the image (196 of a
+    square one) and of the prompt. The stock pipeline takes as many as there are. All prompts are padded to it.
+    """
+
+    family = FAMILY
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, *, dtype: Any, placement: Placement, **options: Any) -> Self:
+        """See `PipelineAdapter.from_pretrained`.
+
+        Raises:
+            ConfigError: the package is missing with which transformers prepares images for the text encoder.
+        """
+        if importlib.util.find_spec("torchvision") is None:
+            raise ConfigError(
+                "model.family qwen_image_edit needs torchvision, with which its text encoder's images are prepared. It "
+                "is not installed. Run: pip install torchvision"
+            )
+        return super().from_pretrained(folder, dtype=dtype, placement=placement, **options)
+
+    def encode_words(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
+        """As `encode_prompts`, of prompts and negative prompts beside their images."""
+        import torch
+
+        with self.on_device("text_encoder"):
+            pairs = [(text, self._shown(source)) for text, source in zip(prompts, sources, strict=True)]
+            own = [self._encode_pair(text, image) for text, image in pairs]
+            empty = [self._encode_pair(qwen_image.NOTHING, image) for _, image in pairs]
+        return {
+            **{name: torch.cat([row[name] for row in own]) for name in own[0]},
+            **{EMPTY + name: torch.cat([row[name] for row in empty]) for name in empty[0]},
+        }
+
+    def encoder_input(self, pixels: Tensor) -> Tensor:
+        """One frame: (1, 3, 1, H, W)."""
+        return pixels.unsqueeze(2)
+
+    def _shown(self, source: Tensor) -> Any:
+        """The image as the text encoder is shown it, by the ratio of sides that is drawn, so that all take as much."""
+        from reward_models.media import to_pil
+
+        stock = importlib.import_module(STOCK)
+        width, height = stock.calculate_dimensions(stock.CONDITION_IMAGE_SIZE, self.width / self.height)
+        return self.pipeline.image_processor.resize(to_pil(source), height, width)
+
+    def _encode_pair(self, text: str, image: Any) -> dict[str, Tensor]:
+        """The stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
+        embeds, _ = self.pipeline.encode_prompt([text], image=[image], device=self.placement.device)
+        if text == qwen_image.NOTHING and embeds.shape[1] > self.max_sequence_length:
+            raise ConfigError(
+                f"model.max_sequence_length must hold the image and its frame, {embeds.shape[1]} tokens, and the "
+                f"prompt's. Got {self.max_sequence_length}."
+            )
+        return self.padded(embeds, embeds.new_ones(embeds.shape[:2]))
+
+    def stock_call(self) -> Mapping[str, Any]:
+        """The size that is drawn; what a source is scaled to, `stock_preparation` says."""
+        return {"height": self.height, "width": self.width}
+
+    def stock_preparation(self) -> str:
+        """Has the stock pipeline scale a source to the size that is drawn."""
+        return f"\nimport {STOCK} as stock\nstock.VAE_IMAGE_SIZE = {self.height} * {self.width}"
+
+
+TINY_SETTINGS = {**qwen_image.TINY_SETTINGS, "max_sequence_length": 40}
+
+TEMPLATE = (
+    "system Describe user assistant Picture color , . ), 's",
+    "the key features of input image ( shape size texture objects background then explain how user text instruction "
+    "should alter or modify Generate a new that meets requirements while maintaining consistency with original where "
+    "appropriate",
+)
+"""Pieces of the chat template that must be one token each: the pipeline cuts off its first 64 tokens by number."""
+
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def build_tiny(words: Sequence[str]) -> Any:
+    """A `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
+    from diffusers import QwenImageEditPlusPipeline
+    from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    from diffrl.models import tiny
+
+    tokenizer = tiny.build_qwen_tokenizer(words, TEMPLATE, more=VISION)
+    parts = qwen_image.build_tiny(words, zero_cond_t=True).components
+    parts["tokenizer"] = tokenizer
+    ids = {
+        f"{name.strip('<|>').removesuffix('_pad')}_token_id": tokenizer.convert_tokens_to_ids(name) for name in VISION
+    }
+    parts["text_encoder"] = tiny.build_qwen_vl(len(tokenizer), **ids)
+    size = {"min_pixels": 28 * 28, "max_pixels": 60 * 60}  # four tokens of a square image, 196 of the published ones
+    processor = Qwen2VLProcessor(Qwen2VLImageProcessor(**size), tokenizer, Qwen2VLVideoProcessor(**size))
+    return QwenImageEditPlusPipeline(**parts, processor=processor)
