@@ -18,6 +18,8 @@ from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
 from diffrl.models.geometry import Geometry, read_geometry
 
 ONCE = re.compile(r"norm|time|guidance_embed|_mod\.|modulation|^t_embedder")
+TWICE = re.compile(r"^time_text_embed|img_mod\.")
+"""Of these, layers that Qwen-Image-Edit-2511 passes for the source's timestep too, which is 0 (`zero_cond_t`)."""
 TEXT = re.compile(
     r"add_[qkv]_proj|to_add_out|ff_context|context_embedder|caption_proj|text_embedder|txt_mlp|txt_in|cap_embedder"
     r"|context_refiner"
@@ -68,7 +70,7 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     picture = _picture_tokens(shapes, geometry)
     joint = geometry.tokens > picture
     text = geometry.tokens - picture if joint else text_tokens
-    total = 0
+    twice, total = found.configs[found.networks[0]].get("zero_cond_t"), 0
     for layer, shape in _layers(shapes):
         if IDLE.search(layer):
             continue
@@ -76,7 +78,7 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
         if IMAGE.search(layer):
             tokens = geometry.image_tokens
         elif ONCE.search(layer):
-            tokens = 1
+            tokens = 2 if twice and TWICE.search(layer) else 1
         elif layer.startswith("context_embedder") and len(geometry.text_tokens) == 2:
             tokens = geometry.text_tokens[layer.startswith("context_embedder_2")]
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
