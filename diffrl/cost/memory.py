@@ -1,7 +1,6 @@
 """Memory of a run, estimated from sizes of a pipeline's parts, before anything is loaded.
 
-An estimate, within a factor of two at best: it leaves out what scorers take beside their weights, workspaces of kernels
-and fragmentation.
+An estimate, within a factor of two at best: it leaves out workspaces of kernels and fragmentation.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Memory:
         passing: bytes of activations, by stage; one stage runs at a time.
         resting: bytes of the offloaded parts, in the computer's memory between uses.
         pictures: bytes of the decoded pictures, which lie in the computer's memory whatever the device is.
-        scorers: bytes of rewards' weights that lie on other devices than the model, by name of the device.
+        scorers: bytes of rewards on other devices than the model, by name of the device.
     """
 
     trained_parameters: int
@@ -136,6 +135,9 @@ def estimate_memory(
         passing[stage] += _borrowed(config, parts, geometry, world_size)
     for stage, size in offload.items():
         passing[stage] = passing.get(stage, 0) + size
+    passing["decode"] += rewards.working  # they score what was decoded while the next is
+    if config.rollout.prompts_at_once is not None:  # or drawn
+        passing["rollout"] += rewards.working
     pictures = rollout.pictures(geometry)
     if config.rollout.explore is not None:
         pictures += _candidates(config, rollout) * 3 * geometry.pixels

@@ -1,4 +1,4 @@
-"""What the weights of a run's rewards take, by the parameters of the published ones; nothing is loaded or fetched."""
+"""What a run's rewards take, by the sizes of the published ones; nothing is loaded or fetched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
-from reward_models.parameters import PARAMETERS, PLACES
+from reward_models.parameters import ACTIVATIONS, PARAMETERS, PLACES
 from reward_models.registry import SCORERS
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,22 +20,22 @@ class ScorerWeights:
 
     Args:
         beside: bytes on the model's own device.
-        elsewhere: bytes on other devices, by name: cpu, cuda:1.
+        elsewhere: bytes on other devices, by name (cpu, cuda:1), with those of the largest call there.
+        working: bytes that the largest call on the model's own device takes beside the weights; calls take turns.
         notes: what is not counted.
     """
 
     beside: int
     elsewhere: Mapping[str, int]
+    working: int
     notes: tuple[str, ...]
 
 
 def scorer_weights(config: Config) -> ScorerWeights:
-    """Add up what rewards and eval.rewards load; of equal weights one copy in each precision on each device.
-
-    Activations while they score are left out.
-    """
+    """Add up what rewards and eval.rewards load; of equal weights one copy in each precision on each device."""
     beside = 0
     elsewhere: Counter[str] = Counter()
+    calls: Counter[str | None] = Counter()
     uncounted: list[str] = []
     held: set[tuple[str, int, str, str | None, str]] = set()
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
@@ -45,6 +45,7 @@ def scorer_weights(config: Config) -> ScorerWeights:
                 uncounted.append(f"{where} {reward.key}")
                 continue
             device = None if reward.device == "cuda" else reward.device
+            calls[device] = max(calls[device], call_bytes(reward))
             for repository, parameters in sizes.items():
                 dtype = _dtype(reward)
                 copy = (repository, parameters, dtype, device, _file(reward))
@@ -58,7 +59,14 @@ def scorer_weights(config: Config) -> ScorerWeights:
     notes: list[str] = []
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
-    return ScorerWeights(beside, dict(elsewhere), tuple(notes))
+    there = {str(device): elsewhere[str(device)] + size for device, size in calls.items() if device is not None}
+    return ScorerWeights(beside, {device: size for device, size in there.items() if size}, calls[None], tuple(notes))
+
+
+def call_bytes(reward: RewardSettings) -> int:
+    """Bytes that a call of a reward takes beside its weights; 0 where they are not known."""
+    each, batch = ACTIVATIONS.get(inner_name(reward), (0, 0)) if weights_of(reward) else (0, 0)
+    return each * (reward.batch_size or batch) * BYTES.get(_dtype(reward), 4) // 4
 
 
 def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:

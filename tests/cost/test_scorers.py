@@ -6,6 +6,7 @@ from diffrl.cost.plan import make_plan, plan_text
 from diffrl.cost.scorers import scorer_weights
 from tests.cost.test_plan import config_of
 
+MIB = 2**20
 CLIP, DETECTOR, PICK, HPS = 427_616_513, 68_741_083, 986_109_441, 986_109_441
 
 
@@ -18,7 +19,19 @@ def test_weights_are_added_up_by_device_and_precision():
         [{"name": "pickscore", "dtype": "bfloat16"}, {"name": "hpsv2", "device": "cpu"}],
         [{"name": "clip_score", "device": "cuda:1", "options": {"dtype": "float16"}}, {"name": "sharpness"}],
     )
-    assert (found.beside, found.elsewhere, found.notes) == (2 * PICK, {"cpu": 4 * HPS, "cuda:1": 2 * CLIP}, ())
+    there = {"cpu": 4 * HPS + 32 * 16 * MIB, "cuda:1": 2 * CLIP + 32 * 17 * MIB // 2}
+    assert (found.beside, found.elsewhere, found.notes) == (2 * PICK, there, ())
+
+
+def test_calls_take_turns_on_a_device_and_go_by_batch_and_precision():
+    found = weights(
+        [{"name": "pickscore", "dtype": "bfloat16"}, {"name": "geneval", "batch_size": 2}],
+        [{"name": "clip_score"}, {"name": "shapes"}],
+    )
+    assert found.working == max(32 * 21 // 2, 2 * 682, 32 * 17) * MIB
+    assert weights([{"name": "geneval", "device": "cpu"}, {"name": "sharpness"}]).working == 0
+    unknown = {"name": "clip_score", "options": {"model": "somewhere/else"}}
+    assert weights([unknown]).working == 0
 
 
 def test_twins_hold_their_weights_once_where_precision_and_device_are_the_same():
@@ -28,7 +41,7 @@ def test_twins_hold_their_weights_once_where_precision_and_device_are_the_same()
         [{"name": "geneval"}, {"name": "geneval_strict", "dtype": "bfloat16"}],
         [{"name": "clip_score", "device": "cpu"}],
     )
-    assert (apart.beside, apart.elsewhere) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP})
+    assert (apart.beside, apart.elsewhere) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP + 32 * 17 * MIB})
 
 
 def test_another_file_of_the_same_repository_is_another_copy():
@@ -72,7 +85,12 @@ def test_the_plan_holds_them(tmp_path):
         make_plan(config_of(tmp_path, rewards=rewards))
         for rewards in ([{"name": "shapes"}], [{"name": "pickscore"}, {"name": "hpsv2", "device": "cpu"}])
     )
-    assert more.memory.peak - base.memory.peak == 4 * PICK and more.memory.scorers == {"cpu": 4 * HPS}
+    assert more.memory.kept["scorers"] - base.memory.kept["scorers"] == 4 * PICK
+    assert more.memory.passing["decode"] - base.memory.passing["decode"] == 32 * 21 * MIB
+    assert more.memory.passing["rollout"] == base.memory.passing["rollout"]
+    assert more.memory.scorers == {"cpu": 4 * HPS + 32 * 16 * MIB}
+    apart = make_plan(config_of(tmp_path, rewards=[{"name": "pickscore"}], rollout={"prompts_at_once": 1}))
+    assert apart.memory.passing["rollout"] - base.memory.passing["rollout"] == 32 * 21 * MIB
     text = plan_text(more).splitlines()
     assert any(line.split() == ["scorers", "3.7", "GiB"] for line in text)
-    assert any(line.split() == ["Scorers", "on", "cpu", "3.7", "GiB"] for line in text)
+    assert any(line.split() == ["Scorers", "on", "cpu", "4.2", "GiB"] for line in text)

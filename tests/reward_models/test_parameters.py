@@ -1,77 +1,33 @@
 """The stated numbers of parameters against the architectures themselves, built without storage."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from reward_models.parameters import PARAMETERS
+from reward_models.parameters import ACTIVATIONS, PARAMETERS
 from reward_models.registry import factory_of
+from tests.tiers import daily
 
-
-def clip(text, layers, vision, depth, projection):
-    from transformers import CLIPConfig, CLIPModel
-
-    def tower(width, depth, head):
-        return {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": depth,
-                "num_attention_heads": width // head, "projection_dim": projection}  # fmt: skip
-
-    seen = tower(vision, depth, 64) | {"patch_size": 14, "image_size": 224}
-    return CLIPModel(CLIPConfig(text_config=tower(text, layers, 64), vision_config=seen, projection_dim=projection))
-
-
-def clip_tower():
-    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
-
-    return CLIPVisionModelWithProjection(
-        CLIPVisionConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
-                         patch_size=14, image_size=224, projection_dim=768)
-    )  # fmt: skip
-
-
-def open_clip_h():
-    open_clip = pytest.importorskip("open_clip")
-    return open_clip.CLIP(**open_clip.get_model_config("ViT-H-14"))
-
-
-def detector():
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
-
-    swin = SwinConfig(image_size=384, embed_dim=96, depths=[2, 2, 18, 2], num_heads=[3, 6, 12, 24], window_size=7,
-                      out_features=["stage1", "stage2", "stage3", "stage4"])  # fmt: skip
-    return Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, num_labels=80))
-
-
-def blip():
-    from reward_models.images.image_reward import _Blip
-
-    return _Blip({})
-
-
-def qwen(width, layers, heads, groups, inner, vocabulary):
-    from transformers import Qwen2VLConfig, Qwen2VLModel
-
-    text = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary,
-            "num_key_value_heads": groups, "intermediate_size": inner}  # fmt: skip
-    return Qwen2VLModel(Qwen2VLConfig(text_config=text, vision_config={"hidden_size": width}))
-
-
-BUILT = {
-    "openai/clip-vit-large-patch14": lambda: clip(768, 12, 1024, 24, 768),
-    "aesthetic": clip_tower,
-    "facebook/mask2former-swin-small-coco-instance": detector,
-    "xswu/HPSv2": open_clip_h,
-    "yuvalkirstain/PickScore_v1": lambda: clip(1024, 24, 1280, 32, 1024),
-    "THUDM/ImageReward": blip,
-    "KwaiVGI/VideoReward": lambda: qwen(1536, 28, 12, 2, 8960, 151936),
-    "MizzenAI/HPSv3": lambda: qwen(3584, 28, 28, 4, 18944, 152064),
-}
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+BUILT = ("aesthetic", *dict.fromkeys(repository for counts in PARAMETERS.values() for repository in counts))
 
 
 @pytest.fixture
-def built(request):
+def networks(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from measuring import published_scorers
+
+    return published_scorers
+
+
+@pytest.fixture
+def built(request, networks):
+    if request.param == "xswu/HPSv2":
+        pytest.importorskip("open_clip")
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in BUILT[request.param]().parameters())
+        return sum(parameter.numel() for parameter in networks.BUILT[request.param]().parameters())
 
 
 @pytest.mark.parametrize(("built", "key"), [(key, key) for key in BUILT], indirect=["built"])
@@ -89,3 +45,20 @@ def test_a_reward_says_the_same_in_words(name):
     assert name == "aesthetic" or all(repository in spec.weights for repository in counts)
     gigabytes = [float(number) for number in re.findall(r"([\d.]+) GB", spec.memory)]
     assert gigabytes == pytest.approx([sum(counts.values()) * size / 1e9 for size in (4, 2)], abs=0.06)
+
+
+MEASURED = ("image_reward", "clip_score", "pickscore", "hpsv2", "hpsv3", "video_align", "geneval", "aesthetic")
+VIEWS = {"geneval_strict": "geneval", "edit_direction": "clip_score", "preservation": "aesthetic"}
+
+
+@pytest.mark.parametrize("name", daily(MEASURED, ["image_reward"], {"geneval", "aesthetic", "hpsv2", "hpsv3"}))
+def test_what_a_call_takes_is_measured(name, networks):
+    """Of live storages on fake tensors; the table is whole MiB."""
+    assert networks.sample_bytes(name) == pytest.approx(ACTIVATIONS[name][0], rel=0.05)
+
+
+def test_calls_are_of_the_scorers_own_batch():
+    assert set(ACTIVATIONS) == {*MEASURED, *VIEWS} == set(PARAMETERS)
+    for name, (size, batch) in ACTIVATIONS.items():
+        assert batch == factory_of(name).spec.batch_size
+        assert size == ACTIVATIONS[VIEWS.get(name, name)][0]

@@ -13,6 +13,7 @@ from reward_models.videos import video_mean
 from tests.edits import write_edits
 from tests.reward_models import tiny_basic
 from tests.reward_models.test_contract import METADATA, TINY
+from tests.tiers import daily
 from tests.training.harness import make_trainer, settings
 from tests.training.test_presets import ROOT, recipe, recipe_of
 
@@ -99,8 +100,14 @@ def test_every_choice_of_rewards_is_among_them():
             assert own in trained and others <= set.union(*judges), path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("family", "preset"), CHOICES)
+ALL = [
+    (family, path.stem)
+    for family in ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "flux_kontext")
+    for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize(("family", "preset"), daily(ALL, [], set(ALL) - set(CHOICES)))
 def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random_pipelines, tmp_path):
     """An iteration and an evaluation of a real-size recipe, small, with its own scorers on tiny random weights."""
     own, data = recipe_of(family, preset), recipe(preset, family, random_pipelines(family), tmp_path)
