@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,19 +131,16 @@ def picture(site: Site, key: str, file: str, size: int | None, still: bool, held
     return FileResponse(path, media_type=kind, headers=headers, stat_result=stat)
 
 
-def load_ahead(site: Site, later: float = LATER) -> None:
-    """Load what pages would wait for, while the server starts: what intervals are computed with, and the templates.
-
-    Args:
-        site: whose templates.
-        later: seconds until matplotlib follows, which draws reports and curves to download.
-    """
+def load_first() -> None:
+    """Load what intervals are computed with, a fifth of a second: nearly every page that comes first has some."""
     import numpy as np  # noqa: F401
     from scipy import special  # noqa: F401
 
+
+def load_ahead(site: Site) -> None:
+    """Load what other pages would wait for: their templates, and matplotlib for reports and curves to download."""
     for name in site.templates.list_templates():
         site.templates.get_template(name)
-    time.sleep(later)
     from diffrl.gallery.plots import load
 
     load()
@@ -160,14 +156,18 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
         ready: called once requests are answered.
     """
     os.nice(5)
-    threading.Thread(target=load_ahead, args=[site], name="ahead", daemon=True).start()
     import uvicorn
+
+    load_first()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
                 ready()
+                later = threading.Timer(LATER, load_ahead, [site])
+                later.daemon = True
+                later.start()
 
     options = {"host": host, "port": port, "log_level": "warning", "timeout_graceful_shutdown": 1}
     with contextlib.suppress(KeyboardInterrupt):  # raised again once everything has been closed
