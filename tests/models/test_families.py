@@ -8,9 +8,12 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+from diffrl.errors import ConfigError
 from diffrl.functional.dynamics import ode_step
+from diffrl.models.dry import dry_adapter
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.loading import load_adapter
+from diffrl.models.published import PUBLISHED
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle", "a black circle"]
 STEPS = 5
@@ -49,6 +52,30 @@ def euler(adapter, latents, guidance_scale):
         v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
         latents = ode_step(latents, v, s, n).mean
     return latents
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_weights_an_adapter_has_the_sizes_and_noise_levels_and_refuses_the_same(
+    random_pipelines, loaded, family
+):
+    path, full = str(random_pipelines(family)), loaded(family)
+    dry = dry_adapter(family, FAMILIES[family], path)
+    assert dry.latent_shape == full.latent_shape
+    assert torch.equal(dry.sigmas(STEPS), full.sigmas(STEPS))
+    with pytest.raises(ConfigError, match="multiples of") as early:
+        dry_adapter(family, FAMILIES[family], path, height=33)
+    with pytest.raises(ConfigError) as late:
+        load(random_pipelines, family, height=33)
+    assert str(early.value) == str(late.value)
+
+
+@pytest.mark.parametrize("path", PUBLISHED)
+def test_of_a_published_pipeline_the_sizes_are_known_without_its_files(path):
+    (family,) = (known for known in FAMILIES.values() if PUBLISHED[path].pipeline in known.pipelines)
+    dry = dry_adapter(family.name, family, path)
+    channels = PUBLISHED[path].components["transformer"].config["in_channels"]
+    packed = 4 if family.name in ("flux", "flux_kontext", "flux2_klein", "qwen_image") else 1
+    assert dry.latent_shape[0] == channels // packed and dry.sigmas(4).diff().max() < 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
