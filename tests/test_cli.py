@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,38 @@ def test_a_valid_configuration_is_told_from_a_machine_that_cannot_run_it(config_
 @pytest.mark.parametrize("options", [["--gpu", "h1000"], ["--memory", "much"], ["--gpu", "h100", "model.path=no/a/b"]])
 def test_what_is_wrong_is_wrong_on_every_machine(config_file, options, capsys):
     expect_refusal(capsys, "check", config_file, *options)
+
+
+SMALL_NOISE = ["rollout.latents_dtype=bfloat16", "rollout.dynamics={kind: flow_sde, noise_level: 0.001}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["model.height=33"], "multiples of 8"),
+        (["model.height=64", "model.width=64"], "position table"),
+        (SMALL_NOISE, "rollout.latents_dtype must be float32"),
+        (["model.path=shifted"], "noise levels that fall"),
+    ],
+)
+def test_check_refuses_what_only_the_pipeline_can_judge_as_train_does(
+    config_file, random_sd3, tmp_path, monkeypatch, capsys, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    if "model.path=shifted" in options:
+        shutil.copytree(random_sd3, "shifted")
+        scheduler = Path("shifted/scheduler/scheduler_config.json")
+        scheduler.write_text(json.dumps({**json.loads(scheduler.read_text()), "shift": -3.0}))
+    message = expect_refusal(capsys, "check", config_file, *options)
+    assert said in message and message == expect_refusal(capsys, "train", config_file, *options)
+
+
+def test_check_tries_a_selection_of_the_users(config_file, capsys):
+    explore = "rollout.explore={{precision: training, candidates: 8, keep: 4, select: 'tests.training.own:{}'}}"
+    assert "must return 4 different indices from 0 to 7" in expect_refusal(
+        capsys, "check", config_file, explore.format("twice")
+    )
+    assert run("check", config_file, explore.format("middle")) == 0
 
 
 @pytest.mark.parametrize("asked", [True, False])

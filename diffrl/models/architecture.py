@@ -107,11 +107,13 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
             if length > MOST_HEADER:
                 raise ValueError(f"it has {length:,} bytes, and at most {MOST_HEADER:,} are read")
             header = parse_json(file.read(length).decode("utf-8"))
-        return {name: _shape(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        ends = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        if path.stat().st_size < ends:
+            raise ValueError(f"it ends after {path.stat().st_size:,} of {ends:,} bytes")
+        return {name: _shape(entry["shape"]) for name, entry in tensors.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} must be a safetensors file. Its header is unreadable: {error}. Fetch it again."
-        ) from error
+        raise ConfigError(f"{path} must be a safetensors file. It is torn: {error}. Fetch it again.") from error
 
 
 def _shape(given: Any) -> tuple[int, ...]:

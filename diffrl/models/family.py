@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture
 from diffrl.models.geometry import Geometry, Size
 
@@ -57,6 +59,7 @@ class Family:
         vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
         comfyui: the key under which ComfyUI looks for the LoRA of a layer, from the layer's name in diffusers; it gives
             None for a layer that ComfyUI does not know. None: ComfyUI does not load such a model by itself.
+        packages: that loading its pipeline needs beside those of diffrl.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
 
@@ -83,9 +86,22 @@ class Family:
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
     vae_dtype: Literal["float32"] | None = None
     comfyui: Callable[[str], str | None] | None = None
+    packages: tuple[str, ...] = ()
     geometry: Callable[[Architecture, Size], Geometry] | None = None
 
     def calls_per_step(self, guidance_scale: float) -> int:
         """Network evaluations that one step of one sample takes."""
         scale = guidance_scale if self.guidance == "classifier_free" else self.true_cfg_scale or 1.0
         return 2 if scale > 1 else 1
+
+    def require_packages(self) -> None:
+        """Refuse to load where a package is missing.
+
+        Raises:
+            ConfigError: says which, and how it is installed.
+        """
+        for name in self.packages:
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(
+                    f"model.family {self.name} needs {name}, which is not installed. Run: pip install {name}"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from diffrl.models.placement import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
-from reward_models.messages import quote, show
+from reward_models.messages import describe, quote, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -110,6 +111,26 @@ def load_adapter(
     adapter_class = resolve("model.family", {facts.name: facts.adapter}, family)
     check_pipeline_directory(facts, path)
     placement = placement or Placement(device=device or torch.device("cpu"))
+    asked = adapter_options(adapter_class, path, options)
+    try:
+        folder = _vetted_folder(facts, path, revision)
+        adapter: ModelAdapter = adapter_class.from_pretrained(folder, dtype=DTYPES[dtype], placement=placement, **asked)
+    except ConfigError:
+        raise
+    except Exception as error:  # what libraries raise for somebody's damaged files has no common class
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
+            raise
+        raise ConfigError(loading_problem(path, error)) from error
+    require_falling(adapter, path)
+    return adapter
+
+
+def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an adapter is made with: the options that are given, else those that a pipeline's folder brings along.
+
+    Raises:
+        ConfigError: the folder brings options that the adapter does not have.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     shipped = shipped_settings(pipeline_folder(path))
     known = adapter_class.options()
@@ -118,19 +139,7 @@ def load_adapter(
             f"{pipeline_folder(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
             f"{show(unknown)}. Remove them."
         )
-    try:
-        folder = _vetted_folder(facts, path, revision)
-        adapter: ModelAdapter = adapter_class.from_pretrained(
-            folder, dtype=DTYPES[dtype], placement=placement, **{**shipped, **given}
-        )
-    except ConfigError:
-        raise
-    except Exception as error:  # what libraries raise for somebody's damaged files has no common class
-        if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
-            raise
-        raise ConfigError(loading_problem(path, error)) from error
-    _require_falling(adapter, path)
-    return adapter
+    return {**shipped, **given}
 
 
 def _vetted_folder(family: Family, path: str, revision: str | None) -> Path:
@@ -143,9 +152,15 @@ def _vetted_folder(family: Family, path: str, revision: str | None) -> Path:
     return folder
 
 
-def _require_falling(adapter: ModelAdapter, path: str) -> None:
-    """Refuse a scheduler whose noise levels do not fall: steps without length have no density."""
-    sigmas = adapter.sigmas(4)
+def require_falling(adapter: ModelAdapter, path: str) -> None:
+    """Refuse a scheduler without noise levels, or whose levels do not fall: steps without length have no density."""
+    try:
+        sigmas = adapter.sigmas(4)
+    except Exception as error:  # schedulers of other kinds of models lack one thing or another
+        raise ConfigError(
+            f"The scheduler of {path!r} must be one of flow matching, with noise levels. It raised "
+            f"{describe(error)}. Name another in model_index.json."
+        ) from error
     if not bool(torch.isfinite(sigmas).all() and (sigmas.diff() < 0).all() and sigmas[-1] >= 0):
         raise ConfigError(
             f"The scheduler of {path!r} must give noise levels that fall from 1 to 0. Got {show(sigmas.tolist())}. "

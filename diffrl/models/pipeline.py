@@ -60,6 +60,7 @@ class PipelineAdapter(ABC):
     @classmethod
     def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, placement: Placement, **options: Any) -> Self:
         """Load a diffusers folder; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
+        cls.family.require_packages()
         import diffusers
         from diffusers.utils.logging import disable_progress_bar
         from torch import nn

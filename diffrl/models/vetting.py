@@ -16,6 +16,9 @@ from reward_models.text.reading import Unreadable, require_file
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
 """How files end that may run code when they are opened."""
 
+WITH_WEIGHTS = re.compile(r"transformer(_\d)?|vae|(text|image)_encoder(_\d)?")
+"""Names of the parts that are networks, in every family."""
+
 BOUNDS = (
     (re.compile("theta|scale|factor|token|_ids?$"), 10**9),  # nothing is made in their number
     (re.compile("layers|blocks|depth"), 1000),
@@ -32,13 +35,26 @@ def vet_pipeline(folder: Path) -> None:
     """Refuse a pipeline's folder whose files could hold up or take over the process that loads it.
 
     Raises:
-        ConfigError: settings that cannot be read or ask for more than there is, a pipe or a device among the files,
-            weights that only a pickle holds.
+        ConfigError: settings that cannot be read or ask for more than there is, a part that is missing, a pipe or a
+            device among the files, weights that are cut short or that only a pickle holds.
     """
     parts = sorted(path for path in folder.iterdir() if path.is_dir())
+    index = read_object(folder / "model_index.json", missing={})
+    missing = [name for name, part in index.items() if _is_part(part) and not (folder / name).is_dir()]
+    if missing:
+        raise ConfigError(
+            f"{folder} must have a folder for each part that its model_index.json names. Got none for "
+            f"{', '.join(map(quote, missing[:5]))}. Save the pipeline again, or fetch it again."
+        )
     for part in parts:
         _vet_files(part)
     shapes = component_shapes(folder)
+    for part in parts:
+        if WITH_WEIGHTS.fullmatch(part.name) and _is_part(index.get(part.name)) and not [*part.glob("*.safetensors")]:
+            raise ConfigError(
+                f"{part} must hold the weights that belong to its config.json. Got no .safetensors file. Save the "
+                "pipeline again, or fetch it again."
+            )
     for part in parts:
         sizes = shapes.get(part.name, {})
         largest = max((size for shape in sizes.values() for size in shape), default=0)
@@ -52,6 +68,11 @@ def vet_pipeline(folder: Path) -> None:
                     f"pos_embed_max_size of {part / name} must be that of the weights' position table, the square root "
                     f"of {table[0]}. Got {show(positions)}. Save the pipeline again, or fetch it again."
                 )
+
+
+def _is_part(value: Any) -> bool:
+    """Whether an entry of model_index.json names a part: its library and class, both null for one that is left out."""
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
 
 
 def _vet_files(part: Path) -> None:

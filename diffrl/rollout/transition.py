@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.errors import DiffrlError
 from diffrl.functional.dynamics import Step
 from diffrl.registry import DYNAMICS, resolve
+from reward_models.messages import describe
 
 Transition = Callable[[Tensor, Tensor, Tensor, Tensor], Step]
 
@@ -50,7 +51,12 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v = (torch.randn(2, 3, 5, 7, generator=generator, dtype=torch.float32) for _ in range(2))
     for s, n in zip(sigmas[:-2].tolist(), sigmas[1:-1].tolist(), strict=True):
-        given = transition(x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
+        try:
+            given = transition(x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
+        except Exception as error:  # whatever a user's function raises
+            raise DiffrlError(
+                f"The dynamics {name} raised {describe(error)}, at the step from sigma {s:.4g} to {n:.4g}. Mend it."
+            ) from error
         if problem := _broken_rule(given, x):
             raise DiffrlError(
                 f"The dynamics {name} must return a diffrl.functional.dynamics.Step(mean, std) {problem}, at the step "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from diffrl.bundled import pipeline_folder
+from diffrl.bundled import bundled_root, pipeline_folder
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
@@ -19,12 +19,14 @@ from diffrl.data.sources import require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
+from diffrl.models.dry import dry_adapter
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.select import own_selection
 from diffrl.run.directory import new_run_dir
 from diffrl.run.downloads import downloads, is_away, require_reader, told, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
@@ -34,7 +36,7 @@ from diffrl.run.stand_ins import missing_package, unloaded
 from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.session import check_trackers
+from diffrl.training.session import check_trackers, make_losses, open_rounded, rollout_sigmas
 
 NOT_HERE = "not here yet: fetched from the hub at the first start"
 
@@ -102,6 +104,8 @@ class _Checks:
             *([("packages", self.packages)] if any(map(missing_package, self.every_reward)) else []),
             ("model", self.model),
             ("lora", self.lora),
+            *([("selection", self.selection)] if _own_selection(self.config) else []),
+            *([("samples", self.samples)] if judged_by_model(self.config) else []),
             *([("begins with", self.begins_with)] if begins_elsewhere(self.config) else []),
             ("device", self.device),
             ("memory", self.memory),
@@ -190,6 +194,26 @@ class _Checks:
             raise ConfigError(f"model.lora.targets must name linear layers of the transformer. Got {missing}.")
         return f"rank {m.lora.rank} on {', '.join(m.lora_targets)}"
 
+    def selection(self) -> str:
+        """An own selection, tried once on candidates with rewards from -1 to 1, of which one could not be scored."""
+        e = self.config.rollout.explore
+        assert e is not None
+        rewards = torch.linspace(-1, 1, e.candidates)
+        if e.candidates > e.keep:
+            rewards[0] = float("nan")
+        own_selection(e.select, rewards, e.keep)
+        return f"{e.select}, tried once"
+
+    def samples(self) -> str:
+        """What only the pipeline's sizes and noise levels can judge, without its weights."""
+        m, r = self.config.model, self.config.rollout
+        adapter = dry_adapter(m.family, m.facts, m.path, true_cfg_scale=m.true_cfg_scale, **m.options)
+        if adapter is None:
+            return "their size is judged once the pipeline is loaded"
+        sigmas = rollout_sigmas(adapter, self.config)
+        make_losses(self.config, open_rounded(self.config, sigmas))
+        return f"latents of {' x '.join(map(str, adapter.latent_shape))}, in {r.steps} steps"
+
     def begins_with(self) -> str:
         begun = pin_initial(self.config).model.init_from
         if begun is None:
@@ -222,6 +246,21 @@ class _Checks:
         if self.config.guards.memory == "stop":
             check_memory(needed, device)
         return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+
+def _own_selection(config: Config) -> bool:
+    e = config.rollout.explore
+    return e is not None and ":" in e.select
+
+
+def judged_by_model(config: Config) -> bool:
+    """Whether something is set that the pipeline itself may refuse: not so of one that comes with diffrl, as it is."""
+    m, r = config.model, config.rollout
+    own = ":" in config.objective.kind or (r.dynamics is not None and ":" in r.dynamics.kind)
+    asked = any(value is not None for value in m.options.values())
+    folder = pipeline_folder(m.path)
+    others = folder.is_dir() and not folder.resolve().is_relative_to(bundled_root().resolve())
+    return own or asked or others or r.latents_dtype != "float32"
 
 
 def _images(prompts: Sequence[Prompt]) -> str:

@@ -147,10 +147,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     if world > 1 and not sharded and not policy.alternates:  # DDP waits for gradients of every weight in every pass
         adapter.transformer = accelerator.prepare_model(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
-    transition = open_transition(config, sigmas)
-    if transition is not None and config.rollout.latents_dtype != "float32":
-        r = config.rollout
-        require_noise(transition, sigmas, {step for i in r.window_places for step in r.steps_at(i)}, r.latents_dtype)
+    transition = open_rounded(config, sigmas)
     return Session(
         config,
         accelerator,
@@ -220,6 +217,18 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
         return None
     dynamics = config.rollout.dynamics
     return make_transition(dynamics.kind, sigmas, **dynamics.arguments)
+
+
+def open_rounded(config: Config, sigmas: Tensor) -> Transition | None:
+    """As `open_transition`, where the noise of every stochastic step outlives the rounding of its latents.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    transition, r = open_transition(config, sigmas), config.rollout
+    if transition is not None and r.latents_dtype != "float32":
+        require_noise(transition, sigmas, {step for i in r.window_places for step in r.steps_at(i)}, r.latents_dtype)
+    return transition
 
 
 def require_noise(transition: Transition, sigmas: Tensor, steps: Iterable[int], dtype: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
@@ -321,7 +321,12 @@ def test_no_memory_estimate_is_said_so():
     assert plan.memory is None and "No memory estimate: some/hub-name is neither" in plan_text(plan)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x05", (2**40).to_bytes(8, "little") + b"{}", b"\x03" + bytes(7) + b"{x}"])
+SHORT = save({"weight": torch.zeros(4)})[:-1]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x05", (2**40).to_bytes(8, "little") + b"{}", b"\x03" + bytes(7) + b"{x}", SHORT]
+)
 def test_a_torn_file_is_one_clear_error(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)

@@ -11,9 +11,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from diffrl.errors import ConfigError
+from diffrl.models.dry import dry_adapter
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
 from diffrl.models.loading import load_adapter
+from diffrl.models.published import PUBLISHED
 from tests.edits import encoded
 from tests.edits import euler as reach
 
@@ -56,6 +59,29 @@ def normal(adapter, count, seed=5):
 
 def euler(adapter, latents, guidance_scale):
     return reach(adapter, latents, encoded(adapter, PROMPTS), guidance_scale, STEPS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_weights_an_adapter_has_the_sizes_and_noise_levels_and_refuses_the_same(
+    random_pipelines, loaded, family
+):
+    path, full = str(random_pipelines(family)), loaded(family)
+    dry = dry_adapter(family, FAMILIES[family], path)
+    assert dry.latent_shape == full.latent_shape
+    assert torch.equal(dry.sigmas(STEPS), full.sigmas(STEPS))
+    with pytest.raises(ConfigError, match="multiples of") as early:
+        dry_adapter(family, FAMILIES[family], path, height=33)
+    with pytest.raises(ConfigError) as late:
+        load(random_pipelines, family, height=33)
+    assert str(early.value) == str(late.value)
+
+
+@pytest.mark.parametrize("path", PUBLISHED)
+def test_of_a_published_pipeline_the_sizes_are_known_without_its_files(path):
+    (family,) = (known for known in FAMILIES.values() if PUBLISHED[path].pipeline in known.pipelines)
+    dry = dry_adapter(family.name, family, path)
+    vae = PUBLISHED[path].components["vae"].config
+    assert dry.latent_shape[0] == vae.get("z_dim", vae.get("latent_channels")) and dry.sigmas(4).diff().max() < 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

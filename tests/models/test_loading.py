@@ -93,12 +93,28 @@ def test_broken_weights(copy, component, damage):
         file.unlink()
     else:
         file.write_bytes(b"nonsense" * 100)
-    refused(copy, "could not be loaded: |must be a safetensors file")
+    refused(copy, "must be a safetensors file|must hold the weights that belong to its config.json")
 
 
 def test_a_missing_component_config(copy):
     (copy / "vae/config.json").unlink()
     refused(copy, "could not be loaded: ")
+
+
+def test_a_missing_component(copy):
+    shutil.rmtree(copy / "vae")
+    refused(copy, "a folder for each part that its model_index.json names. Got none for 'vae'")
+
+
+def test_missing_weights(copy):
+    (copy / "text_encoder/model.safetensors").unlink()
+    refused(copy, "text_encoder must hold the weights that belong to its config.json. Got no .safetensors file")
+
+
+def test_a_scheduler_without_noise_levels(copy):
+    index = json.loads((copy / "model_index.json").read_text())
+    (copy / "model_index.json").write_text(json.dumps({**index, "scheduler": ["diffusers", "DDPMScheduler"]}))
+    refused(copy, "must be one of flow matching, with noise levels. It raised AttributeError")
 
 
 @pytest.mark.parametrize(("family", "hint"), [("sd33", r" Did you mean 'sd3'\?"), ("unet", "")])

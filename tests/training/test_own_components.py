@@ -206,6 +206,7 @@ def test_a_choice_that_cannot_be_drawn_is_refused(name, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("raising", "raised ValueError: no such level"),
         ("still", "std is above 0 and finite"),
         ("flat_std", "std is float32 of shape"),
         ("blown_up", "mean is finite"),

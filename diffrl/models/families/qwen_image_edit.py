@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
@@ -18,8 +17,6 @@ from diffrl.models.pipeline import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from diffrl.models.placement import Placement
 
 STOCK = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 """Module of the stock pipeline, which holds the sizes that it scales a source to."""
@@ -48,6 +45,7 @@ FAMILY = replace(
     qwen_image.FAMILY,
     name="qwen_image_edit",
     title="Qwen-Image-Edit",
+    packages=("torchvision",),  # with which transformers prepares images for the text encoder
     adapter="diffrl.models.families.qwen_image_edit:QwenImageEditAdapter",
     pipelines=("QwenImageEditPlusPipeline",),
     edits=True,
@@ -67,20 +65,6 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
     """
 
     family = FAMILY
-
-    @classmethod
-    def from_pretrained(cls, folder: Path, *, dtype: Any, placement: Placement, **options: Any) -> Self:
-        """See `PipelineAdapter.from_pretrained`.
-
-        Raises:
-            ConfigError: the package is missing with which transformers prepares images for the text encoder.
-        """
-        if importlib.util.find_spec("torchvision") is None:
-            raise ConfigError(
-                "model.family qwen_image_edit needs torchvision, with which its text encoder's images are prepared. It "
-                "is not installed. Run: pip install torchvision"
-            )
-        return super().from_pretrained(folder, dtype=dtype, placement=placement, **options)
 
     def encode_words(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
         """As `encode_prompts`, of prompts and negative prompts beside their images."""
