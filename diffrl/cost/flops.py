@@ -23,6 +23,8 @@ TEXT = re.compile(
     r"|context_refiner"
 )
 CROSS = re.compile(r"attn2\.to_[kv]$")
+TWICE = re.compile(r"^time_text_embed\.|\.img_mod\.")
+"""Layers of Qwen-Image that see two noise levels where the source of an edit has its own, 0 (`zero_cond_t`)."""
 JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
 """Stacks of layers that text and picture pass together."""
 EMBEDDERS = ("pos_embed.proj", "x_embedder", "all_x_embedder.2-1", "patch_embed.proj", "patch_embedding", "img_in")
@@ -64,11 +66,12 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     picture = _picture_tokens(shapes, geometry)
     joint = geometry.tokens > picture
     text = geometry.tokens - picture if joint else text_tokens
+    twice = bool(found.configs[found.networks[0]].get("zero_cond_t"))
     total = 0
     for layer, shape in _layers(shapes):
         tokens = picture
         if ONCE.search(layer):
-            tokens = 1
+            tokens = 2 if twice and TWICE.search(layer) else 1
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
         elif layer.startswith(JOINT):
