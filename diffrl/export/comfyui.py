@@ -36,7 +36,7 @@ def require_comfyui(config: Config) -> None:
     if config.model.facts.comfyui is None:
         raise ConfigError(
             f"--comfyui needs a family that ComfyUI knows. Got {config.model.family} ({config.model.facts.title}), "
-            "which it does not load by itself. Leave --comfyui out."
+            "whose LoRA layers it does not find by their names. Leave --comfyui out."
         )
 
 

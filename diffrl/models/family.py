@@ -58,7 +58,7 @@ class Family:
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
         vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
         comfyui: the key under which ComfyUI looks for the LoRA of a layer, from the layer's name in diffusers; it gives
-            None for a layer that ComfyUI does not know. None: ComfyUI does not load such a model by itself.
+            None for a layer that ComfyUI does not know. None: it does not load such models or such LoRAs by itself.
         packages: that loading its pipeline needs beside those of diffrl.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """

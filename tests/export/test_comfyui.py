@@ -150,7 +150,7 @@ def test_what_comfyui_cannot_have_is_refused_before_anything_is_written(random_p
     sana, _ = start(of("sana", random_pipelines("sana"), tmp_path / "sana"))
     full, _ = start(settings(random_pipelines("sd3"), tmp_path / "full", run={"iterations": 1}))
     for run, words, reason in (
-        (sana, (), "Got sana (SANA), which it does not load by itself"),
+        (sana, (), "Got sana (SANA), whose LoRA layers it does not find by their names"),
         (full, (), "Got one of full fine-tuning"),
         (full, ("--format", "modelopt-fp8"), "--comfyui goes with --format diffusers"),
     ):
