@@ -41,11 +41,6 @@ CASES = {
     "sd3": Case("sd3", "stabilityai/stable-diffusion-3.5-large", SQUARE, samples=8, edges=2),
     "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
-    "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
-    "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
-    "flux2_klein": Case(
-        "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
-    ),
     "wan_i2v": Case(
         "wan_i2v",
         "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
@@ -53,6 +48,11 @@ CASES = {
         20,
         samples=2,
         edges=1,
+    ),
+    "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
+    "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
+    "flux2_klein": Case(
+        "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
     ),
 }
 
@@ -98,27 +98,29 @@ def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, 
 
 def random_encodings(adapter, family: str, device: torch.device) -> dict:
     """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
+    if family == "wan_i2v":
+        return random_first_frame(adapter, device)
     config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "wan_i2v": "text_dim", "z_image": "cap_feat_dim"}
+    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
     if family in ("sd3", "flux"):
         shapes["pooled"] = (1, config["pooled_projection_dim"])
     generator = torch.Generator(device).manual_seed(0)
-
-    def noise(shapes: dict) -> dict:
-        return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-
-    own = noise(shapes)
+    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
     if family in ("sana", "qwen_image", "z_image"):
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
-    if family == "flux":
-        return own
-    both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
-    if family == "wan_i2v":
-        seen = {} if config["image_dim"] is None else {"image_embeds": (1, 257, config["image_dim"])}
-        both |= noise({"first_frame": (1, *adapter.latent_shape), **seen})
-    return both
+    return own if family == "flux" else own | {f"negative_{name}": tensor.clone() for name, tensor in own.items()}
+
+
+def random_first_frame(adapter, device: torch.device) -> dict:
+    """The same of Wan's image to video: words, an encoded first frame, and CLIP's tokens if the network takes them."""
+    config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
+    shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
+    if config.image_dim is not None:
+        shapes["image_embeds"] = (1, 257, config.image_dim)
+    generator = torch.Generator(device).manual_seed(0)
+    return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
 
 
 def tiny_adapter(case: Case, words: list[str]):

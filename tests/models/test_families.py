@@ -22,13 +22,12 @@ STOCK = {
     "flux": {"guidance_scale": 3.5, "height": 32, "width": 32},
     "sana": {"guidance_scale": 4.5, "height": 32, "width": 32, "use_resolution_binning": False},
     "wan": {"guidance_scale": 5.0, "height": 32, "width": 32, "num_frames": 9},
+    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
     "qwen_image": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": [" "] * len(PROMPTS)},
     "z_image": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
-    "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
-    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
+    "flux_kontext": {"guidance_scale": 3.5, "height": 32, "width": 32, "max_area": 32 * 32},
 }
-STOCK["flux_kontext"]["_auto_resize"] = False
 MULTISTEP = ("sana", "wan", "wan_i2v")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
 
@@ -48,7 +47,8 @@ def normal(adapter, count, seed=5):
 
 
 def euler(adapter, latents, guidance_scale):
-    conditioning = encoded(adapter, PROMPTS)
+    with_image = "image" in STOCK[adapter.family.name]
+    conditioning = encoded(adapter, PROMPTS) if with_image else adapter.encode_prompts(PROMPTS)
     sigmas = adapter.sigmas(STEPS)
     for s, n in zip(sigmas, sigmas[1:], strict=False):
         v = adapter.velocity(latents, s.expand(len(latents)), conditioning, guidance_scale)
