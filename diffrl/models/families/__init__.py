@@ -15,7 +15,7 @@ from reward_models.messages import LONGEST_NAME, cut, show
 
 __all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
 
-FILES = (sd3, flux, sana, wan, wan_i2v, qwen_image, z_image, flux2_klein, flux_kontext)
+FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext, wan_i2v)
 """A new family is one file and its name here; docs/add-a-model.md."""
 
 FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}
