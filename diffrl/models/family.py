@@ -35,7 +35,7 @@ class Family:
         adapter: "module:Adapter" that runs it.
         pipelines: diffusers pipeline classes that the adapter loads.
         media: what it draws.
-        edits: whether every prompt comes with an image that it edits.
+        edits: whether every prompt comes with an image, which it edits or with which its video begins.
         guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
             the scale to the network as a number.
         lora_targets: linear layers that get a LoRA if the configuration names none.
