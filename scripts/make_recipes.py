@@ -2,8 +2,8 @@
 
     python scripts/make_recipes.py [--check]
 
-Recipes are configs/{sd3,flux,sana,wan,qwen_image,z_image,flux2_klein,flux_kontext,wan_i2v}/*.yaml; the rest of each
-file is written by hand. With --check nothing is written, and the exit code is 1 if a header is out of date.
+Recipes are configs/FAMILY/*.yaml of the families below; the rest of each file is written by hand. With --check nothing
+is written, and the exit code is 1 if a header is out of date.
 """
 
 import argparse

@@ -2,9 +2,8 @@
 
     python scripts/measure_memory.py [FAMILY ...]
 
-Of each family's `flow_grpo` recipe, or the one that it has, in GiB a sample, without and with gradient checkpointing: a
-table for docs/recipes.md. No GPU and no weights are needed (see scripts/measuring/live_memory.py); a minute or two a
-family.
+Of each family's `flow_grpo` recipe, or its only one, in GiB a sample, without and with gradient checkpointing: a table
+for docs/recipes.md. No GPU and no weights are needed (see scripts/measuring/live_memory.py); a minute or two a family.
 """
 
 import argparse
@@ -17,18 +16,15 @@ from diffrl.cost.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "wan_i2v")
-ONLY = {"wan_i2v": "diffrl"}
-"""The recipe of families that have no other."""
+RECIPES = {"wan_i2v": "diffrl"}
 SAMPLES = 2
 
 
 def compared(family: str, checkpointing: bool) -> dict[str, tuple[int, int]]:
     """Bytes of `SAMPLES` samples, measured and planned, of an update and of a network call without gradient."""
     same = [f"train.micro_batch={SAMPLES}", f"rollout.micro_batch={SAMPLES}", "objective={kind: grpo, kl: 0.0}"]
-    config = load_config(
-        ROOT / f"configs/{family}/{ONLY.get(family, 'flow_grpo')}.yaml",
-        [*same, f"train.gradient_checkpointing={str(checkpointing).lower()}"],
-    )
+    recipe = ROOT / f"configs/{family}/{RECIPES.get(family, 'flow_grpo')}.yaml"
+    config = load_config(recipe, [*same, f"train.gradient_checkpointing={str(checkpointing).lower()}"])
     two, scale = dict.fromkeys(blocks_of(config), 2), config.rollout.guidance_scale
     planned = make_plan(config, config.prompts.per_iteration).memory.passing
     return {

@@ -69,14 +69,14 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
     total = 0
     for layer, shape in _layers(shapes):
         tokens = picture
-        if IMAGE.search(layer):
-            tokens = geometry.image_tokens
-        elif ONCE.search(layer):
+        if ONCE.search(layer):
             tokens = 1
         elif TEXT.search(layer) or (not joint and CROSS.search(layer)):
             tokens = text
         elif layer.startswith(JOINT):
             tokens = geometry.tokens
+        if IMAGE.search(layer):
+            tokens = geometry.image_tokens
         total += 2 * math.prod(shape) * tokens
         if layer.endswith(".to_qkv_mlp_proj"):  # attention and feed-forward layer in one
             total += 4 * geometry.tokens**2 * shape[1]
