@@ -111,8 +111,10 @@ def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, 
 
 def random_encodings(adapter, family: str, device: torch.device) -> dict:
     """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
+    if family == "wan_i2v":
+        return random_first_frame(adapter, device)
     config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "wan_i2v": "text_dim", "z_image": "cap_feat_dim"}
+    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
     widths["hunyuan_video"] = "text_embed_dim"
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
@@ -123,22 +125,24 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
     if family in ("flux_kontext", "qwen_image_edit"):
         shapes["source"] = (1, adapter.tokens, config["in_channels"])
     generator = torch.Generator(device).manual_seed(0)
-
-    def noise(shapes: dict) -> dict:
-        return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-
-    own = noise(shapes)
+    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
     if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
     if family == "hunyuan_video":
         own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
     if family == "flux":
         return own
-    both = own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
-    if family == "wan_i2v":
-        seen = {} if config["image_dim"] is None else {"image_embeds": (1, 257, config["image_dim"])}
-        both |= noise({"first_frame": (1, *adapter.latent_shape), **seen})
-    return both
+    return own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
+
+
+def random_first_frame(adapter, device: torch.device) -> dict:
+    """The same of Wan's image to video: words, an encoded first frame, and CLIP's tokens if the network takes them."""
+    config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
+    shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
+    if config.image_dim is not None:
+        shapes["image_embeds"] = (1, 257, config.image_dim)
+    generator = torch.Generator(device).manual_seed(0)
+    return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
 
 
 def tiny_adapter(case: Case, words: list[str]):

@@ -85,6 +85,8 @@ def network_flops(found: Architecture, geometry: Geometry, text_tokens: int, lin
             tokens = text
         elif layer.startswith(JOINT):
             tokens = geometry.tokens
+        if IMAGE.search(layer):
+            tokens = geometry.image_tokens
         total += 2 * math.prod(shape) * tokens
         if layer.endswith(".to_qkv_mlp_proj"):  # attention and feed-forward layer in one
             total += 4 * geometry.tokens**2 * shape[1]

@@ -52,7 +52,7 @@ class ModelAdapter(Protocol):
 
 @runtime_checkable
 class EditingAdapter(ModelAdapter, Protocol):
-    """A generator that edits images: its prompts come with one each. `Family.edits` says so too.
+    """A generator of edits, or of videos that begin with an image: prompts come with one each. `Family.edits` says so.
 
     Images come and go at `height` x `width` pixels.
     """

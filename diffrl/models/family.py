@@ -37,7 +37,7 @@ class Family:
         adapter: "module:Adapter" that runs it.
         pipelines: diffusers pipeline classes that the adapter loads.
         media: what it draws.
-        edits: whether every prompt comes with an image that it edits.
+        edits: whether every prompt comes with an image, which it edits or with which its video begins.
         empty_sees_source: whether the empty prompt's encoding depends on the image to edit, and is kept with each.
         guidance: classifier_free asks the network about the empty prompt too, which doubles the calls; embedded gives
             the scale to the network as a number.

@@ -265,7 +265,7 @@ def judged_by_model(config: Config) -> bool:
 
 def _images(prompts: Sequence[Prompt]) -> str:
     count = len({prompt.source for prompt in prompts} - {None})
-    return f", edits of {count:,} images" if count else ""
+    return f", with {count:,} images" if count else ""
 
 
 def _scorers(settings: Sequence[RewardSettings], where: str) -> tuple[list[WeightedScorer], list[WeightedScorer]]:

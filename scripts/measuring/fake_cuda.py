@@ -36,11 +36,11 @@ SHALLOW = {
     "sd3": {"num_layers": 2},
     "sana": {"num_layers": 1},
     "wan": {"num_layers": 1},
+    "wan_i2v": {"num_layers": 1},
     "qwen_image": {"num_layers": 1},
     "qwen_image_edit": {"num_layers": 1},
     "z_image": {"n_layers": 1, "n_refiner_layers": 1},
     "flux2_klein": {"num_layers": 1, "num_single_layers": 1},
-    "wan_i2v": {"num_layers": 1},
     "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1},
 }
 """Two blocks or one of each model: every operation and every shape of the whole, in seconds."""

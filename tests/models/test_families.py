@@ -29,11 +29,11 @@ STOCK = {
     "flux": {"guidance_scale": 3.5, "height": 32, "width": 32},
     "sana": {"guidance_scale": 4.5, "height": 32, "width": 32, "use_resolution_binning": False},
     "wan": {"guidance_scale": 5.0, "height": 32, "width": 32, "num_frames": 9},
+    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
     "qwen_image": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": [" "] * len(PROMPTS)},
     "z_image": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux2_klein": {"guidance_scale": 4.0, "height": 32, "width": 32},
     "flux_kontext": {"guidance_scale": 3.5, "image": GREY, "height": 32, "width": 32, "max_area": 32 * 32},
-    "wan_i2v": {"guidance_scale": 5.0, "image": GREY, "height": 32, "width": 32, "num_frames": 5},
     "hunyuan_video": {"guidance_scale": 6.0, "height": 32, "width": 32, "num_frames": 9},
     "qwen_image_edit": {"true_cfg_scale": 4.0, "height": 32, "width": 32, "negative_prompt": " "},
 }

@@ -49,13 +49,15 @@ def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen_image", "z_image", "flux2_klein", "hunyuan_video", "qwen_image_edit"])
+@pytest.mark.parametrize(
+    "family", ["wan_i2v", "hunyuan_video", "qwen_image", "qwen_image_edit", "z_image", "flux2_klein"]
+)
 def test_a_family_says_whether_some_weights_never_get_a_gradient(load, family):
     """Full fine-tuning on several ranks waits for every gradient, unless the family says that some never come."""
     adapter = load(family)
     adapter.transformer.requires_grad_(True)
     latents = adapter.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
-    velocity = adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 1.0)
+    velocity = adapter.velocity(latents, torch.tensor([0.7]), encoded(adapter, ["a red circle"]), 1.0)
     velocity.square().sum().backward()
     without = [name for name, weight in adapter.transformer.named_parameters() if weight.grad is None]
     assert bool(without) == FAMILIES[family].idle_weights, without

@@ -55,7 +55,8 @@ class WanImageAdapter(wan.WanAdapter):
     """A `WanImageToVideoPipeline` as velocities over sigmas: all of the video is drawn, its first frame too.
 
     What the network is told of the image, beside CLIP's tokens of it (Wan 2.1): the encoding of a clip whose first
-    frame it is and whose others are grey, and a mask that says so. The mask is made anew in each call.
+    frame it is and whose others are grey, and a mask that says so. The mask is made anew in each call. The encoder and
+    CLIP see the image scaled to the size that is drawn, as where a stock call is given one of that size.
 
     Args:
         pipeline: the diffusers pipeline; with `transformer_2` both networks are trained.
