@@ -1,4 +1,4 @@
-"""The server: pages, pictures, the gallery's own files. It reads; votes and exports are written, by their own pages."""
+"""The server: pages, images, the gallery's own files. It reads; votes and exports are written, by their own pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLICY = (
 LATER = 2.0
 """Seconds after which what few pages need is loaded ahead: by then the page that the gallery opens with is shown."""
 ASK_AGAIN = "private, no-cache"
-"""A resumed run writes other pictures under the same names: browsers keep them, and ask whether they still hold."""
+"""A resumed run writes other images under the same names: browsers keep them, and ask whether they still hold."""
 
 
 def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
@@ -102,21 +102,21 @@ def respond(answer: Answer) -> Response:
 
 
 def picture(site: Site, key: str, file: str, size: int | None, still: bool, held: str = "") -> Response:
-    """A picture, small or whole; what is missing is answered by a picture that says so.
+    """An image, small or whole; what is missing is answered by an image that says so.
 
     Args:
         site: whose it is.
         key: of the source.
         file: relative to the source.
-        size: of a thumbnail; None is the whole picture.
+        size: of a thumbnail; None is the whole image.
         still: the first frame of what moves.
-        held: If-None-Match: what the browser has; if it still holds, the answer is 304 without a picture.
+        held: If-None-Match: what the browser has; if it still holds, the answer is 304 without an image.
     """
     try:
         if size is not None and size not in SIZES:
             raise GalleryError(f"size must be one of {SIZES}. Got {size}.", 400)
         path = Path(site.source(key).media(file))
-        stat = path.stat()  # before the picture is read: of one that changes meanwhile the mark is old, never new
+        stat = path.stat()  # before the image is read: of one that changes meanwhile the mark is old, never new
         mark = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}-{size or 0}-{int(still)}"'
         headers = {"Cache-Control": ASK_AGAIN, "ETag": mark}
         if mark in re.findall(r'"[^"]*"', held):

@@ -1,4 +1,4 @@
-"""Pictures as a voter gets them: nothing in their bytes or headers tells which of the two sets they belong to."""
+"""Images as a voter gets them: nothing in their bytes or headers tells which of the two sets they belong to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LARGEST = 2048
 
 
 def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
-    """A picture's bytes and media type.
+    """An image's bytes and media type.
 
     A still is written anew as PNG, without what its file said beside the pixels; where the two differ in size, the
     smaller is enlarged, so that neither is told by its size. What moves is given as it is, with one type for all.
 
     Args:
-        here: the picture.
+        here: the image.
         beside: the one that it is shown beside.
 
     Raises:
@@ -56,7 +56,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
 
 
 def _longest(path: Path) -> int:
-    """Longest edge of a picture; 0 of what cannot be read or is a video."""
+    """Longest edge of an image; 0 of what cannot be read or is a video."""
     from PIL import Image
 
     try:

@@ -49,7 +49,7 @@ class Column:
 
     @property
     def folder(self) -> bool:
-        """Whether its samples are pictures of a folder."""
+        """Whether its samples are images of a folder."""
         return self.source.kind == "folder"
 
 
@@ -88,7 +88,7 @@ def stream(source: Source, state: State) -> str:
 
 
 def latents(run: RunSource) -> str:
-    """What the shape of a run's latents depends on, and so their noise: the model's family and the pictures' size.
+    """What the shape of a run's latents depends on, and so their noise: the model's family and the images' size.
 
     Where config.yaml leaves height or width to the model, the model's name stands for them: the last part of its path,
     because a copy of it in another place has the same size.

@@ -38,12 +38,12 @@ class GalleryRequest:
     """The command's arguments.
 
     Args:
-        paths: runs, folders of runs, folders of pictures; none means runs/.
+        paths: runs, folders of runs, folders of images; none means runs/.
         export: write a static site here instead of serving.
         host: where to listen.
         port: where to listen; 0 takes any that is free.
         votes: file that blind votes are added to.
-        rewards: that folders of pictures are scored with, as `diffrl score --reward` takes them.
+        rewards: that folders of images are scored with, as `diffrl score --reward` takes them.
         browser: open the page once it is there.
     """
 

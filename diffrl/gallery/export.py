@@ -1,4 +1,4 @@
-"""The gallery as a static site: the same pages and pictures in a folder that opens from disk on any machine."""
+"""The gallery as a static site: the same pages and images in a folder that opens from disk on any machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export_site(
     options: Mapping[str, Any],
     far: Callable[[int, int], None] = lambda done, left: None,
 ) -> list[str]:
-    """Write every page that can be reached from the start, and the pictures on them.
+    """Write every page that can be reached from the start, and the images on them.
 
     The site is written beside its destination and moved there at the end: what was interrupted leaves nothing behind.
     It names runs, not where they lie on this machine.
@@ -172,10 +172,10 @@ def _write_pages(site: Site, draft: Path, far: Callable[[int, int], None]) -> tu
 
 
 class Shelf:
-    """Puts pictures into the site, each once.
+    """Puts images into the site, each once.
 
     Args:
-        sources: whose pictures they are.
+        sources: whose images they are.
         site: the directory of the site.
     """
 
@@ -186,7 +186,7 @@ class Shelf:
         self._whole: dict[tuple[str, str], str] = {}
 
     def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
-        """See `static_links.Keep`. A picture that is small enough is its own thumbnail."""
+        """See `static_links.Keep`. An image that is small enough is its own thumbnail."""
         try:
             path = Path(self._sources[source].media(file))
             small = shrink(path, size, still) if size is not None or still else None

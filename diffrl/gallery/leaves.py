@@ -1,4 +1,4 @@
-"""Which leaf of which kept tree a training sample is: there lies its picture, and why it was pushed."""
+"""Which leaf of which kept tree a training sample is: there lies its image, and why it was pushed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Leaf(NamedTuple):
     Args:
         tree: its name, "000020-3".
         node: that the sample grows from.
-        file: of its finished picture, relative to the run; None if it was not kept.
+        file: of its finished image, relative to the run; None if it was not kept.
     """
 
     tree: str

@@ -1,4 +1,4 @@
-"""Where a page, a picture or a file of the gallery is found: on the server, or beside the page in an exported site."""
+"""Where a page, an image or a file of the gallery is found: on the server, or beside the page in an exported site."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Links(Protocol):
         ...
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
-        """A picture of a source.
+        """An image of a source.
 
         Args:
             source: key of the source.
             file: relative to the source.
-            size: longest edge of a thumbnail, in pixels; None is the picture as it lies on the disk.
+            size: longest edge of a thumbnail, in pixels; None is the image as it lies on the disk.
             still: the first frame of a video.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which pictures move: told by their first bytes, without decoding them."""
+"""Which images move: told by their first bytes, without decoding them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = 4096
 
 
 def moves(source: Source, file: str | None) -> bool:
-    """Whether a picture is an animated WebP, GIF or PNG; False for videos and for what is missing."""
+    """Whether an image is an animated WebP, GIF or PNG; False for videos and for what is missing."""
     if not file or not file.lower().endswith((".webp", ".gif", ".png")):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Which two sets of pictures are voted on."""
+"""Which two sets of images are voted on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opponents(site: Site, query: Query) -> tuple[Column, Column]:
 
 
 def usual(site: Site, run: str = "") -> tuple[Column, Column]:
-    """The first two sets that have pictures of one prompt; the first two, whatever they have, if no others do.
+    """The first two sets that have images of one prompt; the first two, whatever they have, if no others do.
 
     Raises:
         GalleryError: there are no two.
@@ -76,7 +76,7 @@ class Meetings(NamedTuple):
     Args:
         briefs: of A and of B.
         rows: those that both have.
-        shown: those of them whose pictures both have.
+        shown: those of them whose images both have.
         by: what made two samples a pair, in words.
     """
 

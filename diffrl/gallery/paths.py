@@ -24,7 +24,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
-    """A picture or video below one of some folders.
+    """An image or video below one of some folders.
 
     Args:
         root: what `file` is relative to.
@@ -32,7 +32,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
         folders: where it may lie, after every link was followed; a folder that is itself a link out of `root` is none.
 
     Raises:
-        GalleryError: 404: it lies elsewhere, is no picture, or is missing; the sentence does not tell which is there.
+        GalleryError: 404: it lies elsewhere, is no image, or is missing; the sentence does not tell which is there.
     """
     unknown = GalleryError(f"There is no image {file!r} here. It may have been removed with its run.", 404)
     if "\0" in file or "\\" in file or Path(file).suffix.lower() not in PICTURES + VIDEOS:

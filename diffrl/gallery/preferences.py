@@ -1,13 +1,13 @@
 """Votes as preference pairs for other people's training scripts.
 
-    preferences.jsonl      prompt, chosen, rejected      the columns of TRL's preference type, pictures as paths
+    preferences.jsonl      prompt, chosen, rejected      the columns of TRL's preference type, images as paths
                            caption, jpg_0, jpg_1, label_0, label_1      the same pair as Pick-a-Pic names it, as paths
-    preferences.parquet    caption, jpg_0, jpg_1, label_0, label_1      with the pictures' bytes
+    preferences.parquet    caption, jpg_0, jpg_1, label_0, label_1      with the images' bytes
 
 The second set of names is read by `train_diffusion_dpo.py` of diffusers and by Salesforce's DiffusionDPO: they open
 `io.BytesIO(jpg_0)`, and exchange the two where `label_0 == 0`. A tie has label_0 = 0.5 in Pick-a-Pic; the script of
 diffusers does not filter those and would take them for a win of jpg_0, so ties are left out of both files. jpg_0 is the
-picture that was shown on the left, as it is there. TRL's own trainers learn from texts: with its columns the pictures
+image that was shown on the left, as it is there. TRL's own trainers learn from texts: with its columns the images
 must be loaded by the script that reads them.
 """
 
@@ -36,7 +36,7 @@ class Pairs:
 
     Args:
         rows: with the columns of `COLUMNS`.
-        missing: pictures that are gone, unreadable, or of a source that is not in this gallery.
+        missing: images that are gone, unreadable, or of a source that is not in this gallery.
         moving: videos, which those scripts cannot read.
     """
 
@@ -46,11 +46,11 @@ class Pairs:
 
 
 def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = None) -> str:
-    """A line for each vote that prefers one picture.
+    """A line for each vote that prefers one image.
 
     Args:
         votes: any.
-        address: what a line calls a side's picture, its absolute path by default; a vote with a None is left out.
+        address: what a line calls a side's image, its absolute path by default; a vote with a None is left out.
     """
     lines = []
     for vote in votes:
@@ -77,12 +77,12 @@ def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = 
 
 
 def absolute(side: Side) -> str:
-    """The path of a side's picture."""
+    """The path of a side's image."""
     return str(Path(side.path) / side.picture)
 
 
 def exported_address(site: Site) -> Callable[[Side], str | None]:
-    """Where an exported site has the picture of a side, relative to the site; None if it is missing."""
+    """Where an exported site has the image of a side, relative to the site; None if it is missing."""
 
     def address(side: Side) -> str | None:
         source = source_of(site.sources, side)
@@ -101,7 +101,7 @@ def _sides(vote: Vote) -> tuple[Side, Side, int]:
 
 
 def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
-    """Rows with the bytes of the pictures, which are read only from the gallery's own sources."""
+    """Rows with the bytes of the images, which are read only from the gallery's own sources."""
     rows, missing, moving = [], 0, 0
     for vote in votes:
         if vote.choice == "tie":
@@ -124,7 +124,7 @@ def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
 
 
 def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
-    """The bytes of a picture; "moving" of a video, None of what cannot be read."""
+    """The bytes of an image; "moving" of a video, None of what cannot be read."""
     from PIL import Image
 
     source = source_of(sources, side)

@@ -1,4 +1,4 @@
-"""Three and more sets of pictures by their votes: Bradley and Terry's strengths, with intervals.
+"""Three and more sets of images by their votes: Bradley and Terry's strengths, with intervals.
 
 The model (Biometrika 39, 1952): each set has a strength s, and a voter prefers i to j with probability
 1 / (1 + exp(s_j - s_i)); votes are independent. It says what counting wins cannot: a win over a strong set is worth
@@ -33,7 +33,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Ranked:
-    """One set of pictures.
+    """One set of images.
 
     Args:
         side: of it, for its name.

@@ -31,7 +31,7 @@ class Point:
         y: score in the compared column.
         rows: the samples, as they were drawn; one, unless scores are tied.
         judged: 1 where the compared column is better, -1 where it is worse, 0 where they are the same.
-        pictured: whether any of the samples has its picture in both columns.
+        pictured: whether any of the samples has its image in both columns.
     """
 
     x: float
@@ -91,7 +91,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     Args:
         reward: its name.
         rows: with values of this reward, and with the pair of columns that are compared.
-        pictured: `Row.order` of those with pictures in both.
+        pictured: `Row.order` of those with images in both.
         lower: whether less is better.
 
     Returns:

@@ -1,6 +1,6 @@
 """Scores of folders, computed while they are looked at: one thread behind everything else, with `diffrl score`'s cache.
 
-Torch is imported in that thread and nowhere else, so that pictures are there before it is.
+Torch is imported in that thread and nowhere else, so that images are there before it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Mark = tuple[str, int, int, str | None]
 
 
 class FolderScores:
-    """What is known of one folder's pictures. Written by the worker's thread, read by those of the pages."""
+    """What is known of one folder's images. Written by the worker's thread, read by those of the pages."""
 
     def __init__(self, labels: Sequence[str], worker: Worker):
         self.labels, self.changes = list(labels), 0
@@ -67,7 +67,7 @@ class FolderScores:
         return [name for label in self.labels for name in (label, *(f"{label}/{p}" for p in sorted(parts[label])))]
 
     def values(self, marks: Sequence[Mark], reward: str) -> list[float | None]:
-        """A reward, or a part of one, of pictures; None while it is unknown, and where it failed."""
+        """A reward, or a part of one, of images; None while it is unknown, and where it failed."""
         label, _, part = (reward, "", "") if reward in self.labels else reward.partition("/")
         with self._lock:
             scores = [self._known.get(mark, {}).get(label) for mark in marks]
@@ -76,7 +76,7 @@ class FolderScores:
         return [None if score is None else finite(score.raw) for score in scores]
 
     def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
-        """All rewards of a picture by name, None while unknown; why some failed; and what scorers say of it."""
+        """All rewards of an image by name, None while unknown; why some failed; and what scorers say of it."""
         with self._lock:
             scores = dict(self._known.get(mark, {}))
         rewards: dict[str, float | None] = {}
@@ -243,7 +243,7 @@ class Worker:
 
 
 def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
-    """Why a picture cannot be scored with a reward: no prompt, no metadata, or another kind of medium."""
+    """Why an image cannot be scored with a reward: no prompt, no metadata, or another kind of medium."""
     spec = reward.scorer.spec
     if spec.uses_prompt and item.prompt is None:
         return (

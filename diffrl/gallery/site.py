@@ -172,15 +172,15 @@ class Site:
     def picture(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True
     ) -> Markup:
-        """An image or a video as HTML; what has no file says so. Pictures of 128 pixels and less are shown crisp.
+        """An image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
 
-        A picture that moves stands still for who asked their system for less motion; static/motion.js plays it.
+        An image that moves stands still for who asked their system for less motion; static/motion.js plays it.
 
         Args:
             source: whose it is.
             file: relative to the source; None if it was not kept.
             alt: what a screen reader says.
-            size: longest edge of the thumbnail; None is the whole picture.
+            size: longest edge of the thumbnail; None is the whole image.
             css: further classes.
             lazy: loaded when it comes near the window.
         """

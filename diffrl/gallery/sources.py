@@ -1,4 +1,4 @@
-"""What was given on the command line, as sources: runs, folders with runs below them, folders of pictures."""
+"""What was given on the command line, as sources: runs, folders with runs below them, folders of images."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Watched:
             self._sources = [*_named(new, self._sources), *self._sources]
 
     def _is_shown(self, path: Path) -> bool:
-        """Whether a folder is a source itself, a folder of pictures."""
+        """Whether a folder is a source itself, a folder of images."""
         return any(Path(source.path).resolve() == path.resolve() for source in self._sources)
 
 
@@ -150,7 +150,7 @@ def is_empty(path: Path) -> bool:
 
 
 def holds_pictures(path: Path) -> bool:
-    """Whether there is a picture or a video in a folder or below it."""
+    """Whether there is an image or a video in a folder or below it."""
     return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
 
 

@@ -23,10 +23,10 @@ Keep = Callable[[str, str, int | None, bool], str]
 class StaticLinks:
     """Relative addresses without a query, of ASCII letters, digits, dots, dashes and underscores alone.
 
-    A page that is linked to is remembered in `pending`, each once; a picture is kept at once.
+    A page that is linked to is remembered in `pending`, each once; an image is kept at once.
 
     Args:
-        keep: puts a picture (source, file, size, still) into the site and gives its address.
+        keep: puts an image (source, file, size, still) into the site and gives its address.
     """
 
     exported = True
@@ -91,19 +91,19 @@ class Names:
 
 
 class Places:
-    """Where pictures lie in the site: media/demo-samples-eval-000080/3-1-256.webp."""
+    """Where images lie in the site: media/demo-samples-eval-000080/3-1-256.webp."""
 
     def __init__(self) -> None:
         self._folders = Names()
         self._files: dict[str, Names] = {}
 
     def of(self, source: str, file: str, size: int | None, suffix: str) -> str:
-        """The address of a picture, different for every one.
+        """The address of an image, different for every one.
 
         Args:
             source: key of the source.
             file: relative to the source.
-            size: of a thumbnail; None is the picture itself.
+            size: of a thumbnail; None is the image itself.
             suffix: how the file ends, with its dot.
         """
         path = PurePosixPath(file)

@@ -1,4 +1,4 @@
-"""Small versions of pictures, made when they are asked for and kept in memory."""
+"""Small versions of images, made when they are asked for and kept in memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SIZES = (128, 256, 512, 1024)
 """Longest edges that may be asked for, so that nobody can fill the memory with others."""
 
 PIXELS = 50_000_000
-"""Of larger pictures no small one is made: decoding takes up to four bytes a pixel and more, whatever the file has."""
+"""Of larger images no small one is made: decoding takes up to four bytes a pixel and more, whatever the file has."""
 
 TURNED = ("JPEG", "MPO", "PNG")
 """Formats in which browsers heed an orientation; of WebP Chromium does not."""
 
 DECODING = threading.BoundedSemaphore(2)
-"""Pictures that are decoded at once; each may take hundreds of megabytes."""
+"""Images that are decoded at once; each may take hundreds of megabytes."""
 
 
 def sign(words: str, why: str = "") -> str:
-    """An SVG that stands in the place of a picture: "image" and a word, with the reason in its title."""
+    """An SVG that stands in the place of an image: "image" and a word, with the reason in its title."""
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" '
         f'aria-label="image {escape(words)}"><title>{escape(why or f"image {words}")}</title>'
@@ -42,7 +42,7 @@ def sign(words: str, why: str = "") -> str:
 
 
 MISSING = sign("missing")
-"""Stands in the place of a picture that cannot be shown."""
+"""Stands in the place of an image that cannot be shown."""
 
 
 class Thumbnails:
@@ -59,12 +59,12 @@ class Thumbnails:
         """A WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
 
         Args:
-            path: a picture.
+            path: an image.
             size: one of `SIZES`, or None.
             still: the first frame of what moves.
 
         Raises:
-            GalleryError: it cannot be read as a picture (404), or is too large (413).
+            GalleryError: it cannot be read as an image (404), or is too large (413).
         """
         stat = path.stat()
         key = (str(path), stat.st_mtime_ns, stat.st_size, size, still)
@@ -72,7 +72,7 @@ class Thumbnails:
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What Pillow raises of files that are no pictures, or torn, or too large."""
+    """What Pillow raises of files that are no images, or torn, or too large."""
     from PIL import Image
 
     return (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
@@ -105,7 +105,7 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
 
 
 def turn(image: Image.Image) -> None:
-    """Turn a picture as its EXIF data say, where browsers do so with the file itself; broken data turn nothing."""
+    """Turn an image as its EXIF data say, where browsers do so with the file itself; broken data turn nothing."""
     from PIL import ImageOps
 
     if image.format not in TURNED:
@@ -115,7 +115,7 @@ def turn(image: Image.Image) -> None:
 
 
 def require_small(image: Image.Image, name: str) -> None:
-    """Refuse a picture that was opened and is too large to be decoded here.
+    """Refuse an image that was opened and is too large to be decoded here.
 
     Raises:
         GalleryError: it has more than `PIXELS` (413).

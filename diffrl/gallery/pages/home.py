@@ -29,7 +29,7 @@ class Card:
     Args:
         source: which.
         course: of a run; None of a folder, or if it cannot be read.
-        views: pairs before and after; of a folder, pictures.
+        views: pairs before and after; of a folder, images.
         intervals: of the held-out changes, by reward; those that hold 0 are shown grey, and so are those without one.
         notes: sentences on what cannot be shown.
         written: seconds since 1970 of its last change.

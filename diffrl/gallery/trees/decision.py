@@ -28,7 +28,7 @@ WAYS = {1: "pushed up", -1: "pushed down", 0: "pushed neither way"}
 def decision(given: Sums) -> Paragraph | None:
     """The splits whose branches differ most in value; nearly equal ones in order, the earliest, which decides for most.
 
-    Pictures that stand for the first: the best of its better branch and the worst of its worse one.
+    Images that stand for the first: the best of its better branch and the worst of its worse one.
     """
     splits = [(worth, node) for node in given.record.nodes if (worth := _siblings(given, node))]
     if not splits:
@@ -88,7 +88,7 @@ def _branch(given: Sums, node: TreeNode) -> str:
 
 
 def _pictured(given: Sums, best: TreeNode, worst: TreeNode) -> tuple[list[int], str]:
-    """Finished pictures that stand for two branches, and which ones they are where a branch has several.
+    """Finished images that stand for two branches, and which ones they are where a branch has several.
 
     What is predicted at an early split is a guess, and may look the other way round.
     """
@@ -115,7 +115,7 @@ def _noises(given: Sums) -> list[Fact]:
 
 
 def lacking(given: Sums, best: TreeNode, worst: TreeNode) -> str:
-    """What the pictures below one branch lack against the other's, by the parts of their rewards; "" if nothing."""
+    """What the images below one branch lack against the other's, by the parts of their rewards; "" if nothing."""
     first, second = given.parts_below(best), given.parts_below(worst)
     gaps = {name: first[name] - second[name] for name in first if name in second}
     largest = sorted((name for name in gaps if gaps[name] > LACK), key=lambda name: (name != FIRST, -gaps[name]))

@@ -29,7 +29,7 @@ FEW = 4
 
 
 def drawn(given: Sums) -> Paragraph:
-    """How many pictures, from how many noises, where paths split; with exploring, the pool and the choice."""
+    """How many images, from how many noises, where paths split; with exploring, the pool and the choice."""
     kinds = [_kind(node) for node in given.leaves if node.leaf and node.leaf.chosen is not None]
     both_ends = {"best", "worst"} <= set(kinds) or "split" in kinds
     facts = (_pool(given, kinds) if given.record.explored else []) + _pictures(given) + _agreement(given)
@@ -90,7 +90,7 @@ def _pictures(given: Sums) -> list[Fact]:
 
 
 def _trains(given: Sums, leaf: TreeNode) -> bool:
-    """Whether a picture trains: by itself, at a split or by one of its steps."""
+    """Whether an image trains: by itself, at a split or by one of its steps."""
     if given.record.rule.get("samples"):
         return bool(leaf.leaf and leaf.leaf.trained and push(leaf.leaf.advantage))
     if train(given):

@@ -33,9 +33,9 @@ class Paragraph:
         title: the heading.
         facts: labels with what they say, in order.
         text: a fixed sentence above them, "" without one.
-        shown: ids of nodes whose pictures say it at a glance.
-        note: what these pictures are, where that needs a word.
-        strip: id of a node whose split's pictures (before, aim, after) say it.
+        shown: ids of nodes whose images say it at a glance.
+        note: what these images are, where that needs a word.
+        strip: id of a node whose split's images (before, aim, after) say it.
     """
 
     key: str

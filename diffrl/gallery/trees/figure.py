@@ -31,7 +31,7 @@ def tree_figure(
         record: the tree.
         picture: gives the address, or data: URI, of a file in the tree's folder.
         interactive: with the roles, links and the second layout that the gallery's tree page needs.
-        scale: size, 1 for pictures of 64 pixels.
+        scale: size, 1 for images of 64 pixels.
 
     Returns:
         HTML for a page that has `TREE_FIGURE_CSS`.

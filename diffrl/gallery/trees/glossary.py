@@ -80,7 +80,7 @@ def _credit(given: Sums) -> list[tuple[str, str]]:
         found.append(("worth", f"What a node promises for the end: {VALUE.get(str(rule.get('value')), 'see value')}."))
     pictures = any(node.leaf and known(node.leaf.advantage) for node in given.leaves)
     if edges or pictures:
-        both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its pictures' credit
+        both = edges and pictures and rule.get("reward") != "outcome"  # there a step has its images' credit
         own = " A step and the image that it leads to have advantages of their own." if both else ""
         text = "How much better than its comparison a step or an image did, in deviations"
         likely = "; above 0 it is made more likely, below 0 less, even where it added something itself."

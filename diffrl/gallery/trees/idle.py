@@ -25,7 +25,7 @@ def idle(given: Sums) -> Paragraph | None:
 
 
 def _dropped(given: Sums) -> list[Row]:
-    """That no picture was used, and so the prompt was not."""
+    """That no image was used, and so the prompt was not."""
     samples = given.samples
     if not samples or any(node.leaf and known(node.leaf.advantage) for node in samples):
         return []
@@ -53,7 +53,7 @@ def _level_steps(given: Sums) -> bool:
 
 
 def _level_samples(given: Sums) -> bool:
-    """The same of pictures that train by contrast, or pull at splits."""
+    """The same of images that train by contrast, or pull at splits."""
     return _equal_rewards(given) and not any(push(node.leaf.advantage) for node in given.samples if node.leaf)
 
 
@@ -114,7 +114,7 @@ def _why_not(given: Sums, edge: TreeNode) -> str:
 
 
 def _pictures(given: Sums) -> list[Row]:
-    """Scored pictures that have no part in the contrast, by why."""
+    """Scored images that have no part in the contrast, by why."""
     if not given.record.rule.get("samples"):
         return []
     samples = [node for node in given.samples if node.leaf and known(node.leaf.total)]

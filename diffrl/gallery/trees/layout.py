@@ -1,7 +1,7 @@
-"""Where the nodes of a tree stand: noise on the left, finished pictures on the right, nothing on top of anything else.
+"""Where the nodes of a tree stand: noise on the left, finished images on the right, nothing on top of anything else.
 
-All lengths are pixels at full size; the page scales them. A node's place is the centre of its picture; its box is all
-that it shows: the picture, the chip with its advantage on the left, the words below or beside it.
+All lengths are pixels at full size; the page scales them. A node's place is the centre of its image; its box is all
+that it shows: the image, the chip with its advantage on the left, the words below or beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from diffrl.trees.record import TreeNode, TreeRecord
 
 THUMB, PROXY, SMALL, DOT = 64.0, 44.0, 30.0, 14.0
 LARGE = 144.0
-"""Largest picture of an inner node: these have room, between the leaves that grow from them."""
+"""Largest image of an inner node: these have room, between the leaves that grow from them."""
 CAPTION, WORDS, SMALL_WORDS, BETWEEN = 18.0, 128.0, 46.0, 8.0
 CHIP = 62.0
 HEAD, MARGIN = 62.0, 14.0
@@ -23,7 +23,7 @@ SHAPE = 1.1
 WIDER = 1.5
 """Most room between columns, by the least; pages draw them further apart where they have room."""
 UNDER = 0.4
-"""Where in its parent's picture, which covers it, a line begins: drawn up to 1 / 0.4 as wide, it still does."""
+"""Where in its parent's image, which covers it, a line begins: drawn up to 1 / 0.4 as wide, it still does."""
 FEW, SOME = 3, 5
 """Most steps of a path at which there is room for long words above the first column, and for two lines above all."""
 WIDE = 1000.0
@@ -36,9 +36,9 @@ class Place:
 
     Args:
         node: its id.
-        x: left edge of its picture.
-        y: centre of its picture.
-        size: edge of its picture.
+        x: left edge of its image.
+        y: centre of its image.
+        size: edge of its image.
         box: left, top, right, bottom of all that it shows.
     """
 
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Edge:
-    """The line of a step, from below the parent's picture to the left of the child's; an SVG path."""
+    """The line of a step, from below the parent's image to the left of the child's; an SVG path."""
 
     node: int
     path: str
@@ -76,10 +76,10 @@ class Layout:
         width: of all.
         height: of all.
         places: of the nodes.
-        edges: lines; each begins below its parent's picture, so that columns can be drawn further apart.
+        edges: lines; each begins below its parent's image, so that columns can be drawn further apart.
         captions: above the columns.
         tail: what the last column takes of the width; the columns before it may be drawn further apart.
-        columns: left edge and widest picture of each column: how near to each other they may be drawn.
+        columns: left edge and widest image of each column: how near to each other they may be drawn.
     """
 
     width: float
@@ -108,12 +108,12 @@ def lay_out(record: TreeRecord, drawn_only: bool = False) -> Layout:
 
 
 def extent(node: TreeNode, proxies: bool, inner: float = THUMB) -> tuple[float, float, float, float]:
-    """Picture size, and the room taken left of the picture, right of the picture's left edge, and up or down.
+    """Image size, and the room taken left of the image, right of the image's left edge, and up or down.
 
     Args:
         node: which.
-        proxies: whether leaves leave room for the exploring precision's picture.
-        inner: size of the picture if it is that of an inner node.
+        proxies: whether leaves leave room for the exploring precision's image.
+        inner: size of the image if it is that of an inner node.
     """
     chip = CHIP if node.parent is not None and node.drawn else 0.0
     if node.leaf is None:
@@ -151,7 +151,7 @@ def _tree(record: TreeRecord, nodes: Sequence[TreeNode]) -> Layout:
 
 
 def _inner(rooms: Sequence[float]) -> float:
-    """Size of the pictures of a column's inner nodes, all alike, by the room above and below each of them."""
+    """Size of the images of a column's inner nodes, all alike, by the room above and below each of them."""
     return max(THUMB, min(LARGE, *(2 * (room - CAPTION) - BETWEEN for room in rooms)) if rooms else THUMB)
 
 

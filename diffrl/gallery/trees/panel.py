@@ -1,4 +1,4 @@
-"""What the side panel says of a node and of the step to it, and the tables of all steps and all pictures."""
+"""What the side panel says of a node and of the step to it, and the tables of all steps and all images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def panel(
 
     Args:
         given: the tree.
-        thumb: address of a small still picture of a file in the tree's folder.
+        thumb: address of a small still image of a file in the tree's folder.
         whole: address of the file itself.
         still: address of the first frame of a file that moves; None of others.
     """
@@ -141,14 +141,14 @@ def _moved(given: Sums, node: TreeNode) -> str:
 
 
 def _contrasts(given: Sums, node: TreeNode) -> str:
-    """Whether a picture trains by contrast."""
+    """Whether an image trains by contrast."""
     if given.pulled_sample(node):
         return "only pulled to the starting model"
     return "yes" if node.leaf is not None and node.leaf.trained and push(node.leaf.advantage) else "no"
 
 
 def sample_facts(given: Sums, node: TreeNode) -> list[Fact]:
-    """Of the picture or the candidate; nothing of inner nodes."""
+    """Of the image or the candidate; nothing of inner nodes."""
     leaf = node.leaf
     if leaf is None:
         return []

@@ -84,7 +84,7 @@ SAMPLES_BY: Mapping[str, str] = {
     "dgpo": "group preferences (dgpo)",
     "crd": "centred reward distillation (crd)",
 }
-"""What trains finished pictures, by the name of the objective."""
+"""What trains finished images, by the name of the objective."""
 EXPLORED: Mapping[str, Gloss] = {
     "precision": lambda value: "numbers that the exploring stage computes with",
     "engine": lambda value: "how it computes with them",

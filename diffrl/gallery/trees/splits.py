@@ -1,6 +1,6 @@
 """Splits that train (tree tilt): what each asked of its prediction, what pulled and what pushed, and what came of it.
 
-Everything here is read from the record; a branch's weight is the sum of its pictures' weights.
+Everything here is read from the record; a branch's weight is the sum of its images' weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TILT = (
     "below it and away from the worse."
 )
 ENDS = 5
-"""How many pictures that pull, and how many that push away, a panel shows."""
+"""How many images that pull, and how many that push away, a panel shows."""
 
 
 def train(given: Sums) -> bool:
@@ -54,7 +54,7 @@ def asked(given: Sums, node: TreeNode) -> float | None:
 
 
 def weights_of(given: Sums, leaf: TreeNode) -> list[tuple[TreeNode, float]]:
-    """Splits on the way to a picture, with its weight in the direction of each."""
+    """Splits on the way to an image, with its weight in the direction of each."""
     above = [node for node in given.path(leaf) if node.pushed is not None and leaf.id in node.pushed.pulls]
     return [(node, _push(node).pulls[leaf.id]) for node in above]
 
@@ -126,7 +126,7 @@ def far(own: Push) -> str:
 
 
 def pictures(node: TreeNode, address: Callable[[str], str]) -> list[tuple[str, str]]:
-    """Label and address of the pictures before, aim and after that were kept."""
+    """Label and address of the images before, aim and after that were kept."""
     files = [(which, getattr(node.pushed, which)) for which in PUSHED if node.pushed is not None]
     return [(which, address(file)) for which, file in files if file]
 
@@ -143,7 +143,7 @@ def split_panel(
     Args:
         given: the tree.
         node: which.
-        thumb: address of a small still picture of a file in the tree's folder.
+        thumb: address of a small still image of a file in the tree's folder.
         whole: address of the file itself.
         still: address of the first frame of a file that moves; None of others.
     """
@@ -174,7 +174,7 @@ def split_panel(
 
 
 def _ends(own: Push) -> list[int]:
-    """The pictures that pull most, then those that push away most, in the order of their weights."""
+    """The images that pull most, then those that push away most, in the order of their weights."""
     if not number(own.size):
         return []
     ranked = sorted(own.pulls, key=lambda leaf: -own.pulls[leaf])

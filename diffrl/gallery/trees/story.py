@@ -82,7 +82,7 @@ def credit(given: Sums) -> Paragraph | None:
     if not edges or not rule.get("edges"):
         return None
     paths = rule.get("reward") == "outcome" and max(given.record.branching.values(), default=1) == 1
-    if paths:  # the steps of a chain have the same credit: its picture stands for all that train
+    if paths:  # the steps of a chain have the same credit: its image stands for all that train
         named = [leaf for leaf in given.drawn_leaves if any(edge.trained for edge in given.path(leaf))]
     else:
         named = [edge for edge in edges if edge.trained]
@@ -108,7 +108,7 @@ def reckoning(given: Sums) -> Paragraph | None:
 
 
 def contrast(given: Sums) -> Paragraph | None:
-    """What finished pictures teach, where they train."""
+    """What finished images teach, where they train."""
     if not given.record.rule.get("samples"):
         return None
     trained = [node for node in given.drawn_leaves if node.leaf and node.leaf.trained and known(node.leaf.advantage)]

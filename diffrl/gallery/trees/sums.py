@@ -40,7 +40,7 @@ def step_sum(given: Sums, node: TreeNode) -> str:
 
 
 def sample_sum(given: Sums, node: TreeNode) -> str:
-    """The same of a picture's own advantage, from the rewards of its prompt's pictures."""
+    """The same of an image's own advantage, from the rewards of its prompt's images."""
     leaf = node.leaf
     quotient = "" if leaf is None else _quotient(given, leaf.total, leaf.centre, leaf.spread, leaf.advantage, False)
     if not quotient:
@@ -50,7 +50,7 @@ def sample_sum(given: Sums, node: TreeNode) -> str:
 
 
 def reward_sum(given: Sums, node: TreeNode) -> str:
-    """How a picture's reward is made of its scores: "0.5 × 0.867 (shapes) + 0.5 × 0.000 (shapes_strict)"."""
+    """How an image's reward is made of its scores: "0.5 × 0.867 (shapes) + 0.5 × 0.000 (shapes_strict)"."""
     leaf, terms, total = node.leaf, "", 0.0
     used = {name: scaling for name, scaling in given.record.weights.items() if scaling["weight"] != 0}
     if leaf is None or not known(leaf.total) or not used:

@@ -40,7 +40,7 @@ def rule(given: Sums) -> str:
 
 
 def paths_through(given: Sums, edge: TreeNode) -> int:
-    """How many paths to pictures that count a step lies on."""
+    """How many paths to images that count a step lies on."""
     return len(given.usable_below(edge))
 
 

@@ -1,4 +1,4 @@
-"""What an update made of the steps and of whole paths: counts, and the steps and pictures that stand out."""
+"""What an update made of the steps and of whole paths: counts, and the steps and images that stand out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _steps(given: Sums, measured: Sequence[TreeNode]) -> list[Fact]:
 
 
 def _paths(given: Sums) -> list[Fact]:
-    """Of the paths to pictures with an advantage how many went its way, and the strongest contradiction on each side.
+    """Of the paths to images with an advantage how many went its way, and the strongest contradiction on each side.
 
     A path's change is the sum of the log-ratios of its steps; nothing is said where one of them was not measured.
     """

@@ -102,7 +102,7 @@ class Sums:
         ]
 
     def parts_below(self, node: TreeNode) -> dict[str, float]:
-        """Means of the parts of rewards over the usable pictures below a node, by the part's own name.
+        """Means of the parts of rewards over the usable images below a node, by the part's own name.
 
         Rewards that share a part ("shapes/count", "shapes_strict/count") name it once; what sums the others up
         ("strict", "partial") is no part.
@@ -135,12 +135,12 @@ class Sums:
         return self.record.rule.get("objective") == "grpo" and number(self.record.rule.get("kl")) > 0
 
     def pulled_sample(self, node: TreeNode) -> bool:
-        """The same of a picture that trains by contrast."""
+        """The same of an image that trains by contrast."""
         leaf = node.leaf
         return bool(number(self.record.rule.get("kl")) > 0 and leaf and leaf.trained and not push(leaf.advantage))
 
     def passed(self, node: TreeNode) -> bool | None:
-        """Whether a leaf's picture passed; None where there is no such reward or it failed to be scored."""
+        """Whether a leaf's image passed; None where there is no such reward or it failed to be scored."""
         raw = node.leaf.rewards.get(self.verdict) if node.leaf and self.verdict else None
         return None if not known(raw) else raw == 1
 
