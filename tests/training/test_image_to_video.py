@@ -6,6 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from diffrl.config import load_config
+from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
 from diffrl.gallery.runs import RunSource
@@ -15,6 +17,7 @@ from tests.conftest import WORDS
 from tests.edits import write_edits
 from tests.training.harness import make_trainer, settings, start
 
+ROOT = Path(__file__).parents[2]
 PRESERVED = {"name": "preservation", "options": {"features": "pixels"}}
 
 
@@ -64,3 +67,17 @@ def test_a_run_without_images_does_not_start(random_pipelines, tmp_path):
     data["prompts"]["train"], data["rewards"] = "shapes:train", [{"name": "temporal_flicker"}]
     with pytest.raises(ConfigError, match="prompts.train must name an image .* for model.family wan_i2v"):
         make_trainer(data)
+
+
+@pytest.mark.long
+def test_the_plan_counts_what_is_kept_of_an_image():
+    """At 240 x 416, 33 frames: 16 x 9 x 30 x 52 of the encoding; of CLIP 16 x 16 + 1 tokens and its encoder."""
+    words, frame, seen, held = 2 * 512 * 4096, 16 * 9 * 30 * 52, 257 * 1280, 16 + 24
+    recipe = ROOT / "configs/wan_i2v/diffrl.yaml"
+    found = []
+    for path in ("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"):
+        found.append(make_plan(load_config(recipe, [f"model.path={path}"])).memory)
+    kept = [memory.kept["prompt encodings"] for memory in found]
+    assert kept == [2 * held * (words + frame + seen), 2 * held * (words + frame)]
+    encoders = [memory.resting for memory in found]
+    assert encoders == [2 * (5_680_910_336 + 630_766_080), 2 * 5_680_910_336]
