@@ -41,8 +41,8 @@ def set_attention(transformer: Any, name: str) -> None:
     """Run attention by another backend of diffusers.
 
     Raises:
-        ConfigError: unknown, its package is not here, or this transformer's attention does not go through diffusers'
-            dispatcher, as SD3's, which would run on unchanged.
+        ConfigError: unknown, its package is not here, or this transformer's attention can be reached neither through
+            diffusers' dispatcher nor by `dispatched_attention`, and would run on unchanged.
     """
     try:
         transformer.set_attention_backend(name)
@@ -51,7 +51,11 @@ def set_attention(transformer: Any, name: str) -> None:
             f"model.attention {name!r} cannot be used: {str(error).strip().rstrip('.')}. Set model.attention: native."
         ) from error
     processors = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
-    if name != "native" and not any(hasattr(processor, "_attention_backend") for processor in processors):
+    if name == "native" or any(hasattr(processor, "_attention_backend") for processor in processors):
+        return
+    from diffrl.models.dispatched_attention import dispatch_plain
+
+    if not dispatch_plain(transformer, name):
         raise ConfigError(
             f"model.attention {name!r} cannot be used: the attention of a {type(transformer).__name__} always goes "
             "through PyTorch, which chooses the fastest kernel that it has. Set model.attention: native."

@@ -8,7 +8,7 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.models.pipeline import EMPTY
-from diffrl.models.placement import Placement
+from diffrl.models.placement import Placement, set_attention
 from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
 from tests.edits import encoded
@@ -27,7 +27,7 @@ def velocities(adapter, count=2):
         return adapter.velocity(latents, torch.full((count,), 0.6), encoded(adapter, PROMPTS[:count]), 3.0)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"sd3", "sana"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_another_attention_backend_gives_the_same_velocities_and_really_runs(random_pipelines, family, monkeypatch):
     from torch.nn.attention import SDPBackend
 
@@ -47,10 +47,29 @@ def test_another_attention_backend_gives_the_same_velocities_and_really_runs(ran
 
 
 @pytest.mark.parametrize("family", ["sd3", "sana"])
-def test_attention_that_no_backend_can_reach(random_pipelines, family):
-    with pytest.raises(ConfigError, match="the attention of a S.*Transformer2DModel always goes through PyTorch"):
-        load(random_pipelines(family), family, attention="_native_math")
-    load(random_pipelines(family), family, attention="native")
+def test_gradients_pass_another_backend_with_and_without_checkpointing(random_pipelines, family):
+    """Of families whose processors ask PyTorch themselves; the second forward of checkpointing is dispatched too."""
+    found = []
+    for attention, again in ((None, False), ("_native_math", False), ("_native_math", True)):
+        adapter = load(random_pipelines(family), family, attention=attention)
+        network = adapter.transformer.requires_grad_(True)
+        if again:
+            network.enable_gradient_checkpointing()
+        latents = adapter.init_latents(lambda s: torch.randn(2, *s, generator=torch.Generator().manual_seed(1)))
+        adapter.velocity(latents, torch.full((2,), 0.6), adapter.encode_prompts(PROMPTS), 3.0).square().sum().backward()
+        found.append([parameter.grad for parameter in network.parameters() if parameter.grad is not None])
+    for gradients in found[1:]:
+        torch.testing.assert_close(gradients, found[0], rtol=1e-3, atol=1e-4)
+
+
+def test_attention_that_no_backend_can_reach():
+    class Other(torch.nn.Module):
+        def set_attention_backend(self, name):
+            """Nothing in it has a processor."""
+
+    with pytest.raises(ConfigError, match="the attention of a Other always goes through PyTorch"):
+        set_attention(Other(), "_native_math")
+    set_attention(Other(), "native")
 
 
 @pytest.mark.parametrize("name", ["_native_cudnn", "_native_efficient"])

@@ -42,6 +42,7 @@ FAMILY = Family(
     max_sequence_length=300,
     stock_options=(("use_resolution_binning", False),),
     distilled=(*Family.distilled, "sprint"),
+    masks_prompts=True,
     geometry=read_sizes,
 )
 
