@@ -310,8 +310,9 @@ def score_everything(sources: Sequence[Source], worker: Worker) -> None:
     for choice in worker.choices:
         reasons = [scores.why_nothing(choice.label) for scores in known]
         if None not in reasons:
+            why = str(reasons[0]).rstrip(".")
             raise ConfigError(
-                f"--reward {choice.label} scored nothing. {reasons[0]} Leave it out, or give a folder it can score."
+                f"--reward {choice.label} scored nothing: {why}. Leave it out, or give a folder it can score."
             )
 
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from diffrl.cli import main
+from diffrl.errors import ConfigError
 from diffrl.gallery import answers, folders, scoring
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
@@ -305,7 +306,8 @@ def test_a_mistake_while_scoring_is_told_and_the_next_folder_is_scored(drawn, tm
         raise ZeroDivisionError("nothing to divide")
 
     monkeypatch.setattr(scoring, "ScoreCache", mistaken)
-    score_everything([drawn], worker)  # ends
+    with pytest.raises(ConfigError, match="ZeroDivisionError: nothing to divide"):
+        score_everything([drawn], worker)  # ends, and there is nothing to export
     assert any("ZeroDivisionError: nothing to divide" in note for note in drawn.notes())
     assert drawn.progress() is None and len(caplog.records) == 1 and caplog.records[0].exc_info
     monkeypatch.setattr(scoring, "ScoreCache", real)

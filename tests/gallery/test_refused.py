@@ -66,7 +66,7 @@ def test_a_host_that_is_not_this_machine_is_no_matter_of_ports(host, words):
 )
 def test_an_export_with_a_reward_that_scores_nothing_is_refused(tmp_path, images, monkeypatch, reward, words):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=f"--reward {reward} scored nothing. .*{words}"):
+    with pytest.raises(ConfigError, match=f"--reward {reward} scored nothing: .*{words}"):
         exported(tmp_path, images, rewards=("sharpness", reward))
     assert not (tmp_path / "site").exists()
 
