@@ -102,7 +102,7 @@ def test_every_choice_of_rewards_is_among_them():
 
 ALL = [
     (family, path.stem)
-    for family in ("sd3", "flux", "sana", "wan", "qwen_image", "z_image", "flux2_klein", "flux_kontext")
+    for family in FAMILIES
     for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
 ]
 
