@@ -100,11 +100,7 @@ def test_every_choice_of_rewards_is_among_them():
             assert own in trained and others <= set.union(*judges), path
 
 
-ALL = [
-    (family, path.stem)
-    for family in FAMILIES
-    for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
-]
+ALL = [(family, path.stem) for family in FAMILIES for path in sorted((ROOT / "configs" / family).glob("*.yaml"))]
 
 
 @pytest.mark.parametrize(("family", "preset"), daily(ALL, [], set(ALL) - set(CHOICES)))
