@@ -17,6 +17,8 @@ from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.models.lora_file import attach_lora
 from diffrl.records import Prompt
 from diffrl.run.choose import NEWEST, Choice, require_choice
+from diffrl.tracking.index import DRAWN_SOURCES, source_file
+from diffrl.trees.write import keep_source
 from reward_models.media import save_media, to_pil
 
 SAMPLES = "samples.jsonl"
@@ -101,7 +103,7 @@ def write_sample(
     fps: float | None,
     beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `<group>-<number>.png` or `.webp` and its line of samples.jsonl.
+    """Write `<group>-<number>.png` or `.webp`, its line of samples.jsonl, and a small copy of the image that it edits.
 
     Args:
         folder: of the pictures.
@@ -119,5 +121,7 @@ def write_sample(
         to_pil(picture).save(folder / name)
     else:
         save_media(picture, folder / name, fps or 16.0)
+    if (copy := source_file(prompt.beside, DRAWN_SOURCES)) is not None and prompt.source is not None:
+        keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")

@@ -41,6 +41,7 @@ class Pair:
         samples: of A and of B.
         left: which of them is shown on the left.
         pictures: random names of the left and the right picture.
+        source: random name of the image that both edit; None of no edit.
     """
 
     name: str
@@ -48,6 +49,12 @@ class Pair:
     samples: Mapping[Letter, Sample]
     left: Letter
     pictures: tuple[str, str]
+    source: str | None = None
+
+    @property
+    def edited(self) -> Letter | None:
+        """The one of which a copy of that image was kept."""
+        return next((letter for letter in LEFT if self.samples[letter].source is not None), None)
 
     @property
     def right(self) -> Letter:
@@ -205,7 +212,9 @@ class Ballots:
             first, second = found["a"].get(row.ids[0] or 0), found["b"].get(row.ids[1] or 0)
             if first is not None and second is not None and first.file in there["a"] and second.file in there["b"]:
                 names = (secrets.token_urlsafe(12), secrets.token_urlsafe(12))
-                pairs.append(Pair(secrets.token_urlsafe(9), row.prompt, {"a": first, "b": second}, left, names))
+                samples: dict[Letter, Sample] = {"a": first, "b": second}
+                pair = Pair(secrets.token_urlsafe(9), row.prompt, samples, left, names)
+                pairs.append(replace(pair, source=secrets.token_urlsafe(12)) if pair.edited else pair)
         if not pairs:
             raise GalleryError(
                 f"A vote needs images. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
@@ -222,12 +231,14 @@ class Ballots:
             for pair in ballot.pairs:
                 for name, letter in zip(pair.pictures, pair.sides(), strict=True):
                     self._pictures[name] = (ballot, pair, letter)
+                if pair.source is not None and pair.edited is not None:
+                    self._pictures[pair.source] = (ballot, pair, pair.edited)
             held = sum(len(one.pairs) for one in self._ballots.values())
             while len(self._ballots) > BALLOTS or held > HELD:
                 _, gone = self._ballots.popitem(last=False)
                 held -= len(gone.pairs)
                 for pair in gone.pairs:
-                    for name in pair.pictures:
+                    for name in (*pair.pictures, pair.source or ""):
                         self._pictures.pop(name, None)
 
     def get(self, name: str) -> Ballot:
@@ -256,6 +267,9 @@ class Ballots:
             if picture not in self._pictures:
                 raise GalleryError("There is no such image.", 404)
             ballot, pair, letter = self._pictures[picture]
+        if picture == pair.source:
+            source = Path(ballot.columns[letter].source.media(pair.samples[letter].source or ""))
+            return source, source
         other: Letter = "b" if letter == "a" else "a"
         here = Path(ballot.columns[letter].source.media(pair.samples[letter].file or ""))
         try:

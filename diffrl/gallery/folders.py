@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import source_of
+from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
 from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
@@ -206,8 +206,13 @@ class FolderSource:
     def _sample(self, number: int, entry: Entry, state: State) -> Sample:
         rewards, error, notes = self.scores.of(entry.mark) if self.scores is not None else ({}, None, {})
         metadata = dict(entry.item.metadata)
-        told = {"rewards": rewards, "error": error, "notes": notes}
+        told = {"rewards": rewards, "error": error, "notes": notes, "source": self._source_of(metadata)}
         return Sample(number, entry.key, state, file=entry.file, metadata=metadata, **told)
+
+    def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
+        """The copy that was kept of the image that a sample is an edit of."""
+        file = source_file(metadata, DRAWN_SOURCES)
+        return file if file is not None and (self.path / file).is_file() else None
 
 
 def look(root: Path) -> Look:

@@ -68,7 +68,11 @@ def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[di
         rewards: that stand below the pictures; "total" if there are none.
     """
     shown = [
-        {"prompt": view.prompt, "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells]}
+        {
+            "prompt": view.prompt,
+            "source": _source(run, [cell.sample for cell in view.cells]),
+            "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells],
+        }
         for view in found.views
         if len(view.cells) == 2
     ]
@@ -78,6 +82,17 @@ def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[di
         chosen = "not selected" if found.unselected else "of those whose images were kept"
         words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, {chosen}.")
     return shown, " ".join(words)
+
+
+def _source(run: RunSource, samples: Sequence[Sample | None]) -> str:
+    """The image that a pair edits; "" of no edit, and where no copy can be read."""
+    for sample in samples:
+        if sample is not None and sample.source is not None:
+            try:
+                return data_uri(Path(run.media(sample.source)), NODE)[0]
+            except GalleryError:
+                return ""
+    return ""
 
 
 def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict[str, Any]:

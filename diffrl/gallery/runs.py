@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -93,12 +93,13 @@ class RunSource:
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
                 found |= _samples(database, ids[start : start + CHUNK])
-        return [self._edited(self._grown(found[number])) for number in ids if number in found]
+        grown = [self._grown(found[number]) for number in ids if number in found]
+        return [replace(sample, source=self.source_of(sample.metadata)) for sample in grown]
 
-    def _edited(self, sample: Sample) -> Sample:
-        """A sample with the image that it is an edit of, if a copy of it was kept."""
-        file = source_file(sample.metadata)
-        return replace(sample, source=file) if file is not None and (self.path / file).is_file() else sample
+    def source_of(self, metadata: Mapping[str, Any]) -> str | None:
+        """The copy that was kept of the image that a sample or a tree is an edit of, relative to the run."""
+        file = source_file(metadata)
+        return file if file is not None and (self.path / file).is_file() else None
 
     def _grown(self, sample: Sample) -> Sample:
         """A training sample with its leaf, where its tree was kept: the picture may lie there alone."""

@@ -15,7 +15,6 @@ from diffrl.checkpoint.files import prune_checkpoints, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
-from diffrl.data.sources import read_source
 from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import GuardStop
 from diffrl.files import write_json
@@ -28,9 +27,8 @@ from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.session import Session
-from diffrl.trees.illustrations import illustration
 from diffrl.trees.pictures import KeptTree
-from diffrl.trees.write import drop_trees, save_illustration, write_tree
+from diffrl.trees.write import drop_trees, keep_source, write_tree
 
 CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
 """Where checkpoints lie, and what tells of the newest, so that it is missed if they are gone."""
@@ -151,21 +149,13 @@ class Journal:
             )
             for i, p in enumerate(forest.sample_prompt.tolist())
         ]
-        self.sources(kept_samples)
+        self.sources(one.metadata for one in kept_samples if one.pictured)
         self._store.write(kept_samples)
 
-    def sources(self, samples: Iterable[StoredSample]) -> None:
-        """Small copies of the images that samples with a picture are edits of, each once a run."""
-        paths = {
-            one.metadata["source"]: file for one in samples if one.pictured and (file := source_file(one.metadata))
-        }
-        for path, name in paths.items():
-            file = self.run_dir / name
-            if not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                half = file.with_name(f".half-{file.name}")
-                save_illustration(illustration(read_source(path)), half, self._fps)
-                os.replace(half, file)
+    def sources(self, metadata: Iterable[Mapping[str, Any]]) -> None:
+        """Small copies of the images that samples, or trees, with such metadata are edits of, each once a run."""
+        for path, name in {one["source"]: file for one in metadata if (file := source_file(one))}.items():
+            keep_source(path, self.run_dir / name)
 
     def trees(self, trees: Iterable[KeptTree]) -> None:
         """Trees of this rank's first prompts with their pictures, one after the other.
@@ -174,6 +164,7 @@ class Journal:
             DiffrlError: one cannot be written.
         """
         for tree in trees if self._writes else ():
+            self.sources([tree.record.metadata])
             write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, found: Evaluation) -> None:
@@ -183,7 +174,7 @@ class Journal:
         before = totals_at_first(self._store, iteration) if self._writes and most else None
         every = pictured(self._accelerator, own, found.images, most, before, self._fps)
         if self._writes:
-            self.sources(every)
+            self.sources(one.metadata for one in every if one.pictured)
             self._store.write(every)
 
     def checkpoint(

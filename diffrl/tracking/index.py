@@ -15,6 +15,8 @@ from diffrl.tracking.places import place
 from reward_models.suffixes import is_image
 
 INDEX, PICTURES = "samples.sqlite", "samples"
+DRAWN_SOURCES = ".sources"
+"""Hidden, so that the copies are no samples of the folder."""
 
 
 def source_of(metadata: Mapping[str, Any]) -> str | None:
@@ -31,16 +33,17 @@ def asked(prompt: str, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
     return prompt, source_of(metadata)
 
 
-def source_file(metadata: Mapping[str, Any]) -> str | None:
-    """Where a run keeps a small copy of the image that a sample is an edit of, relative to it; None of no edit.
+def source_file(metadata: Mapping[str, Any], folder: str = f"{PICTURES}/sources") -> str | None:
+    """Where a small copy of the image is kept that a sample is an edit of; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored.
+        folder: of the copies: that of a run, relative to it; `DRAWN_SOURCES` of generated samples, relative to theirs.
     """
     path = source_of(metadata)
     if path is None:
         return None
-    return f"{PICTURES}/sources/{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()[:16]}.webp"
+    return f"{folder}/{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()[:16]}.webp"
 
 
 SCHEMA_VERSION = 1

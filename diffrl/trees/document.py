@@ -128,7 +128,7 @@ def sketch(
         rule=rule,
         explored=samples.explored,
         nodes=nodes,
-        metadata=dict(batch.prompts[row].metadata),
+        metadata=dict(batch.prompts[row].beside),
         weights=weights,
     )
     own = [leaves[node][1] if node in leaves else -1 for node in number]

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from diffrl.data.sources import read_source
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
+from diffrl.trees.illustrations import illustration
 from diffrl.trees.read import NAME
 from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
 from reward_models.media import save_media, to_pil
@@ -77,6 +79,23 @@ def save_illustration(media: Tensor, path: Path, fps: float) -> None:
         "xmp": f"frames={len(media)}".encode(),  # as `save_media` says how often equal frames come
     }
     first.save(path, format="WEBP", quality=QUALITY, method=2, **(moving if media.ndim > 3 else {}))
+
+
+def keep_source(path: str, file: Path) -> None:
+    """A small copy of the image that samples are edits of, made once: a still WebP, written whole or not at all.
+
+    Args:
+        path: of the image.
+        file: of the copy.
+
+    Raises:
+        ConfigError: the image cannot be read.
+    """
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        half = file.with_name(f".half-{file.name}")
+        save_illustration(illustration(read_source(path)), half, fps=1.0)
+        os.replace(half, file)
 
 
 def drop_trees(run_dir: Path, first: int) -> None:

@@ -1,11 +1,14 @@
 """A run that edits: each prompt's image is part of it, from the list to what is kept and drawn."""
 
 import importlib
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
 
 from diffrl.cli import main
@@ -13,9 +16,16 @@ from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
+from diffrl.gallery.app import make_app
+from diffrl.gallery.export import export_site
+from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import Site
+from diffrl.gallery.sources import find_sources
 from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
+from diffrl.tracking.index import source_file
 from diffrl.tracking.store import SampleStore
+from diffrl.trees.read import list_trees, read_tree
 from reward_models.media import from_pil
 from tests.edits import WORDS, write_edits
 from tests.tiers import daily
@@ -78,12 +88,54 @@ def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path, monkeypatch):
     assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
+def test_every_page_of_a_sample_or_a_tree_shows_what_it_edits(data, tmp_path):
+    """Trees know it; the pages have the run's copy of the image, live and exported, and a vote does not tell whose."""
+    run, out = start(data)[0], tmp_path / "site"
+    with SampleStore.open_readonly(run) as store:
+        held_out = list(store.read(stage="eval", iteration=0))
+    copies = {one.metadata["source"]: Path(source_file(one.metadata)).name for one in held_out}
+    record = read_tree(run, *list_trees(run)[0])
+    assert record.metadata["source"] in copies
+    (source,) = find_sources([run])
+    options = {"votes": out.parent / "votes.jsonl", "rewards": ()}
+    client = TestClient(make_app(Site([source], ServerLinks("test"), options)), base_url="http://127.0.0.1")
+    for page in (f"tree?run=run&tree={record.name}", "compare?columns=run@eval-0&columns=run@eval-1"):
+        found = client.get(f"/{page}").text
+        shown = set(re.findall(r"sources/(\w+\.webp)", found))
+        assert shown and shown <= set(copies.values()) and "edit" in found
+        assert (copies[record.metadata["source"]] in shown) or "compare" in page
+    assert set(re.findall(r"sources/(\w+\.webp)", client.get("/trees?run=run").text)) <= set(copies.values())
+    vote = client.get("/vote?a=run@eval-0&b=run@eval-1").text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', vote)[1])
+    shown = from_pil(Image.open(io.BytesIO(client.get(data["pair"]["source"]).content)))
+    edited = [from_pil(Image.open(path)) for path in copies]
+    assert any(torch.equal(shown, one) for one in edited) and not any(copy in vote for copy in copies.values())
+    report = client.get("/report?run=run").text
+    assert report.count('alt="The image to edit"') == report.count('<figure class="card pair">') > 0
+    export_site([source], out, options)
+    pages = [page for page in out.rglob("*.html") if "The image to edit" in page.read_text()]
+    assert any(page.name.startswith("tree") for page in pages) and len(pages) >= 3, pages
+    for page in pages:
+        for picture in re.findall(r'src="([^"]+)" [^>]*alt="The image to edit"', page.read_text()):
+            assert picture.startswith("data:") or (page.parent / picture).is_file()
+
+
 def test_commands_edit_an_image(random_pipelines, tmp_path, capsys):
     model, path = random_pipelines("flux_kontext"), write_edits(tmp_path)
     common = ("generate", "--model", model, "--steps", "1", "--guidance-scale", "2.5")
     image = tmp_path / "images" / "1.png"
     assert run_command(*common, "--prompts", path, "--limit", 4, "--out", tmp_path / "listed") == 0
     assert run_command(*common, "--prompt", WORDS[0], "--image", image, "--out", tmp_path / "one") == 0
+    (folder,) = find_sources([tmp_path / "listed"])
+    (state,) = folder.states()
+    briefs = folder.briefs(state, None)
+    assert [brief.source for brief in briefs] == [str(tmp_path / "images" / f"{n}.png") for n in (0, 0, 0, 1)]
+    for sample in folder.samples(state, [brief.id for brief in briefs]):  # four samples: their sources are none
+        shown, edited = (
+            from_pil(Image.open(path)) for path in (folder.media(sample.source), sample.metadata["source"])
+        )
+        assert torch.equal(shown, edited)
     rows = [json.loads(line) for line in (tmp_path / "listed" / "samples.jsonl").read_text().splitlines()]
     assert [(row["prompt"], Path(row["source"]).name) for row in rows] == [(w, "0.png") for w in WORDS] + [
         (WORDS[0], "1.png")

@@ -51,6 +51,7 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
     ends = [] if not ranked else [("best", ranked[0]), ("worst", ranked[-1])]
     return card | {
         "prompt": given.record.prompt,
+        "source": run.source_of(given.record.metadata),
         "place": place(given.record),
         "counts": _counts(len(given.drawn_leaves), len(given.edges)),
         "passed": f"{sum(judged)} of {len(judged)} passed" if judged else None,
@@ -112,6 +113,7 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         "tree.html",
         run=run,
         record=record,
+        source=run.source_of(record.metadata),
         figure=tree_figure(record, small, interactive=True, scale=1),
         opening=opening(record),
         story=story(record),

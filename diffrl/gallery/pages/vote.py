@@ -175,7 +175,8 @@ def _pair(pair: Pair | None) -> dict[str, Any] | None:
         {"src": f"/vote/picture/{name}", "video": is_video(pair.samples[letter].file or "")}
         for name, letter in zip(pair.pictures, pair.sides(), strict=True)
     ]
-    return {"name": pair.name, "prompt": pair.prompt, "left": sides[0], "right": sides[1]}
+    source = f"/vote/picture/{pair.source}" if pair.source is not None else None
+    return {"name": pair.name, "prompt": pair.prompt, "source": source, "left": sides[0], "right": sides[1]}
 
 
 def _animated(ballot: Ballot, pair: Pair) -> bool:

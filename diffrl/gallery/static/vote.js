@@ -50,6 +50,9 @@
     });
     document.getElementById("prompt").textContent = data.pair.prompt || "(no prompt)";
     document.getElementById("prompt").scrollTop = 0;
+    const edited = document.getElementById("edited");
+    edited.hidden = !data.pair.source;
+    if (data.pair.source) edited.querySelector("img").src = data.pair.source;
     document.getElementById("place").textContent = `${data.place} of ${data.total}`;
     document.getElementById("far").value = data.place - 1;
     document.getElementById("undo").disabled = data.votes === 0;
