@@ -40,6 +40,7 @@ _SD3 = Repository("Stability AI Community License", gated=True, stored=HALF)
 _SANA = Repository(
     "NVIDIA's (NSCL v2-custom); its text encoder: Gemma Terms of Use", gated=False, stored={"": FULL, "text_encoder": 2}
 )
+_HUNYUAN = Repository("Tencent Hunyuan Community License")
 _WAN = Repository("Apache-2.0", gated=False, stored=FULL)
 
 REPOSITORIES: Mapping[str, Repository] = {
@@ -51,6 +52,8 @@ REPOSITORIES: Mapping[str, Repository] = {
     # huggingface.co/Qwen/Qwen-Image/tree/main: 57.7 GB
     "Qwen/Qwen-Image": Repository("Apache-2.0", gated=False, stored=HALF),
     "Qwen/Qwen-Image-2512": Repository("Apache-2.0", gated=False),
+    "Qwen/Qwen-Image-Edit-2509": Repository("Apache-2.0", gated=False),
+    "Qwen/Qwen-Image-Edit-2511": Repository("Apache-2.0", gated=False),
     # huggingface.co/Tongyi-MAI/Z-Image: its transformer in two files of at most 10 GB
     "Tongyi-MAI/Z-Image": Repository("Apache-2.0", gated=False, stored=HALF),
     # LICENSE.md of huggingface.co/stabilityai/stable-diffusion-3.5-medium, whose transformer's file has 4.94 GB, T5's
@@ -67,6 +70,13 @@ REPOSITORIES: Mapping[str, Repository] = {
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": _WAN,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": Repository("Apache-2.0", gated=False),
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": Repository("Apache-2.0", gated=False),
+    # Image to video, and HunyuanVideo: how their files hold their numbers was not seen, nor whether terms stand before
+    # the diffusers version of the latter. Tencent's licence does not hold in the EU, the UK and South Korea.
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": Repository("Apache-2.0", gated=False),
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": Repository("Apache-2.0", gated=False),
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": Repository("Apache-2.0", gated=False),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": _HUNYUAN,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": _HUNYUAN,
     # huggingface.co/openai/clip-vit-large-patch14: model.safetensors 1.71 GB
     "openai/clip-vit-large-patch14": Repository("MIT (OpenAI's repository; the card names none)", False, stored=FULL),
     # huggingface.co/yuvalkirstain/PickScore_v1/tree/main: model.safetensors 3.94 GB
