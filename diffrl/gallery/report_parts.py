@@ -79,7 +79,7 @@ def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[di
     words = list(found.notes)
     if shown:
         first, last = (column.label for column in found.columns)
-        chosen = "not selected" if found.unselected else "of those whose images were kept"
+        chosen = "kept whatever they scored" if found.unselected else "of those whose images were kept"
         words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, {chosen}.")
     return shown, " ".join(words)
 

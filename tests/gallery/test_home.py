@@ -144,12 +144,12 @@ def test_half_written_runs_say_what_is_missing(tmp_path, client_of, state):
 
 def test_pairs_of_training_do_not_claim_the_same_noise(tmp_path, client_of):
     run = make_run(tmp_path / "made")
-    assert "same prompts, same noise, the first 6, not selected" in client_of(run).get("/").text
+    assert "same prompts, same noise, the first 6 of those kept whatever they scored" in client_of(run).get("/").text
     with sqlite3.connect(run / "samples.sqlite") as database:
         database.execute("DELETE FROM samples WHERE stage = 'eval'")
     database.close()
     text = client_of(run).get("/").text
-    assert "same prompts, other noise, the first 4, not selected" in text and "same noise" not in text
+    assert "same prompts, other noise, the first 4 of those kept whatever they scored" in text and "same noise" not in text
     assert "no held-out evaluation: what is shown comes from elsewhere" in text
 
 
@@ -171,7 +171,7 @@ def test_samples_kept_for_their_change_are_not_called_unselected(tmp_path, clien
         return [int(re.search(r"prompt (\d)", pair)[1]) for pair in pairs], text
 
     found, text = shown(1)
-    assert found == [0, 2, 4, 6] and "the first 4, not selected" in text
+    assert found == [0, 2, 4, 6] and "the first 4 of those kept whatever they scored" in text
     found, text = shown(2)
     assert found == [0, 1, 2, 3, 4, 6] and "the first 6 of those whose images were kept" in text
 
