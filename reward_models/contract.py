@@ -148,8 +148,15 @@ def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence
         [{**sample.metadata, **(metadata or {})} for sample in chosen],
         FPS if chosen[0].media.ndim == 4 else None,
         [0] * len(chosen) if scorer.spec.scope == "group" else (),
-        [sample.source for sample in chosen if sample.source is not None],
+        [_source(sample) for sample in chosen] if scorer.spec.uses_source else (),
     )
+
+
+def _source(sample: Sample) -> Tensor:
+    """The image that a sample is an edit of; one that has none is taken for an edit that changed nothing."""
+    if sample.source is not None:
+        return sample.source
+    return sample.media if sample.media.ndim == 3 else sample.media[0]
 
 
 def _lacking(spec: ScorerSpec, batch: RewardBatch) -> str | None:

@@ -46,7 +46,7 @@ def judged(
     side: int | None = None,
     **fields: Any,
 ) -> list[Row]:
-    """Ask about every sample: the pictures first, then the text, in one user's turn.
+    """Ask about every sample: the image that it is an edit of, if the batch has it, its pictures, and then the text.
 
     Args:
         client: asks.
@@ -58,16 +58,17 @@ def judged(
         **fields: of every request.
     """
 
-    def content(media: Tensor, prompt: str) -> Sequence[Mapping[str, Any]]:
+    def content(media: Tensor, prompt: str, *source: Tensor) -> Sequence[Mapping[str, Any]]:
         clip = media[None] if media.ndim == 3 else media[shown_frames(len(media), frames)]
         if not clip.numel():
             raise AnswerError(f"there is nothing to see in {' x '.join(map(str, media.shape))} values")
-        pictures = [image_content(picture if side is None else _squeezed(picture, side)) for picture in clip]
+        seen = [*source, *clip]
+        pictures = [image_content(picture if side is None else _squeezed(picture, side)) for picture in seen]
         return [*pictures, {"type": "text", "text": question(prompt)}]
 
     media = batch.media.detach().cpu()
-    pairs = zip(media, batch.prompts, strict=True)
-    replies = client.ask_all([partial(content, *pair) for pair in pairs], **fields)
+    asked = zip(media, batch.prompts, *([batch.sources] if batch.sources else []), strict=True)
+    replies = client.ask_all([partial(content, *parts) for parts in asked], **fields)
     rows: list[Row] = []
     for reply in replies:
         try:

@@ -27,10 +27,24 @@ _TASK = (
     "You see {media} that a model made from the prompt at the end. Judge how faithfully the prompt is followed and how "
     "good the result looks, as a strict art director would. Give a score from {low} (useless) to {high} (perfect). "
 )
+_ANSWERS = {
+    "json": 'Answer with one JSON object and nothing else: {"score": <number>}\nPrompt: {prompt}',
+    "regex": "You may think first. End with a line of the form\nScore: <number>\nPrompt: {prompt}",
+}
 TEMPLATES = {
-    "json": _TASK + 'Answer with one JSON object and nothing else: {"score": <number>}\nPrompt: {prompt}',
-    "regex": _TASK + "You may think first. End with a line of the form\nScore: <number>\nPrompt: {prompt}",
+    **{name: _TASK + form for name, form in _ANSWERS.items()},
     "yes_probability": 'You see {media}. Does it show what this prompt asks for? "{prompt}"\nAnswer Yes or No.',
+}
+_EDIT = (
+    "You see an image, and after it {media} that a model made from it by the instruction at the end. Judge how "
+    "faithfully the instruction is followed, whether all that it does not ask for stayed as it was, and how good the "
+    "result looks, as a strict art director would. Give a score from {low} (useless, or nothing was changed) to {high} "
+    "(perfect). "
+)
+EDIT_TEMPLATES = {
+    **{name: _EDIT + form.replace("Prompt:", "Instruction:") for name, form in _ANSWERS.items()},
+    "yes_probability": "You see an image, and after it {media} that a model made from it. Does it follow this "
+    'instruction, and leave all else as it was? "{prompt}"\nAnswer Yes or No.',
 }
 
 
@@ -38,7 +52,8 @@ class VlmJudgeScorer:
     """How good a vision-language model finds a picture or a clip, asked in your words.
 
     The model sees the picture (PNG, lossless), or up to `frames` frames of a clip in order (`shown_frames`), and then
-    the text. The score is, by `answer`:
+    the text. With `source` it sees the image first that the sample is an edit of, or with which its video begins, and
+    is asked about the instruction and about what should have stayed. The score is, by `answer`:
 
     - json: the number under `key` of the last JSON object in the answer that has it;
     - regex: the number in the only group of the last match of `pattern`; without a pattern the last number after
@@ -59,6 +74,7 @@ class VlmJudgeScorer:
         words: for yes_probability, the answer that counts and the other.
         range: lowest and highest score; (raw - low) / (high - low) is the usual scaling.
         frames: of a clip that are shown.
+        source: whether the image that a sample is an edit of is shown before it.
         **connection: further options of `reward_models.judges.chat.ChatClient`: api_key_env, timeout, retries, backoff,
             deadline, concurrency, temperature, max_tokens, extra, check.
 
@@ -89,11 +105,14 @@ class VlmJudgeScorer:
         words: Sequence[str] = ("Yes", "No"),
         range: Sequence[float] | None = None,
         frames: int = 8,
+        source: bool = False,
         **connection: Any,
     ) -> None:
         if answer not in TEMPLATES:
             raise RewardError(f"answer of the reward vlm_judge must be one of {', '.join(TEMPLATES)}. Got {answer!r}.")
         refuse_few(frames, "vlm_judge")
+        if not isinstance(source, bool):
+            raise RewardError(f"source of the reward vlm_judge must be true or false. Got {source!r}.")
         self.answer, self.key, self.frames = answer, key, frames
         self.pattern = _pattern(pattern) if pattern is not None else None
         if len(words) != 2 or isinstance(words, str) or words[0].lower() == words[1].lower():
@@ -102,10 +121,14 @@ class VlmJudgeScorer:
         self.limits = _limits(
             range if range is not None else (0.0, 1.0) if answer == "yes_probability" else (0.0, 10.0)
         )
-        self.template = template if template is not None else TEMPLATES[answer]
+        self.template = template if template is not None else (EDIT_TEMPLATES if source else TEMPLATES)[answer]
         low, high = self.limits
         self.spec = replace(
-            self.spec, range=self.limits, scaling=(low, high - low), uses_prompt="{prompt}" in self.template
+            self.spec,
+            range=self.limits,
+            scaling=(low, high - low),
+            uses_prompt="{prompt}" in self.template,
+            uses_source=source,
         )
         self.client = ChatClient(url=url, model=model, **connection)
 

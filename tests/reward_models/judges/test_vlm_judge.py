@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from reward_models import RewardBatch, RewardError, load_reward
+from reward_models import RewardBatch, RewardError, check_scorer, load_reward
 from reward_models.judges.judging import shown_frames
 from reward_models.judges.vlm_judge import _pattern
 from reward_models.text.answers import matched_number
@@ -81,6 +81,19 @@ def test_clips_are_shown_as_frames_in_order(start):
     assert float(output.raw) == pytest.approx(10 * 20 * (0 + 2 + 4 + 7 + 9) / 5 / 255, abs=1e-5)
     load(judge)(RewardBatch(clip[:, :3], ["a"]))
     assert len(pictures_of(judge.asked[1])) == 3
+
+
+def test_an_edit_is_shown_after_its_source(start):
+    judge, media, sources = start(), pictures(2), [pictures(3)[2], pictures(4, 8, 9)[3]]
+    scorer = load(judge, source=True, concurrency=1)
+    scorer(RewardBatch(media, PROMPTS[:2], sources=sources))
+    for body, source, edited, prompt in zip(judge.asked, sources, media, PROMPTS, strict=False):
+        shown = pictures_of(body)
+        assert [image.tolist() for image in shown] == [one.permute(1, 2, 0).tolist() for one in (source, edited)]
+        assert question_of(body).endswith(f"Instruction: {prompt}") and "after it an image" in question_of(body)
+    assert not check_scorer(scorer)
+    with pytest.raises(RewardError, match="edit"):
+        scorer(RewardBatch(media, PROMPTS[:2]))
 
 
 def test_an_empty_clip_fails_and_is_not_asked(start):
@@ -169,6 +182,7 @@ def test_the_spec_says_the_range(start):
         ({"range": [0]}, "lowest, highest"),
         ({"range": [0, "9"]}, "lowest, highest"),
         ({"frames": 0}, "whole number from 1"),
+        ({"source": "yes"}, "true or false"),
         ({"pattern": "("}, "regular expression"),
         ({"pattern": r"\d+"}, "one group"),
         ({"words": ["Yes"]}, "two words"),

@@ -252,6 +252,9 @@ def test_a_start_without_a_server_says_what_to_do(server):
         remote(other.url)
     with background({"mean": Mean()}, token=TOKEN) as url, pytest.raises(RewardError, match="wants another token"):
         remote(url)
+    edits = {"kept": load_reward("preservation", features="pixels")}
+    with background(edits) as url, pytest.raises(RewardError, match="edits of cannot be asked .* name: preservation"):
+        remote(url, reward="kept")
     changed = Mean()
     changed.spec = ScorerSpec("mean", "Mean value.", (0.0, 255.0), media=("image", "video"), version="2")
     with (
