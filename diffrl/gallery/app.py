@@ -7,7 +7,6 @@ import mimetypes
 import os
 import re
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +30,6 @@ POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-LATER = 2.0
-"""Seconds after which what few pages need is loaded ahead: by then the page that the gallery opens with is shown."""
 ASK_AGAIN = "private, no-cache"
 """A resumed run writes other images under the same names: browsers keep them, and ask whether they still hold."""
 
@@ -137,15 +134,6 @@ def load_first() -> None:
     from scipy import special  # noqa: F401
 
 
-def load_ahead(site: Site) -> None:
-    """Load what other pages would wait for: their templates, and matplotlib for reports and curves to download."""
-    for name in site.templates.list_templates():
-        site.templates.get_template(name)
-    from diffrl.gallery.plots import load
-
-    load()
-
-
 def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
     """Answer until Ctrl-C, behind whatever else the machine does: training comes first.
 
@@ -165,9 +153,6 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
             await super().startup(sockets)
             if self.started:
                 ready()
-                later = threading.Timer(LATER, load_ahead, [site])
-                later.daemon = True
-                later.start()
 
     options = {"host": host, "port": port, "log_level": "warning", "timeout_graceful_shutdown": 1}
     with contextlib.suppress(KeyboardInterrupt):  # raised again once everything has been closed

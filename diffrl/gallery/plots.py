@@ -61,12 +61,6 @@ MANY = 60
 _LOCK = threading.Lock()  # matplotlib's settings belong to the whole process
 
 
-def load() -> None:
-    """Import matplotlib, half a second that the first drawing need not wait for."""
-    from matplotlib.backends import backend_svg  # noqa: F401
-    from matplotlib.figure import Figure  # noqa: F401
-
-
 def panels_svg(
     panels: Sequence[Panel],
     tracks: Sequence[Track],
