@@ -39,6 +39,9 @@ class Case:
 SQUARE = {"height": 512, "width": 512}
 CASES = {
     "flux": Case("flux", "black-forest-labs/FLUX.1-dev", SQUARE, guidance_scale=3.5, samples=8, edges=2),
+    "flux_kontext": Case(
+        "flux_kontext", "black-forest-labs/FLUX.1-Kontext-dev", SQUARE, guidance_scale=2.5, samples=4, edges=2
+    ),
     "sd3": Case("sd3", "stabilityai/stable-diffusion-3.5-large", SQUARE, samples=8, edges=2),
     "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
@@ -118,7 +121,7 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
     widths["hunyuan_video"] = "text_embed_dim"
     width = config[widths.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
-    if family in ("sd3", "flux"):
+    if family in ("sd3", "flux", "flux_kontext"):
         shapes["pooled"] = (1, config["pooled_projection_dim"])
     if family == "hunyuan_video":
         shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
@@ -130,7 +133,7 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
         own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
     if family == "hunyuan_video":
         own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
-    if family == "flux":
+    if family in ("flux", "flux_kontext"):
         return own
     return own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
 

@@ -12,6 +12,7 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 SMALLER = {
     "flux": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
+    "flux_kontext": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
     "sd3": {"num_layers": 2, "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64},
     "sana": {
         "num_layers": 1, "num_attention_heads": 4, "num_cross_attention_heads": 2, "cross_attention_head_dim": 64,

@@ -33,6 +33,7 @@ COPY = torch.ops.aten._to_copy.default
 ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 SHALLOW = {
     "flux": {"num_layers": 1, "num_single_layers": 1},
+    "flux_kontext": {"num_layers": 1, "num_single_layers": 1},
     "sd3": {"num_layers": 2},
     "sana": {"num_layers": 1},
     "wan": {"num_layers": 1},

@@ -22,7 +22,7 @@ is an image.
 """
 
 FAMILIES = ["sd3", "flux", "sana", "wan", "hunyuan_video", "qwen_image", "z_image", "flux2_klein", "wan_i2v"]
-FAMILIES += ["qwen_image_edit"]
+FAMILIES += ["flux_kontext", "qwen_image_edit"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
