@@ -12,7 +12,8 @@ from typing import Any
 from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
-from diffrl.models.published import PUBLISHED, Component
+from diffrl.models.published import PUBLISHED
+from diffrl.models.published_parts import Component
 from reward_models.messages import show
 from reward_models.text.reading import parse_json, require_file
 
