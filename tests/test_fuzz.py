@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import LONG, until
+
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +95,6 @@ def takes_memory(send):
         (says("error: run.name must be text.", 2), "refused"),
         (trains(True, True), "trained"),
         (raises, "traceback"),
-        (lambda send: time.sleep(60), "hang"),
         (lambda send: os.kill(os.getpid(), signal.SIGKILL), "died"),
         (says("error: it ended", 7), "died"),
         (says("", 2), "no sentence"),
@@ -105,10 +106,24 @@ def takes_memory(send):
 )
 def test_every_fault_is_seen(fuzzing, tmp_path, trial, expected):
     (tmp_path / "here").mkdir()
-    ended = fuzzing.trial.isolated(trial, tmp_path / "here", seconds=1.5 if expected == "hang" else 60)
+    ended = fuzzing.trial.isolated(trial, tmp_path / "here", seconds=LONG)
     assert fuzzing.configurations.judge(ended)[0] == expected
-    if expected == "hang":
-        assert "time.sleep(60)" in ended.output or "<lambda>" in ended.output  # it says where
+
+
+def test_a_trial_that_hangs_is_ended_and_says_where(fuzzing, tmp_path, monkeypatch):
+    def hangs_here(send):
+        Path("begun").touch()
+        time.sleep(2 * LONG)
+
+    (tmp_path / "here").mkdir()
+    for words in (1.0, 20.0):  # more, where the machine stood still meanwhile
+        monkeypatch.setattr(fuzzing.trial, "LAST_WORDS", words)
+        trial = fuzzing.trial.Trial(hangs_here, tmp_path / "here")
+        until((tmp_path / "here/begun").exists)
+        ended = trial.ended(0.0)
+        if "hangs_here" in ended.output:
+            break
+    assert fuzzing.configurations.judge(ended)[0] == "hang" and "hangs_here" in ended.output
 
 
 @pytest.mark.parametrize("fault", ["none", "rows", "pictures", "checkpoints"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reward_models.scoring.items import Item, Peek
 
 NICE = 10
-"""How far the thread stands back behind training and behind the pages."""
+"""How far the thread stands back behind training and behind the pages, from where the process stands."""
 ANY = "any reward"
 """In the place of a reward's label where none of them can work."""
 TOLD = 2.0
@@ -172,7 +172,8 @@ class Worker:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # where threads have no priority of their own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICE))
         while True:
             with self._lock:
                 if not self._jobs or self._stopped.is_set():

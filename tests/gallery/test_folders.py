@@ -391,6 +391,27 @@ def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, 
     assert sum(brief.value is not None for brief in drawn.briefs(FOLDER, "sharpness")) == 4, "the others go on"
 
 
+@pytest.mark.parametrize("further", [0, 7, 19])
+def test_scoring_stands_back_from_where_the_gallery_stands(drawn, tmp_path, monkeypatch, further):
+    """A gallery that was started under `nice` as well: threads inherit how nice the one is that starts them."""
+    worker, nice = Worker([], tmp_path / "cache.sqlite"), []
+
+    def own():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def gallery():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own() + further, 19))
+        nice.append(own())
+        worker.add(FolderScores([], worker), drawn.entries())
+
+    monkeypatch.setattr(FolderScores, "keep", lambda scores, marks: nice.append(own()))
+    asks = threading.Thread(target=gallery)
+    asks.start()
+    asks.join()
+    worker.wait()
+    assert nice[1] == min(nice[0] + scoring.NICE, 19)
+
+
 @pytest.mark.parametrize(
     ("rewards", "words"),
     [

@@ -53,10 +53,12 @@ def hang(where, answer, *numbers):
     ) as process:
         try:
             process.stdout.readline()
+            said = ""
             for number in numbers:
                 process.send_signal(number)
-                time.sleep(0.5)  # or it would be the same signal twice
-            return process.wait(timeout=LONG), process.stderr.read()
+                said += process.stderr.readline()  # it has come: two that wait would be one
+                time.sleep(0.1)  # and two at once the same one
+            return process.wait(timeout=LONG), said + process.stderr.read()
         finally:
             process.kill()
 
