@@ -8,6 +8,7 @@ own, because callers are ordinary functions, in any thread, also in a notebook t
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 import time
@@ -25,6 +26,8 @@ from reward_models.errors import RewardError
 from reward_models.serving.addresses import is_loopback
 
 T = TypeVar("T")
+POLL = 0.5
+"""Seconds between two looks for signals: the system may give one to a thread that does not wake the one that waits."""
 GRACE = 0.1
 """Seconds after a deadline in which requests may still say what they were waiting for."""
 
@@ -135,6 +138,8 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """
     future = asyncio.run_coroutine_threadsafe(work, _loop())
     try:
+        while not concurrent.futures.wait([future], POLL).done:
+            pass
         return future.result()
     except BaseException:
         future.cancel()

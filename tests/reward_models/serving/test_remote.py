@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import torch
 from reward_models import RewardBatch, RewardError, check_scorer, load_reward
 from reward_models.base import ScorerSpec
 from reward_models.serving.server import background
-from reward_models.serving.transport import _loop
+from reward_models.serving.transport import _loop, wait_for
 from tests.patience import LONG, held_port, until
 from tests.reward_models.serving.rogue import ROGUES, STOP, rogue, says, whole, zeros
 from tests.reward_models.serving.test_microbatch import Mean, request
@@ -270,6 +271,28 @@ def test_a_server_that_comes_up_later_is_waited_for():
         starter.start()
         assert remote(f"http://127.0.0.1:{port}", wait=60.0)(request(3)).raw.tolist() == [3]
         starter.join()
+
+
+def test_a_signal_that_reaches_another_thread_ends_the_waiting():
+    """The system gives a process's signal to any thread, as after a stop; Python's handler runs in the main thread."""
+
+    def ring(number, frame):
+        raise InterruptedError
+
+    waited = []
+
+    async def work():
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        await asyncio.sleep(LONG)
+        waited.append(LONG)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(InterruptedError):
+            wait_for(work())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not waited
 
 
 def test_the_token_comes_from_the_environment(monkeypatch):
