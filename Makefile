@@ -6,6 +6,8 @@
 #                                                                   torch without CUDA: a much smaller download
 #   make test PYTEST_ARGS="-n 8 --dist worksteal"                  more processes than two, each of one thread
 #   make test-long                                                 what takes servers, several processes or long browser tours
+#   make test-processors                                           tests of the numbers again, as an older processor computes
+#                                                                   them and with another one's rounding on top
 #   make test-all                                                  both, and what takes minutes
 #   make docs                                                       the documentation as a site, in site/; dead links fail
 #   make test-newest, make test-oldest                              with the newest versions that pyproject.toml allows, or
@@ -20,7 +22,7 @@ CONSTRAINTS ?= scripts/constraints/tested.txt
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: demo docs test test-long test-all test-newest test-oldest pytest lint format constraints clean
+.PHONY: demo docs test test-long test-processors test-all test-newest test-oldest pytest lint format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/diffrl demo run.name=demo-$$(date +%Y%m%d-%H%M%S)
@@ -36,6 +38,13 @@ test: lint pytest
 
 test-long:
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m "long and not slow"'
+
+# Kernels down to SSE4 (torch's own, oneDNN's and MKL's), and rounding that depends on shapes and alignment (tests/rounding.py).
+test-processors: export ATEN_CPU_CAPABILITY = default
+test-processors: export ONEDNN_MAX_CPU_ISA = SSE41
+test-processors: export MKL_ENABLE_INSTRUCTIONS = SSE4_2
+test-processors:
+	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -p tests.rounding tests/training tests/rollout tests/models tests/functional'
 
 test-all: lint
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m ""'

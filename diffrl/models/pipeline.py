@@ -87,7 +87,7 @@ class PipelineAdapter(ABC):
         import torch
 
         from diffrl.models.base_precision import quantise_base
-        from diffrl.models.placement import compile_blocks, set_attention, try_attention
+        from diffrl.models.placement import align, compile_blocks, set_attention, try_attention
 
         # The first two take no masks; to xformers diffusers hands them as numbers that are added, 1 and 0 (0.42).
         if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in UNMASKED):
@@ -101,6 +101,8 @@ class PipelineAdapter(ABC):
                 quantise_base(module, self.family.exclude, placement.base_precision, self.dtype)
         for name, component in self._modules("").items():
             component.to("cpu" if self._offloaded(name) else placement.device)
+            if placement.device.type == "cpu":
+                align(component)
         vae, needed = self.pipeline.vae, self.family.vae_dtype
         vae_dtype = placement.vae_dtype or (self.dtype if needed is None else getattr(torch, needed))
         # A decoder of images keeps its channels last, as convolutions of CPUs and of tensor cores take them: else each

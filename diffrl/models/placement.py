@@ -37,6 +37,20 @@ class Placement:
     compile: bool = False
 
 
+ALIGNMENT = 64
+"""Bytes: where torch itself begins a tensor."""
+
+
+def align(module: nn.Module) -> None:
+    """Copy weights that begin elsewhere than torch's own do, as those of a mapped file mostly do.
+
+    Kernels of CPUs round by alignment, too. Where a file's header ends would else decide the last digits of a run.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type == "cpu" and type(tensor.data) is torch.Tensor and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()
+
+
 def set_attention(transformer: Any, name: str) -> None:
     """Run attention by another backend of diffusers.
 

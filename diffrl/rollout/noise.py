@@ -37,11 +37,11 @@ def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
     Raises:
         struct.error: a field of an address is not an integer of at most 64 bits.
     """
-    rows = np.empty((len(addresses), math.prod(shape)), dtype=np.float32)
-    for row, address in zip(rows, addresses, strict=True):
+    noise = torch.empty(len(addresses), math.prod(shape), dtype=torch.float32)  # aligned, as NumPy's own need not be
+    for row, address in zip(noise.numpy(), addresses, strict=True):
         generator = np.random.Generator(np.random.Philox(key=_key(address)))
         generator.standard_normal(dtype=np.float32, out=row)
-    return torch.from_numpy(rows).reshape(len(addresses), *shape)
+    return noise.reshape(len(addresses), *shape)
 
 
 def in_advance(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:

@@ -195,7 +195,8 @@ def test_sana_puts_its_instruction_before_the_prompt_and_not_before_the_empty_on
     )
     without = adapter.pipeline.encode_prompt(PROMPTS, max_sequence_length=adapter.max_sequence_length)
     ours = adapter.encode_prompts(PROMPTS)
-    assert torch.equal(ours["prompt_embeds"], stock[0]) and torch.equal(ours["negative_prompt_embeds"], stock[2])
+    torch.testing.assert_close(ours["prompt_embeds"], stock[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours["negative_prompt_embeds"], stock[2], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ours["prompt_embeds"], without[0])
 
 
@@ -250,10 +251,12 @@ def test_offloaded_parts_rest_on_the_cpu_and_give_the_same(random_pipelines, loa
     plain = loaded(family)
     placement = Placement(offload=("text_encoders", "vae"), vae_slicing=True)
     other = load_adapter(family, str(random_pipelines(family)), dtype="float32", placement=placement)
-    for name, tensor in encoded(plain, PROMPTS).items():
-        assert torch.equal(encoded(other, PROMPTS)[name], tensor)
+    moved = encoded(other, PROMPTS)
+    for name, tensor in encoded(plain, PROMPTS).items():  # its empty prompt may have been encoded in another batch
+        torch.testing.assert_close(moved[name], tensor, rtol=1e-4, atol=1e-5)
     latents = normal(plain, 3)
-    assert (plain.decode(latents).int() - other.decode(latents).int()).abs().max() <= 1
+    one_by_one = torch.cat([plain.decode(latents[i : i + 1]) for i in range(3)])  # as sliced: the same shapes
+    assert (one_by_one.int() - other.decode(latents).int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize(

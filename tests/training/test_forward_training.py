@@ -9,7 +9,8 @@ from diffrl.cost.plan import make_plan
 from diffrl.records import Prompt, PromptBatch
 from diffrl.training.update import minibatches
 from tests.tiers import daily
-from tests.training.harness import distance, flat, make_trainer, settings, weights_of
+from tests.tolerances import NETWORK, of_spread
+from tests.training.harness import distance, flat, make_trainer, record_gradients, settings, weights_of
 
 NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
 LAGS = {"old_slope": 0.3, "old_limit": 0.6}
@@ -23,21 +24,31 @@ def trainer_of(pipeline, directory, train=None, **objective):
 
 
 def test_awm_with_the_normalised_weight_is_nft_on_its_own_policy(random_sd3, tmp_path):
-    """With one update an iteration: gradients are equal but for rounding, and so is what is trained.
+    """With one update an iteration their gradients differ by no more than those of other micro-batches do.
 
-    Adam would blow up the rounding of gradients that are nearly 0, hence its large epsilon.
+    The second one is taken at the same weights: images are rounded to bytes, so that a weight's last digit may decide
+    what a reward is.
     """
     own = {"kl": 0.0, "levels": 3, "noisiest": 0.8, "old_limit": 0.0}
-    train = {"updates_per_iteration": 1, "epsilon": 1e-3}
-    moved = []
-    for kind in ({"kind": "nft"}, {"kind": "awm", "weighting": "normalised"}):
-        trainer = trainer_of(random_sd3, tmp_path / kind["kind"], train, **kind, **own)
-        before = flat(weights_of(trainer))
-        metrics = [trainer.iterate().metrics for _ in range(2)]
-        moved.append((flat(weights_of(trainer)) - before, [row["update/grad_norm"] for row in metrics]))
-    (nft, norms), (awm, others) = moved
-    assert distance(awm, nft) < 1e-4 and float(nft.norm()) > 0
-    assert others == pytest.approx(norms, rel=1e-5)
+    runs = {}
+    for name, micro_batch, kind in (
+        ("nft", 3, {"kind": "nft"}),
+        ("split", 5, {"kind": "nft"}),
+        ("awm", 3, {"kind": "awm", "weighting": "normalised"}),
+    ):
+        train = {"updates_per_iteration": 1, "micro_batch": micro_batch}
+        runs[name] = trainer_of(random_sd3, tmp_path / name, train, **kind, **own), []
+        record_gradients(*runs[name])
+    for _ in range(2):
+        for trainer, _ in runs.values():
+            trainer.iterate()
+        start = weights_of(runs["nft"][0])
+        for trainer, _ in runs.values():
+            for name, weight in trainer.session.policy.parameters.items():
+                weight.data.copy_(start[name])
+        nft, split, awm = (gradients[-1] for _, gradients in runs.values())
+        assert distance(awm, nft) < of_spread([distance(split, nft)], 1e-4) and float(nft.norm()) > 0
+    assert all(len(gradients) == 2 for _, gradients in runs.values())
 
 
 def definition(kind, taken, velocity, reference, beta):
@@ -91,7 +102,7 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
         assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
         assert torch.equal(torch.unique(taken.cell, return_counts=True)[1], torch.full((len(taken.cell) // 5,), 5))
     gone = [taken.implicit_mean if kind == "crd" else taken.weight - 0.5 for *_, taken in seen]
-    assert [bool(one.any()) for one in gone] == [False, True, True, True]
+    assert [float(one.abs().max()) > 4 * NETWORK for one in gone] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("kind", daily(["awm", "dgpo", "crd"], ["dgpo"]))

@@ -6,6 +6,7 @@ import torch
 import diffrl.training.loop as loop
 from diffrl.training.update import LossTerm, accumulate_gradient
 from tests.tiers import daily
+from tests.tolerances import SQUARED
 from tests.training.harness import FOREST, distance, flat, make_trainer, settings, weights_of
 
 NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
@@ -20,10 +21,9 @@ def nft_trainer(pipeline, directory, rollout=NO_NOISE, credit=None, train=None, 
 
 def test_the_first_update_has_no_gap(random_sd3, tmp_path):
     trainer = nft_trainer(random_sd3, tmp_path, train={"updates_per_iteration": 1}, kl=0.0)
-    assert trainer.iterate().metrics["update/velocity_gap"] == 0 and trainer.on_policy_error is None
-    assert (
-        trainer.iterate().metrics["update/velocity_gap"] > 0
-    )  # old_slope 0.001: hardly anything is forgotten, all is kept
+    assert trainer.iterate().metrics["update/velocity_gap"] < SQUARED and trainer.on_policy_error is None
+    # old_slope 0.001: hardly anything is forgotten, all is kept
+    assert trainer.iterate().metrics["update/velocity_gap"] > 100 * SQUARED
 
 
 def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, assert_same_run, crash_at
 from tests.tiers import daily
+from tests.tolerances import SQUARED
 from tests.training.harness import FOREST, flat, go_on, make_run, make_trainer, settings, start, weights_of
 from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
 
@@ -113,7 +114,7 @@ def test_a_reference_pulls_back(random_sd3, tmp_path):
     moved = {kl: float((flat(weights_of(trainer)) - start).norm()) for kl, (_, trainer) in found.items()}
     assert moved[50.0] < 0.8 * moved[0.0]
     pulled, trainer = found[50.0]
-    assert pulled[0]["update/reference_kl"] == 0 and pulled[2]["update/reference_kl"] > 0
+    assert pulled[0]["update/reference_kl"] < SQUARED and pulled[2]["update/reference_kl"] > 100 * SQUARED
     assert "update/reference_kl" not in found[0.0][0][0]
     assert trainer.session.meter.evaluations["reference"] == trainer.session.meter.evaluations["update"]
 
