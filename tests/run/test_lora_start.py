@@ -190,9 +190,9 @@ WRONG = {
     "also has": {"targets": ["attn.to_q"]},
     "lacks": {"targets": [*TARGETS, "attn.to_k"]},
     "of this network": {},
-    "which has use_dora=true": {},
+    "a DoRA": {},
     "ranks 2, 3": {},
-    "holds no such layers": {},
+    "holds no LoRA": {},
     "Header|header": {},
 }
 
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_one_sentence_of_check_and_no_run(random_sd3, tmp_p
     tensors = load_file(path)
     if words == "of this network":
         save_file({k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in tensors.items()}, path)
-    elif words.startswith("which has"):
+    elif words == "a DoRA":
         path = published(random_sd3, tmp_path / "dora", use_dora=True)
     elif words.startswith("ranks"):
         path = published(random_sd3, tmp_path / "ranks", rank_pattern={"to_q": 2})
