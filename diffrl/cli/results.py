@@ -108,6 +108,7 @@ def export(
         ),
     ] = "diffusers",
     comfyui: Annotated[bool, typer.Option("--comfyui", help="A LoRA with ComfyUI's keys, too.")] = False,
+    peft: Annotated[bool, typer.Option("--peft", help="A LoRA as peft writes it, too.")] = False,
     step: StepOption = None,
     best: BestOption = False,
 ) -> None:
@@ -116,13 +117,14 @@ def export(
     from diffrl.run.watch import watched
 
     chosen = choice(step, best, run)
-    if comfyui and form != "diffusers":
-        raise ConfigError(f"--comfyui goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
+    if (comfyui or peft) and form != "diffusers":
+        option = "--comfyui" if comfyui else "--peft"
+        raise ConfigError(f"{option} goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
     with watched(console(), f"exporting {run}", lambda: f"What is in {out} is not whole: remove it and export again."):
         if form == "diffusers":
             from diffrl.export.diffusers import export_run
 
-            lines = export_run(run, out, chosen, comfyui)
+            lines = export_run(run, out, chosen, comfyui, peft)
         else:
             from diffrl.export.modelopt import export_quantised
 

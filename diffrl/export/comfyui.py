@@ -24,13 +24,8 @@ def require_comfyui(config: Config) -> None:
     """Refuse before anything is loaded what has no file for ComfyUI.
 
     Raises:
-        ConfigError: the run trained no LoRA, or ComfyUI has no such model.
+        ConfigError: ComfyUI has no such model.
     """
-    if config.model.lora is None:
-        raise ConfigError(
-            "--comfyui needs a run with model.lora. Got one of full fine-tuning, whose export is a whole pipeline. "
-            "Leave --comfyui out."
-        )
     if config.model.facts.comfyui is None:
         raise ConfigError(
             f"--comfyui needs a family that ComfyUI knows. Got {config.model.family} ({config.model.facts.title}), "

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
 from diffrl.models.targets import names_layer
 
 ADAPTER_NAME = "default"
+
+PEFT_LORA = "adapter_model.safetensors"
+"""What peft calls a LoRA, beside its adapter_config.json."""
 
 
 def add_lora(transformer: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
@@ -91,6 +96,13 @@ def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:
 def lora_metadata(transformer: Any) -> Mapping[str, Any]:
     """The peft configuration that must travel with the weights: without it a loader guesses alpha = rank."""
     return dict(transformer.peft_config[ADAPTER_NAME].to_dict())
+
+
+def save_adapter(transformer: Any, folder: Path) -> None:
+    """Write the LoRA as peft does: adapter_config.json and adapter_model.safetensors."""
+    layers = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in lora_layers(transformer).items()}
+    transformer.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
+    save_file(layers, folder / PEFT_LORA, {"format": "pt"})
 
 
 @contextmanager

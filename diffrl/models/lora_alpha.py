@@ -77,7 +77,7 @@ def find_alphas(
         which = "" if missing == len(ranks) else f" for {missing} of {len(ranks)} layers"
         notes.append(f"{file} has no alpha{which}: it is taken to be the rank, so that B A is added as it is.")
     dim = metadata.get("ss_network_dim", "")
-    if dim.isdigit() and int(dim) not in ranks.values():
+    if dim.isdecimal() and dim not in map(str, ranks.values()):
         notes.append(f"{file} says ss_network_dim {dim}, and its matrices have another rank: they are believed.")
     return {layer: found.get(layer, float(rank)) for layer, rank in ranks.items()}, notes
 

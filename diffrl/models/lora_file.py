@@ -15,7 +15,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.architecture import Shapes, header_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.family import Family
-from diffrl.models.lora import attach_matrices
+from diffrl.models.lora import PEFT_LORA, attach_matrices
 from diffrl.models.lora_names import fit_lora, linear_layers
 from diffrl.models.lora_tensors import START, LoraWeights, first_few, open_lora
 from diffrl.models.targets import names_layer
@@ -29,9 +29,6 @@ SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 
 FIRST_COMFYUI, SECOND_COMFYUI = "comfyui.safetensors", "comfyui_2.safetensors"
 """The same with ComfyUI's keys."""
-
-PEFT_LORA = "adapter_model.safetensors"
-"""What peft calls it, beside its adapter_config.json."""
 
 PICKLES = re.compile(rb"(?:PK\x03\x04|\x80[\x02-\x05])(?!.{4,6}\{)", re.DOTALL)
 """How a pickle begins, as torch.save writes it now and did once; a safetensors file has a { at its ninth byte."""

@@ -67,9 +67,9 @@ def fit_lora(opened: LoraWeights, layers: Shapes, family: Family, asked: str = S
     known = spellings(layers, family)
     if lost := [name for name in opened.down if _flat(name) not in known]:
         count = len(opened.down)
-        which = f"none of whose {count} layers" if len(lost) == count else f"{len(lost)} of whose {count} layers do not"
-        verb = "reaches" if len(lost) == count else "reach"
-        raise ConfigError(f"{refused}{which} {verb} it: {first_few(lost)}. Take one of the same base.")
+        which = "nothing reaches it" if len(lost) == count else "a part does not reach it"
+        named = f"{len(lost)} of {count} layers: {first_few(lost)}"
+        raise ConfigError(f"{refused}of which {which}, {named}. Take one of the same base.")
     down, up, alpha = dict[str, Tensor](), dict[str, Tensor](), dict[str, float]()
     for name in opened.down:
         for layer, a, b in _parts(opened, name, known[_flat(name)], layers, refused):

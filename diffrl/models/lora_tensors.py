@@ -14,11 +14,12 @@ from torch import Tensor
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
 from diffrl.models.lora_alpha import find_alphas
+from reward_models.messages import brief
 
 START = "model.lora.start.path"
 
 MATRIX = re.compile(
-    r"(?P<layer>.+?)\.(?:lora_|lora\.|lora_linear_layer\.|(?<=_lora\.)|(?<=_lora[12]\.))"
+    r"(?P<layer>[\w.-]+?)\.(?:lora_|lora\.|lora_linear_layer\.|(?<=_lora\.)|(?<=_lora[12]\.))"
     r"(?P<side>A|B|down|up)(?:\.[\w-]+)?\.weight"
 )
 """A matrix as peft, kohya and diffusers call it, with an adapter's name or without, or XLabs (qkv_lora1.up.weight)."""
@@ -47,6 +48,7 @@ KINDS = {
 }
 """Files that people call a LoRA and that are more, or something else: patterns of their tensors' names."""
 
+ALPHA = re.compile(r"(?P<layer>[\w.-]+)\.alpha")
 DIFFERENCE = re.compile(r"\.diff(?:_b)?$")
 
 
@@ -76,7 +78,7 @@ class LoraWeights:
 
 def first_few(names: Sequence[str]) -> str:
     """Name the first three, and count the others."""
-    shown = ", ".join(sorted(names)[:3])
+    shown = ", ".join(map(brief, sorted(names)[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
@@ -99,7 +101,7 @@ def open_lora(file: Path, asked: str = START) -> LoraWeights:
         with safe_open(str(file), framework="pt") as content:
             metadata = content.metadata() or {}
             if other := next((n for n in every if DIFFERENCE.search(n) and content.get_tensor(n).any()), None):
-                raise ConfigError(f"{refused}which also holds differences of whole weights or biases ({other}).")
+                raise ConfigError(f"{refused}which also holds differences of whole weights or biases ({brief(other)}).")
             for name in names:
                 matrix = MATRIX.fullmatch(name)
                 stem = name.removesuffix(".alpha") if matrix is None else matrix["layer"]
@@ -123,9 +125,7 @@ def open_lora(file: Path, asked: str = START) -> LoraWeights:
     ranks = {layer: len(matrix) for layer, matrix in down.items()}
     found, notes = find_alphas(file, metadata, alphas, ranks, peft)
     if text:
-        notes.append(
-            f"{file} also has {len(text)} layers of text encoders, which are left out: {first_few(sorted(text))}."
-        )
+        notes.append(f"Layers of text encoders in {file} are left out ({len(text)}): {first_few(sorted(text))}.")
     return LoraWeights(
         {layer: matrix.float() for layer, matrix in down.items()},
         {layer: matrix.float() for layer, matrix in up.items()},
@@ -147,8 +147,8 @@ def _require_kind(names: Sequence[str], refused: str) -> None:
     """
     for pattern, kind in KINDS.items():
         if match := next((name for name in names if re.search(pattern, name)), None):
-            raise ConfigError(f"{refused}{kind} ({match}). Take a plain LoRA, which is W + alpha / rank B A.")
-    others = [name for name in names if MATRIX.fullmatch(name) is None and not name.endswith(".alpha")]
+            raise ConfigError(f"{refused}{kind} ({brief(match)}). Take a plain LoRA, which is W + alpha / rank B A.")
+    others = [name for name in names if not (MATRIX.fullmatch(name) or ALPHA.fullmatch(name))]
     if not others:
         return
     if len(others) < len(names):

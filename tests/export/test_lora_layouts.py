@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from diffrl.export.diffusers import export_run
@@ -190,11 +191,13 @@ def test_what_is_exported_is_read_again(random_pipelines, tmp_path, family):
     model = {"family": family, "lora": {"rank": RANK, "alpha": ALPHA}}
     run, _ = start(settings(folder, tmp_path, model=model, train={"learning_rate": 3e-2}, run={"iterations": 1}))
     comfyui = family not in ("sana", "hunyuan_video")
-    export_run(run, tmp_path / "out", comfyui=comfyui)
+    assert any("For peft" in line for line in export_run(run, tmp_path / "out", comfyui=comfyui, peft=True))
     expected = changes(load_aligned(run, CPU).policy.inner)
     assert expected
-    for file in ("pytorch_lora_weights.safetensors", *(["comfyui.safetensors"] if comfyui else [])):
+    for file in ("", "pytorch_lora_weights.safetensors", "peft", *(["comfyui.safetensors"] if comfyui else [])):
         assert_changes(changes(opened(family, folder, tmp_path / "out" / file)), expected)
+    theirs = PeftModel.from_pretrained(opened(family, folder), str(tmp_path / "out/peft"))
+    assert_changes(changes(theirs.base_model.model), expected)
 
 
 def test_the_last_modulation_of_flux_has_its_halves_the_other_way_round(random_pipelines, tmp_path):
