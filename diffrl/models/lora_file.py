@@ -16,8 +16,9 @@ from diffrl.models.architecture import Shapes, header_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.family import Family
 from diffrl.models.lora import PEFT_LORA, attach_matrices
+from diffrl.models.lora_alpha import PEFT_CONFIG
 from diffrl.models.lora_names import fit_lora, linear_layers
-from diffrl.models.lora_tensors import START, LoraWeights, first_few, open_lora
+from diffrl.models.lora_tensors import START, LoraWeights, first_few, has_peft_layout, open_lora
 from diffrl.models.targets import names_layer
 from reward_models.messages import show
 
@@ -76,17 +77,19 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
 
 
 def sha256_of(files: Mapping[str, Path]) -> str:
-    """Of the files' bytes, one after the other.
+    """Digest the files' bytes, one after the other, each with peft's configuration if its alpha is there.
 
     Raises:
         ConfigError: one cannot be read.
     """
     digest = hashlib.sha256()
     for file in files.values():
-        header_shapes(file)  # a pipe would never end
-        with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
+        beside = file.parent / PEFT_CONFIG
+        peft = has_peft_layout(file, header_shapes(file))  # which reads no pipe: it would never end
+        for part in (file, beside) if peft and beside.is_file() else (file,):
+            with part.open("rb") as content:
+                while block := content.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()
 
 

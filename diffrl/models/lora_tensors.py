@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
+from diffrl.models.lora import PEFT_LORA
 from diffrl.models.lora_alpha import find_alphas
 from reward_models.messages import brief
 
@@ -76,7 +77,12 @@ class LoraWeights:
         return sorted({len(down) for down in self.down.values()})
 
 
-def first_few(names: Sequence[str]) -> str:
+def has_peft_layout(file: Path, names: Collection[str]) -> bool:
+    """Decide whether peft wrote a file, whose alpha is in an adapter_config.json beside it then."""
+    return file.name == PEFT_LORA or any(name.startswith("base_model.model.") for name in names)
+
+
+def first_few(names: Collection[str]) -> str:
     """Name the first three, and count the others."""
     shown = ", ".join(map(brief, sorted(names)[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
@@ -117,15 +123,14 @@ def open_lora(file: Path, asked: str = START) -> LoraWeights:
         raise ConfigError(f"{file} must be a safetensors file that PyTorch reads. {error}. Save it again.") from error
     _require_matrices(down, up, file, asked)
     if not down:
-        what = f"layers of text encoders alone ({first_few(sorted(text))})" if text else "no LoRA"
+        what = f"layers of text encoders alone ({first_few(text)})" if text else "no LoRA"
         raise ConfigError(f"{refused}which holds {what}. Take one of the transformer.")
     if orphans := alphas.keys() - down.keys():
-        raise ConfigError(f"{refused}which has an alpha and no matrices for {first_few(sorted(orphans))}.")
-    peft = any(name.startswith("base_model.model.") for name in names) or file.name == "adapter_model.safetensors"
+        raise ConfigError(f"{refused}which has an alpha and no matrices for {first_few(orphans)}.")
     ranks = {layer: len(matrix) for layer, matrix in down.items()}
-    found, notes = find_alphas(file, metadata, alphas, ranks, peft)
+    found, notes = find_alphas(file, metadata, alphas, ranks, has_peft_layout(file, names))
     if text:
-        notes.append(f"Layers of text encoders in {file} are left out ({len(text)}): {first_few(sorted(text))}.")
+        notes.append(f"Layers of text encoders in {file} are left out ({len(text)}): {first_few(text)}.")
     return LoraWeights(
         {layer: matrix.float() for layer, matrix in down.items()},
         {layer: matrix.float() for layer, matrix in up.items()},

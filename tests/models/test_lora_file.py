@@ -13,6 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.export.pictures import open_pipeline
 from diffrl.run.check import check_config
 from diffrl.run.initial import restore_initial
+from diffrl.run.lora_start import check_start
 from tests.training.harness import make_trainer, settings
 
 CPU = torch.device("cpu")
@@ -298,3 +299,34 @@ def test_training_says_why_it_needs_one_rank(places):
     for look in (places.check, places.train):
         with pytest.raises(ConfigError, match=r"ranks 2, 4.* one rank"):
             look(places.path)
+
+
+def header(**entries):
+    """A safetensors file with this header, and no more."""
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+TORN = {
+    "offsets": header(x={"dtype": "F32", "shape": [1], "data_offsets": [0]}),
+    "metadata": header(__metadata__={"alpha": 8}),
+    "dtype": header(**{"x.lora_A.weight": {"dtype": "F4", "shape": [0, 2], "data_offsets": [0, 0]}}),
+    "a name of two lines": header(**{"x\ny.lora_A.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}),
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+def test_a_torn_header_is_one_sentence(places, case):
+    places.path.write_bytes(TORN[case])
+    message = places.refusal(places.path)
+    assert "\n" not in message and "mine.safetensors" in message
+
+
+def test_a_file_is_judged_before_its_pipeline_is_here(places):
+    data = places.data(places.path)
+    data["model"]["path"] = "nobody/has-this"
+    save_file(tensors(), places.path)
+    assert "no alpha" in check_start(make_config(data).model)
+    save_file(changed(f"{Q}.lora_B.weight", lambda t: t * math.nan), places.path)
+    with pytest.raises(ConfigError, match="holds NaN"):
+        check_start(make_config(data).model)

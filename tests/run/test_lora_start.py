@@ -229,3 +229,17 @@ def test_a_missing_path_and_two_beginnings_are_told(random_sd3, tmp_path, lora):
     data["model"]["init_from"] = {"run": "elsewhere", "step": 1}
     with pytest.raises(ConfigError, match="Got both"):
         make_config(data)
+
+
+def test_pefts_configuration_belongs_to_what_is_resumed(random_sd3, tmp_path, lora):
+    """Its alpha is in a file of its own: another one is another LoRA."""
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    named = {key.replace("transformer.", "base_model.model.", 1): tensor for key, tensor in load_file(lora).items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 6}')
+    data = of(random_sd3, tmp_path, folder)
+    pinned = pin_initial(make_config(data))
+    (folder / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 12}')
+    with pytest.raises(ConfigError, match="it is another LoRA now"):
+        pin_initial(pinned)
