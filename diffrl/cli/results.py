@@ -24,7 +24,7 @@ def generate(
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
     lora: Annotated[
-        str | None, typer.Option(help="With --model: a LoRA's file or folder, as diffrl export writes it.")
+        str | None, typer.Option(help="With --model: a LoRA's file or folder, of diffrl or another trainer.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     image: Annotated[
