@@ -19,7 +19,7 @@ from diffrl.export.comfyui import comfyui_files, require_comfyui
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
-from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA, lora_loader
+from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
@@ -45,9 +45,6 @@ pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype}){lines}
     prompt={prompt!r}, num_inference_steps={steps}{arguments}
 ).{field}[0]
 ```"""
-
-PEFT_FOLDER, SECOND_PEFT_FOLDER = "peft", "peft_2"
-"""What `--peft` writes: of the pipeline's network, and of the second where there are two."""
 
 COMFYUI_USE = """In ComfyUI: {files} into `models/loras`, and the node `LoraLoaderModelOnly` with strength 1 behind the
 base model."""

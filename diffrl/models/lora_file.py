@@ -31,6 +31,9 @@ SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 FIRST_COMFYUI, SECOND_COMFYUI = "comfyui.safetensors", "comfyui_2.safetensors"
 """The same with ComfyUI's keys."""
 
+PEFT_FOLDER, SECOND_PEFT_FOLDER = "peft", "peft_2"
+"""Folders with the same as peft writes it."""
+
 PICKLES = re.compile(rb"(?:PK\x03\x04|\x80[\x02-\x05])(?!.{4,6}\{)", re.DOTALL)
 """How a pickle begins, as torch.save writes it now and did once; a safetensors file has a { at its ninth byte."""
 
@@ -53,7 +56,8 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
             "exist. Check the spelling; one on the hub must be fetched first: hf download NAME --local-dir FOLDER."
         )
     if len(networks) > 1:
-        pairs = ((FIRST_LORA, SECOND_LORA), (FIRST_COMFYUI, SECOND_COMFYUI))
+        peft = (f"{PEFT_FOLDER}/{PEFT_LORA}", f"{SECOND_PEFT_FOLDER}/{PEFT_LORA}")
+        pairs = ((FIRST_LORA, SECOND_LORA), (FIRST_COMFYUI, SECOND_COMFYUI), peft)
         first = next((pair for pair in pairs if all((path / name).is_file() for name in pair)), pairs[0])
         files = {network: path / name for network, name in zip(networks, first, strict=True)}
         if missing := [file.name for file in files.values() if not file.is_file()]:
@@ -63,13 +67,13 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
             )
         return files
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors"))
+        found = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*/{PEFT_LORA}"))
         named = [path / name for name in (FIRST_LORA, PEFT_LORA) if (path / name).is_file()][:1] or found
         named = named or sorted(path.glob("*.bin"))  # which is refused for what it is
         if len(named) != 1:
+            here = ", ".join(str(file.relative_to(path)) for file in found[:8]) or "no safetensors file"
             raise ConfigError(
-                f"{asked} must name one LoRA. Got the folder {show(start)}, which has "
-                f"{', '.join(file.name for file in found[:8]) or 'no safetensors file'}. Name the file."
+                f"{asked} must name one LoRA. Got the folder {show(start)}, which has {here}. Name the file."
             )
         path = named[0]
     _refuse_pickle(path, asked)

@@ -75,7 +75,8 @@ def fit_lora(opened: LoraWeights, layers: Shapes, family: Family, asked: str = S
         for layer, a, b in _parts(opened, name, known[_flat(name)], layers, refused):
             if layer in down:
                 raise ConfigError(f"{refused}which names {layer} twice. Leave one of the two out.")
-            down[layer], up[layer], alpha[layer] = a, b, opened.alpha[name]
+            down[layer], up[layer] = a, b
+            alpha[layer] = opened.alpha[name] * len(a) / len(opened.down[name])
     return LoraWeights(down, up, alpha, opened.file, opened.notes)
 
 
@@ -91,7 +92,12 @@ def _parts(
         )
     if SHIFT_SCALE.search(name) and _flat(name) != _flat(parts[0]) and len(b) == 2 * into:
         b = torch.cat(b.chunk(2)[::-1])
-    yield from ((part, a, piece) for part, piece in zip(parts, b.split(rows), strict=True))
+    pieces = b.split(rows)
+    columns = torch.stack([piece.any(0) for piece in pieces])  # of a B in blocks, as of three LoRAs saved as one
+    if bool((columns.sum(0) == 1).all()) and len(set(columns.sum(1).tolist())) == 1:
+        yield from ((part, a[c], piece[:, c]) for part, c, piece in zip(parts, columns, pieces, strict=True))
+    else:
+        yield from ((part, a, piece) for part, piece in zip(parts, pieces, strict=True))
 
 
 def _flat(name: str) -> str:

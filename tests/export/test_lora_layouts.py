@@ -15,6 +15,7 @@ from diffrl.run.initial import restore_initial
 from tests.export.test_comfyui import ORIGINAL
 from tests.tiers import daily
 from tests.training.harness import make_trainer, settings, start
+from tests.training.test_two_networks import wan22, wan_settings  # noqa: F401
 
 CPU = torch.device("cpu")
 RANK, ALPHA = 3, 7.5
@@ -208,3 +209,41 @@ def test_the_last_modulation_of_flux_has_its_halves_the_other_way_round(random_p
     save_file({f"{stem}.lora_down.weight": a, f"{stem}.lora_up.weight": b}, tmp_path / "lora.safetensors")
     change = changes(opened("flux", folder, tmp_path / "lora.safetensors"))["norm_out.linear"]
     torch.testing.assert_close(change, (b @ a).roll(32, 0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_fused_layer_trained_in_parts_has_the_rank_of_a_part(random_pipelines, tmp_path):
+    """kohya's split_qkv saves three LoRAs as one of three times the rank, whose B has blocks and zeros."""
+    folder, generator = random_pipelines("sd3"), torch.Generator().manual_seed(9)
+    tensors, expected = {}, {}
+    for name, parts in original("sd3", chosen("sd3", opened("sd3", folder))).items():
+        if name.endswith("x_block.attn.qkv"):
+            pairs = [draw_pair((128, 128), 2, generator) for _ in parts]
+            key = "lora_unet_" + name.replace(".", "_")
+            tensors[f"{key}.lora_down.weight"] = torch.cat([a for a, _ in pairs])
+            tensors[f"{key}.lora_up.weight"] = torch.block_diag(*(b for _, b in pairs))
+            tensors[f"{key}.alpha"] = torch.tensor(9.0)
+            expected |= {part: 9 / 6 * b @ a for part, (a, b) in zip(parts, pairs, strict=True)}
+    path = tmp_path / "lora.safetensors"
+    save_file(tensors, path)
+    assert_changes(changes(opened("sd3", folder, path)), expected)
+    lora = {"rank": 2, "alpha": 5, "targets": ["attn.to_q", "attn.to_k", "attn.to_v"], "start": {"path": str(path)}}
+    trainer = make_trainer(settings(folder, tmp_path / "run", model={"lora": lora}))
+    restore_initial(trainer.session.policy, trainer.config)
+    assert_changes(changes(trainer.session.policy.inner), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["diffusers", "comfyui", "peft"])
+def test_both_networks_of_an_export_are_read_again(wan22, tmp_path, layout):  # noqa: F811
+    run, _ = start(wan_settings(wan22, tmp_path, start=1, size=3))
+    export_run(run, tmp_path / "out", comfyui=True, peft=True)
+    keep = {"diffusers": "pytorch_lora_weights*", "comfyui": "comfyui*", "peft": "peft*"}[layout]
+    (tmp_path / "alone").mkdir()
+    for one in (tmp_path / "out").glob(keep):
+        one.rename(tmp_path / "alone" / one.name)
+    sizes = (32, 32, 9, str(tmp_path / "alone"))
+    networks = open_pipeline(str(wan22), "wan", "float32", CPU, *sizes)[0].trainable_modules()
+    expected = load_aligned(run, CPU).adapter.trainable_modules()
+    for name, network in networks.items():
+        assert changes(network)
+        assert_changes(changes(network), changes(expected[name]))

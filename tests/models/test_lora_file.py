@@ -330,3 +330,16 @@ def test_a_file_is_judged_before_its_pipeline_is_here(places):
     save_file(changed(f"{Q}.lora_B.weight", lambda t: t * math.nan), places.path)
     with pytest.raises(ConfigError, match="holds NaN"):
         check_start(make_config(data).model)
+
+
+def test_a_checkpoints_folder_holds_its_adapter_one_level_down(places, tmp_path):
+    """As flow_grpo and DiffusionNFT save it; of two, none is chosen."""
+    for name in ("lora", "other"):
+        folder = tmp_path / "checkpoint-20" / name
+        folder.mkdir(parents=True)
+        save_file(tensors("base_model.model."), folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
+        if name == "lora":
+            scales = places.scale(tmp_path / "checkpoint-20")[0]
+            assert scales == pytest.approx(dict.fromkeys(LAYERS, 2.0), rel=1e-4)
+    assert "lora/adapter_model.safetensors, other/adapter_model" in places.refusal(tmp_path / "checkpoint-20")
