@@ -94,16 +94,17 @@ def _statements(
     for key in OBJECTS:
         if key in metadata:
             for settings in _per_network(_parsed(file, key, metadata[key])):
-                yield f"lora_alpha in {key}", _peft_alphas(file, settings, ranks)
+                yield from _peft_alphas(file, key, settings, ranks)
     beside = file.parent / PEFT_CONFIG
     if peft and beside.is_file():
-        yield f"lora_alpha in {PEFT_CONFIG}", _peft_alphas(beside, read_object(beside), ranks)
-    for key in RANKS:
-        if key in metadata and not any(rank == _number(file, key, metadata[key]) for rank in ranks.values()):
-            raise _other_rank(file, key, metadata[key], *next(iter(ranks.items())))
-    for key in ALPHAS:
-        if key in metadata and not (key.startswith("ss_") and metadata[key] in UNSAID):
-            yield key, dict.fromkeys(ranks, _number(file, key, metadata[key]))
+        yield from _peft_alphas(beside, PEFT_CONFIG, read_object(beside), ranks)
+    for settings in _per_network(metadata):
+        for key in RANKS:
+            if key in settings and _number(file, key, settings[key]) not in ranks.values():
+                raise _other_rank(file, key, settings[key], *next(iter(ranks.items())))
+        for key in ALPHAS:
+            if key in settings and not (key.startswith("ss_") and settings[key] in UNSAID):
+                yield key, dict.fromkeys(ranks, _number(file, key, settings[key]))
 
 
 def _parsed(file: Path, key: str, text: str) -> Mapping[str, Any]:
@@ -124,12 +125,17 @@ def _per_network(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [settings for settings in ({k: v for k, v in content.items() if "." not in k}, *below, *before) if settings]
 
 
-def _peft_alphas(file: Path, settings: Mapping[str, Any], ranks: Mapping[str, int]) -> Alphas:
-    """The alphas that peft's settings mean; none if they say none.
+def _peft_alphas(
+    file: Path, place: str, settings: Mapping[str, Any], ranks: Mapping[str, int]
+) -> Iterator[tuple[str, Alphas]]:
+    """What peft's settings say, by each word for alpha that they have.
 
     Raises:
         ConfigError: they are no settings of a plain LoRA, or not those of these matrices.
     """
+    for key in ("use_dora", "use_rslora"):
+        if not isinstance(settings.get(key), bool | None):
+            raise ConfigError(f"{file}: {key} must be true or false. Got {show(settings[key])}. Save the LoRA again.")
     if settings.get("use_dora"):
         raise ConfigError(f"{file} must be a plain LoRA, which is W + alpha / rank B A. It is a DoRA (use_dora).")
     odd = [key for key in MORE if settings.get(key) not in (None, False, {}, [], "none")]
@@ -139,14 +145,17 @@ def _peft_alphas(file: Path, settings: Mapping[str, Any], ranks: Mapping[str, in
         named = ", ".join(f"{key}={show(settings[key])}" for key in odd)
         raise ConfigError(f"{file} must be a plain LoRA, which is W + alpha / rank B A. It has {named}.")
     rank_of, alpha_of = (_pattern(file, key, settings.get(key)) for key in ("rank_pattern", "alpha_pattern"))
-    alphas: Alphas = {}
-    for layer, rank in ranks.items():
-        if (r := rank_of(layer, settings.get("r", rank))) != rank:
-            raise _other_rank(file, "r", r, layer, rank)
-        if "lora_alpha" in settings:
-            alpha = _number(file, "lora_alpha", alpha_of(layer, settings["lora_alpha"]))
-            alphas[layer] = alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha  # scaled by alpha / root
-    return alphas
+    for key in [key for key in RANKS if key in settings] or RANKS[:1]:
+        for layer, rank in ranks.items():
+            said = rank_of(layer, settings.get(key, rank))
+            if _number(file, key, said) != rank:
+                raise _other_rank(file, key, said, layer, rank)
+    words = [key for key in ALPHAS if key in settings] or (ALPHAS[:1] if settings.get("alpha_pattern") else [])
+    for key in words:
+        numbers = {layer: _number(file, key, alpha_of(layer, settings.get(key))) for layer in ranks}
+        if settings.get("use_rslora"):  # scaled by alpha over the rank's root
+            numbers = {layer: alpha * math.sqrt(ranks[layer]) for layer, alpha in numbers.items()}
+        yield f"{key} in {place}", numbers
 
 
 def _pattern(file: Path, key: str, given: Any) -> Callable[[str, Any], Any]:

@@ -60,7 +60,7 @@ def check_start(model: ModelSettings) -> str:
             require_fitting(found, layers, model.lora.rank, model.lora_targets)
         notes += found.notes
     later = "; whether it fits is seen once the pipeline is here" if known is None else ""
-    return ". ".join([f"the LoRA {model.lora.start.path}{later}", *notes])
+    return " ".join([f"the LoRA {model.lora.start.path}{later}{'.' if notes else ''}", *notes])
 
 
 def restore_start(policy: Policy, model: ModelSettings) -> str:

@@ -108,6 +108,8 @@ SAYS_8 = {
     "flat": nested(lora_alpha=8, r=4),
     "prefixed": nested(**{"transformer.lora_alpha": 8, "transformer.r": 4, "text_encoder.lora_alpha": 2}),
     "nested": nested(transformer={"lora_alpha": 8, "r": 4}),
+    "before": {"transformer.lora_alpha": "8", "transformer.r": "4"},
+    "another word": {"lora_config": json.dumps({"network_alpha": 8, "network_dim": 4})},
     "lora_config": {"lora_config": json.dumps({"lora_alpha": 8, "r": 4})},
     "twice": {"lora_alpha": "8"} | nested(lora_alpha=8),
     "rslora": nested(lora_alpha=4, r=4, use_rslora=True),  # over the root of the rank
@@ -169,6 +171,14 @@ WRONG_METADATA = {
     "rank beside": ({"lora_alpha": "8", "r": "16"}, 'r of "16".* rank 4'),
     "conflict": ({"lora_alpha": "8", "alpha": "4"}, "lora_alpha.* 8.* alpha.* 4"),
     "nested conflict": ({"ss_network_alpha": "4"} | nested(lora_alpha=8), "lora_adapter_metadata.* 8.*ss_network.* 4"),
+    "rank in text": (nested(lora_alpha=8, r="x"), 'Got "x"'),
+    "rank in other words": ({"lora_config": json.dumps({"lora_alpha": 8, "rank": 16})}, "rank of 16.* rank 4"),
+    "text for a switch": (nested(lora_alpha=8, use_rslora="false"), 'use_rslora must be true or false. Got "false"'),
+    "pattern alone": (nested(alpha_pattern={"to_k": 2}), "lora_alpha must be a number"),
+    "two words": (
+        {"lora_config": json.dumps({"lora_alpha": 8, "alpha": 4})},
+        "lora_alpha in lora_config has 8, and alpha",
+    ),
     "kind": (nested(lora_alpha=8, peft_type="LOKR"), "peft_type"),
     "dora": (nested(lora_alpha=8, use_dora=True), "DoRA"),
     "saved modules": (nested(lora_alpha=8, modules_to_save=["proj_out"]), "modules_to_save"),
