@@ -11,6 +11,9 @@ from safetensors.torch import save_file
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import open_pipeline
+from diffrl.models.architecture import component_shapes
+from diffrl.models.families import FAMILIES
+from diffrl.models.lora_file import lora_files, read_lora
 from diffrl.run.check import check_config
 from diffrl.run.initial import restore_initial
 from diffrl.run.lora_start import check_start
@@ -64,8 +67,18 @@ def places(random_sd3, tmp_path):
             said = restore_initial(trainer.session.policy, trainer.config)
             return trainer.session.policy.inner, said
 
-        def scale(self, path):
+        def reader(self, path):
+            """What all three stand on, by itself: the layers are those of the pipeline's headers."""
+            (file,) = lora_files(str(path), ["transformer"]).values()
+            weights = component_shapes(random_sd3)["transformer"].items()
+            layers = {key.removesuffix(".weight"): shape for key, shape in weights if len(shape) == 2}
+            return read_lora(file, layers, FAMILIES["sd3"])
+
+        def scale(self, path, everywhere=True):
             """How much of B A each layer gets, where it is generated and where it is trained, and what is said."""
+            if not everywhere:
+                found = self.reader(path)
+                return {layer: found.alpha[layer] / RANK for layer in LAYERS}, " ".join(found.notes)
             generated, (trained, said) = [], self.train(path)
             network = self.generate(path, generated)
             scales = {}
@@ -82,15 +95,15 @@ def places(random_sd3, tmp_path):
             assert all(line.rstrip(".") in said and line.rstrip(".") in checked for line in generated)
             return scales, " ".join(generated)
 
-        def refusal(self, path):
-            """The sentence by which all three places refuse it."""
+        def refusal(self, path, everywhere=True):
+            """The sentence by which all three places refuse it, or the reader alone."""
             messages = []
-            for look in (self.check, self.train, self.generate):
+            for look in (self.check, self.train, self.generate) if everywhere else (self.reader,):
                 with pytest.raises(ConfigError) as caught:
                     look(path)
                 assert len(caught.value.problems) == 1
                 messages.append(caught.value.problems[0].replace("model.lora.start.path", "--lora"))
-            assert messages[0] == messages[1] == messages[2] and not messages[0].endswith(": .")
+            assert len(set(messages)) == 1 and not messages[0].endswith(": .")
             return messages[0]
 
     return Places()
@@ -119,7 +132,7 @@ SAYS_8 = {
 @pytest.mark.parametrize("metadata", SAYS_8)
 def test_alpha_is_read_wherever_it_is_written(places, metadata):
     save_file(tensors(), places.path, SAYS_8[metadata])
-    scales, said = places.scale(places.path)
+    scales, said = places.scale(places.path, metadata in ("alpha", "prefixed", "rslora"))
     assert all(math.isclose(scale, 2, rel_tol=1e-4) for scale in scales.values()) and not said
 
 
@@ -191,7 +204,7 @@ def test_what_a_file_says_wrongly_is_refused_alike_everywhere(places, case):
     metadata, words = WRONG_METADATA[case]
     save_file(tensors(), places.path, metadata)
     with pytest.raises(ConfigError, match=words):
-        raise ConfigError(places.refusal(places.path))
+        raise ConfigError(places.refusal(places.path, case in ("null", "rank", "nested conflict")))
 
 
 def test_tensors_and_metadata_that_differ_are_both_named(places):
@@ -261,15 +274,15 @@ def test_what_is_no_lora_of_this_network_is_called_by_its_name(places, case):
     make, words = WRONG_TENSORS[case]
     save_file(make(), places.path)
     with pytest.raises(ConfigError, match=words):
-        raise ConfigError(places.refusal(places.path))
+        raise ConfigError(places.refusal(places.path, case in ("nan", "another layer", "foreign", "wider", "dora")))
 
 
 def test_a_pickle_is_refused_unread(places, tmp_path):
+    content = io.BytesIO()
+    torch.save(tensors(), content)
     for name in ("mine.bin", "mine.pt", "named.safetensors"):
-        content = io.BytesIO()
-        torch.save(tensors(), content)
         (tmp_path / name).write_bytes(content.getvalue())
-        assert "pickle" in places.refusal(tmp_path / name)
+        assert "pickle" in places.refusal(tmp_path / name, name == "mine.pt")
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "adapter_model.bin").write_bytes(content.getvalue())
@@ -328,7 +341,7 @@ TORN = {
 @pytest.mark.parametrize("case", TORN)
 def test_a_torn_header_is_one_sentence(places, case):
     places.path.write_bytes(TORN[case])
-    message = places.refusal(places.path)
+    message = places.refusal(places.path, case == "offsets")
     assert "\n" not in message and "mine.safetensors" in message
 
 
