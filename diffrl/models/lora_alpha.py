@@ -28,10 +28,13 @@ RANKS = ("r", "rank", "lora_rank", "network_dim", "network_rank")
 UNSAID = ("None", "Dynamic")
 """What kohya's scripts write into ss_network_alpha where there is no such number."""
 
-MORE = ("lora_bias", "modules_to_save", "bias", "use_qalora", "layer_replication", "target_parameters")
+MORE = (
+    *("bias", "lora_bias", "modules_to_save", "layer_replication", "target_parameters", "trainable_token_indices"),
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora", "use_qalora"),
+)
 """Of peft's settings, what makes more of a LoRA than W + (alpha / rank) B A."""
 
-OWN_STARTS = ("pissa", "olora", "loftq", "corda", "eva_qr", "orthogonal_base")
+OWN_STARTS = ("pissa", "olora", "loftq", "corda", "lora_ga")
 """Values of init_lora_weights with which peft changes the base's weights too."""
 
 Alphas = dict[str, float]
