@@ -14,7 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
-from diffrl.models.lora_file import attach_lora
+from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
 from diffrl.run.choose import NEWEST, Choice, require_choice
 from diffrl.tracking.index import DRAWN_SOURCES, source_file
@@ -88,6 +88,9 @@ def open_pipeline(
     name = family or infer_family(model)
     if frames is not None and find_family(name).fps is None:
         raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
+    if lora is not None:
+        for _ in check_lora(lora, model, find_family(name), "--lora"):
+            pass  # refuses it before minutes of loading
     adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
     if lora is not None:
         for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import Shapes, header_shapes
+from diffrl.models.architecture import Shapes, describe_pipeline, header_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.family import Family
 from diffrl.models.lora import PEFT_LORA, attach_matrices
@@ -117,6 +117,34 @@ def read_lora(file: Path, layers: Shapes, family: Family, asked: str = START) ->
         ConfigError: it is none, or none of this network.
     """
     return fit_lora(open_lora(file, asked), layers, family, asked)
+
+
+def check_lora(
+    start: str, pipeline: str, family: Family, asked: str = START
+) -> Iterator[tuple[LoraWeights, Shapes | None]]:
+    """Read a LoRA as far as that can be done without loading its pipeline.
+
+    Args:
+        start: as for `lora_files`.
+        pipeline: its folder, or its name on the hub.
+        family: of the pipeline.
+        asked: the key or option that names the LoRA, for messages.
+
+    Yields:
+        For each network the LoRA and the (out, in) of the network's layers; None while nothing is known of them.
+
+    Raises:
+        ConfigError: it is none, or none of this network.
+    """
+    known = describe_pipeline(pipeline)
+    networks = ("transformer",) if known is None else known.networks
+    for network, file in lora_files(start, networks, asked).items():
+        if known is None:
+            yield open_lora(file, asked), None
+        else:
+            weights = known.shapes[network].items()
+            layers = {key.removesuffix(".weight"): shape for key, shape in weights if len(shape) == 2}
+            yield read_lora(file, layers, family, asked), layers
 
 
 def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequence[str]) -> None:

@@ -15,9 +15,9 @@ from diffrl.config.model import LoraStartSettings, ModelSettings
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.lora import ADAPTER_NAME
-from diffrl.models.lora_file import lora_files, read_lora, require_fitting, sha256_of
+from diffrl.models.lora_file import check_lora, lora_files, read_lora, require_fitting, sha256_of
 from diffrl.models.lora_names import linear_layers
-from diffrl.models.lora_tensors import LoraWeights, open_lora
+from diffrl.models.lora_tensors import LoraWeights
 from diffrl.training.policy import Policy
 
 DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
@@ -47,19 +47,13 @@ def check_start(model: ModelSettings) -> str:
         ConfigError: it is not there, or does not fit model.lora.
     """
     assert model.lora is not None and model.lora.start is not None
-    known = describe_pipeline(model.path)
-    files = lora_files(model.lora.start.path, _networks(model))
-    notes: list[str] = []
-    for network, file in files.items():
-        if known is None:
-            found = open_lora(file)
-        else:
-            weights = known.shapes[network].items()
-            layers = {key.removesuffix(".weight"): shape for key, shape in weights if len(shape) == 2}
-            found = read_lora(file, layers, model.facts)
-            require_fitting(found, layers, model.lora.rank, model.lora_targets)
+    notes, later = list[str](), ""
+    for found, layers in check_lora(model.lora.start.path, model.path, model.facts):
         notes += found.notes
-    later = "; whether it fits is seen once the pipeline is here" if known is None else ""
+        if layers is None:
+            later = "; whether it fits is seen once the pipeline is here"
+        else:
+            require_fitting(found, layers, model.lora.rank, model.lora_targets)
     return " ".join([f"the LoRA {model.lora.start.path}{later}{'.' if notes else ''}", *notes])
 
 

@@ -366,3 +366,11 @@ def test_a_checkpoints_folder_holds_its_adapter_one_level_down(places, tmp_path)
             scales = places.scale(tmp_path / "checkpoint-20")[0]
             assert scales == pytest.approx(dict.fromkeys(LAYERS, 2.0), rel=1e-4)
     assert "lora/adapter_model.safetensors, other/adapter_model" in places.refusal(tmp_path / "checkpoint-20")
+
+
+def test_generating_refuses_a_file_before_its_pipeline_is_loaded(places, monkeypatch):
+    """Loading one of real size takes minutes."""
+    monkeypatch.setattr("diffrl.export.pictures.load_adapter", lambda *_, **__: pytest.fail("loaded"))
+    save_file(tensors("", separator="-"), places.path)
+    with pytest.raises(ConfigError, match="nothing reaches it"):
+        places.generate(places.path)
