@@ -73,14 +73,14 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
         ConfigError: the file is not there, or does not fit.
     """
     assert model.lora is not None and model.lora.start is not None
-    networks, lora = policy.adapter.trainable_modules(), model.lora
+    networks, lora, every = policy.adapter.trainable_modules(), model.lora, linear_layers(policy.inner)
     prefixes = dict(zip(networks, ("",) if len(networks) == 1 else ("high.", "low."), strict=True))
     files, _ = _same_files(model.lora.start, tuple(prefixes))
     weights: dict[str, Tensor] = {}
     alphas: set[float] = set()
     notes: list[str] = []
     for network, prefix in prefixes.items():
-        layers = linear_layers(networks[network])
+        layers = {name.removeprefix(prefix): shape for name, shape in every.items() if name.startswith(prefix)}
         found = read_lora(files[network], layers, model.facts)
         require_fitting(found, layers, lora.rank, model.lora_targets)
         weights |= _named(found, prefix, lora.alpha)
