@@ -24,7 +24,7 @@ def generate(
         str | None, typer.Option(help="Model family of --model. Default: what its pipeline class says.")
     ] = None,
     lora: Annotated[
-        str | None, typer.Option(help="With --model: a LoRA's file or folder, as diffrl export writes it.")
+        str | None, typer.Option(help="With --model: a LoRA's file or folder, of diffrl or another trainer.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     image: Annotated[
@@ -108,6 +108,7 @@ def export(
         ),
     ] = "diffusers",
     comfyui: Annotated[bool, typer.Option("--comfyui", help="A LoRA with ComfyUI's keys, too.")] = False,
+    peft: Annotated[bool, typer.Option("--peft", help="A LoRA as peft writes it, too.")] = False,
     step: StepOption = None,
     best: BestOption = False,
 ) -> None:
@@ -116,13 +117,14 @@ def export(
     from diffrl.run.watch import watched
 
     chosen = choice(step, best, run)
-    if comfyui and form != "diffusers":
-        raise ConfigError(f"--comfyui goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
+    if (comfyui or peft) and form != "diffusers":
+        option = "--comfyui" if comfyui else "--peft"
+        raise ConfigError(f"{option} goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
     with watched(console(), f"exporting {run}", lambda: f"What is in {out} is not whole: remove it and export again."):
         if form == "diffusers":
             from diffrl.export.diffusers import export_run
 
-            lines = export_run(run, out, chosen, comfyui)
+            lines = export_run(run, out, chosen, comfyui, peft)
         else:
             from diffrl.export.modelopt import export_quantised
 

@@ -25,8 +25,8 @@ class LoraStartSettings(Section):
     path: str = Field(
         min_length=1,
         max_length=LONGEST_PATH,
-        description="Its safetensors file, or a folder with one, as diffusers loads it; relative to where diffrl is "
-        "started. Its rank and layers must be those of model.lora; another alpha is scaled in.",
+        description="Its safetensors file, or a folder with one, whoever trained it (docs/checkpoints.md); relative to "
+        "where diffrl is started. Its rank and layers must be those of model.lora; another alpha is scaled in.",
     )
     sha256: str | None = Field(
         None, pattern=SHA256, description="Of the file. null = the run writes it down when it begins."

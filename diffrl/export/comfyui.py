@@ -16,23 +16,16 @@ from diffrl.config import Config
 from diffrl.errors import ConfigError
 from diffrl.models.family import Family
 from diffrl.models.lora import lora_layers
+from diffrl.models.lora_file import FIRST_COMFYUI, SECOND_COMFYUI
 from diffrl.run.aligned import AlignedModel
-
-FIRST_FILE, SECOND_FILE = "comfyui.safetensors", "comfyui_2.safetensors"
-"""Of a pipeline's network, and of the second where there are two (Wan 2.2: low noise)."""
 
 
 def require_comfyui(config: Config) -> None:
     """Refuse before anything is loaded what has no file for ComfyUI.
 
     Raises:
-        ConfigError: the run trained no LoRA, or ComfyUI has no such model.
+        ConfigError: ComfyUI has no such model.
     """
-    if config.model.lora is None:
-        raise ConfigError(
-            "--comfyui needs a run with model.lora. Got one of full fine-tuning, whose export is a whole pipeline. "
-            "Leave --comfyui out."
-        )
     if config.model.facts.comfyui is None:
         raise ConfigError(
             f"--comfyui needs a family that ComfyUI knows. Got {config.model.family} ({config.model.facts.title}), "
@@ -79,5 +72,5 @@ def comfyui_files(model: AlignedModel) -> dict[str, dict[str, Tensor]]:
     networks = model.adapter.trainable_modules().values()
     return {
         file: comfyui_tensors(lora_layers(network), lora.alpha, family)
-        for file, network in zip((FIRST_FILE, SECOND_FILE), networks, strict=False)
+        for file, network in zip((FIRST_COMFYUI, SECOND_COMFYUI), networks, strict=False)
     }

@@ -14,11 +14,12 @@ from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
+from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.loading import DTYPES
-from diffrl.models.lora import lora_layers, lora_metadata
-from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA, lora_loader
+from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
+from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
@@ -52,7 +53,7 @@ COMFYUI_USE_OF_TWO = (
 )
 
 
-def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = False) -> list[str]:
+def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = False, peft: bool = False) -> list[str]:
     """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
 
     Args:
@@ -60,6 +61,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
         out: new or empty.
         choice: of the run's checkpoints.
         comfyui: whether the LoRA is also written with ComfyUI's keys.
+        peft: whether it is also written as peft writes it, into a folder of its own.
 
     Returns:
         Lines for the user.
@@ -69,8 +71,14 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
         CheckpointError: the run has no checkpoint that can be used.
     """
     require_empty(out, "--out")
+    config = open_run_dir(run)[1]
+    if (comfyui or peft) and config.model.lora is None:
+        raise ConfigError(
+            f"{'--comfyui' if comfyui else '--peft'} needs a run with model.lora. Got one of full fine-tuning, whose "
+            "export is a whole pipeline. Leave it out."
+        )
     if comfyui:
-        require_comfyui(open_run_dir(run)[1])
+        require_comfyui(config)
     model = load_aligned(run, torch.device("cpu"), choice)
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     files = comfyui_files(model) if comfyui else {}
@@ -86,6 +94,8 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
                 weight_name=SECOND_LORA if name == "transformer_2" else None,
                 safe_serialization=True,
             )
+            if peft:
+                save_adapter(module, out / (PEFT_FOLDER if name == "transformer" else SECOND_PEFT_FOLDER))
         what = "LoRA"
     else:
         for module in model.adapter.trainable_modules().values():
@@ -97,7 +107,8 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
         what = "pipeline"
     (out / "README.md").write_text(model_card(model, out, tuple(files)), encoding="utf-8")
     said = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
-    return [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
+    lines = [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
+    return [*lines, f"For peft: {' and '.join(sorted(f.name for f in out.glob('peft*')))}."] if peft else lines
 
 
 def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> str:

@@ -108,7 +108,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
 
     Args:
         request: what to measure.
-        tell: is told which checkpoint of a run is measured and why, where it is not simply the newest.
+        tell: is told which checkpoint of a run is measured and why, where it is not simply the newest; and what the
+            user should know of a LoRA.
 
     Raises:
         ConfigError: as `show_evaluation`.
@@ -134,7 +135,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
         raise ConfigError("--option is an option of a --reward. Got no --reward. Add one, or remove --option.")
     if request.out is not None:
         require_empty(request.out, "--out")
-    setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request)
+    setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request, tell)
     for line in setting.run.messages if setting.run is not None else ():
         tell(line)
     prompts = setting.prompts[: setting.settings.samples]
@@ -219,7 +220,7 @@ def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     )
 
 
-def _of_pipeline(request: EvaluateRequest) -> _Setting:
+def _of_pipeline(request: EvaluateRequest, tell: Callable[[str], None]) -> _Setting:
     rewards = _rewards(request)
     if request.prompts is None or not rewards:
         raise ConfigError(
@@ -234,7 +235,7 @@ def _of_pipeline(request: EvaluateRequest) -> _Setting:
     )
     prompts, device = load_prompts(request.prompts), choose_device(request.device)
     model, sizes = str(request.model), (request.height, request.width, request.frames)
-    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes, request.lora)
+    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes, request.lora, tell)
     return _Setting(
         adapter=adapter,
         family=family,

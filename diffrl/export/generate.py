@@ -113,7 +113,8 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
         model = str(request.model)
-        adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes.values(), request.lora)
+        chosen = (request.family, request.dtype, device, *sizes.values(), request.lora)
+        adapter, family = open_pipeline(model, *chosen, lines.append)
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
     sampler = Sampler(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +14,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
-from diffrl.models.lora_file import attach_lora
+from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
 from diffrl.run.choose import NEWEST, Choice, require_choice
 from diffrl.tracking.index import DRAWN_SOURCES, source_file
@@ -65,6 +65,7 @@ def open_pipeline(
     width: int | None,
     frames: int | None,
     lora: str | None = None,
+    tell: Callable[[str], None] = print,
 ) -> tuple[ModelAdapter, str]:
     """A pipeline as it is, and the name of its family.
 
@@ -77,6 +78,7 @@ def open_pipeline(
         width: in pixels.
         frames: of a video.
         lora: a file or folder, loaded at scale 1.
+        tell: is told what the user should know of the LoRA.
 
     Raises:
         ConfigError: it cannot be loaded so.
@@ -86,9 +88,13 @@ def open_pipeline(
     name = family or infer_family(model)
     if frames is not None and find_family(name).fps is None:
         raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
+    if lora is not None:
+        for _ in check_lora(lora, model, find_family(name), "--lora"):
+            pass  # refuses it before minutes of loading
     adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
     if lora is not None:
-        attach_lora(adapter.pipeline, adapter.trainable_modules(), lora, "--lora")  # type: ignore[attr-defined]
+        for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):
+            tell(note)
     return adapter, name
 
 

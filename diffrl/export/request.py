@@ -29,7 +29,7 @@ class EvaluateRequest:
     model: Annotated[str | None, in_panel(MODEL, "A pipeline's directory or hub id.")] = None
     family: Annotated[str | None, in_panel(MODEL, "Of --model. Default: what its pipeline class says.")] = None
     lora: Annotated[
-        str | None, in_panel(MODEL, "With --model: a LoRA's file or folder, as diffrl export writes it.")
+        str | None, in_panel(MODEL, "With --model: a LoRA's file or folder, of diffrl or another trainer.")
     ] = None
     device: Annotated[str, in_panel(MODEL, "auto, cpu or cuda.")] = "auto"
     dtype: Annotated[str, in_panel(MODEL, "Of --model: float32 or bfloat16.")] = "float32"

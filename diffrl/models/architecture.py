@@ -113,7 +113,7 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         if path.stat().st_size < ends:
             raise ValueError(f"it ends after {path.stat().st_size:,} of {ends:,} bytes")
         return {name: _shape(entry["shape"]) for name, entry in tensors.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} must be a safetensors file. It is torn: {error}. Fetch it again.") from error
 
 

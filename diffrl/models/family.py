@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from diffrl.errors import ConfigError
@@ -12,7 +12,9 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.geometry import Geometry, Size
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-
+QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
+ADDED_QKV = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
+"""What the makers of many networks have as one layer."""
 
 MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
 """The adapter options that cost memory, and how large they may be: in the configuration and in a pipeline's own
@@ -59,6 +61,9 @@ class Family:
         vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
         comfyui: the key under which ComfyUI looks for the LoRA of a layer, from the layer's name in diffusers; it gives
             None for a layer that ComfyUI does not know. None: it does not load such models or such LoRAs by itself.
+        original: the layers' names in the code of the network's makers, which kohya's scripts and ComfyUI keep: by the
+            name of a list of blocks, diffusers' name for it and, by each layer's name in a block, the layers in
+            diffusers that make it up, in the order of its rows. "": layers that are in no block.
         packages: that loading its pipeline needs beside those of diffrl.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
@@ -86,6 +91,7 @@ class Family:
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
     vae_dtype: Literal["float32"] | None = None
     comfyui: Callable[[str], str | None] | None = None
+    original: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     geometry: Callable[[Architecture, Size], Geometry] | None = None
 

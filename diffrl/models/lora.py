@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
 from diffrl.models.targets import names_layer
 
 ADAPTER_NAME = "default"
+
+PEFT_LORA = "adapter_model.safetensors"
+"""What peft calls a LoRA, beside its adapter_config.json."""
 
 
 def add_lora(transformer: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
@@ -38,11 +44,43 @@ def add_lora(transformer: Any, rank: int, alpha: float, targets: Sequence[str], 
             f"model.lora.targets must name linear layers of the transformer. Got {', '.join(missing)}, "
             f"which match none. Layers inside its blocks: {', '.join(endings)}."
         )
-    device = next(transformer.parameters()).device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
-        transformer.add_adapter(config, adapter_name=ADAPTER_NAME)
+        _add_adapter(transformer, config)
+
+
+def attach_matrices(
+    transformer: Any, down: Mapping[str, Tensor], up: Mapping[str, Tensor], alpha: Mapping[str, float]
+) -> None:
+    """Add a LoRA that is there already, frozen, in float32: W + (alpha / rank) B A for each of its layers.
+
+    Smaller ranks are filled up with zeros, which change nothing.
+
+    Args:
+        transformer: a diffusers transformer with peft support.
+        down: A by the layer's name, (rank, in).
+        up: B, (out, rank).
+        alpha: of each layer.
+    """
+    from peft import LoraConfig
+
+    rank = max(map(len, down.values()))
+    targets = "|".join(map(re.escape, down))  # a list of names would be taken for endings of names, too
+    _add_adapter(transformer, LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False))
+    for name in down:
+        layer, own = transformer.get_submodule(name), len(down[name])
+        layer.scaling[ADAPTER_NAME] = alpha[name] / own
+        layer.lora_A[ADAPTER_NAME].weight.data.zero_()[:own] = down[name]
+        layer.lora_B[ADAPTER_NAME].weight.data.zero_()[:, :own] = up[name]
+        layer.lora_A.requires_grad_(False)
+        layer.lora_B.requires_grad_(False)
+
+
+def _add_adapter(transformer: Any, config: Any) -> None:
+    """Add a LoRA's layers in float32, where the network is."""
+    device = next(transformer.parameters()).device
+    transformer.add_adapter(config, adapter_name=ADAPTER_NAME)
     for name, parameter in transformer.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(device, torch.float32)
@@ -58,6 +96,13 @@ def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:
 def lora_metadata(transformer: Any) -> Mapping[str, Any]:
     """The peft configuration that must travel with the weights: without it a loader guesses alpha = rank."""
     return dict(transformer.peft_config[ADAPTER_NAME].to_dict())
+
+
+def save_adapter(transformer: Any, folder: Path) -> None:
+    """Write the LoRA as peft does: adapter_config.json and adapter_model.safetensors."""
+    layers = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in lora_layers(transformer).items()}
+    transformer.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
+    save_file(layers, folder / PEFT_LORA, {"format": "pt"})
 
 
 @contextmanager

@@ -1,22 +1,26 @@
-"""LoRA files of other makers, read by diffusers' own converters: which layers they change, at which rank and scale."""
+"""LoRA files: which they are, for which network, and how they get there: one reader for training and generating."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import NETWORKS, Shapes, header_shapes
+from diffrl.models.architecture import Shapes, describe_pipeline, header_shapes
 from diffrl.models.families import FAMILIES
+from diffrl.models.family import Family
+from diffrl.models.lora import PEFT_LORA, attach_matrices
+from diffrl.models.lora_alpha import PEFT_CONFIG
+from diffrl.models.lora_names import fit_lora, linear_layers
+from diffrl.models.lora_tensors import START, LoraWeights, first_few, has_peft_layout, open_lora
 from diffrl.models.targets import names_layer
-from reward_models.messages import cut, show
+from reward_models.messages import show
 
 FIRST_LORA = "pytorch_lora_weights.safetensors"
 """What diffusers calls a LoRA in a folder of its own."""
@@ -24,32 +28,14 @@ FIRST_LORA = "pytorch_lora_weights.safetensors"
 SECOND_LORA = "pytorch_lora_weights_2.safetensors"
 """The file of the second transformer's LoRA, where a pipeline has two (Wan 2.2)."""
 
-START = "model.lora.start.path"
+FIRST_COMFYUI, SECOND_COMFYUI = "comfyui.safetensors", "comfyui_2.safetensors"
+"""The same with ComfyUI's keys."""
 
-WITHOUT = ("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "bias")
-"""Of peft's settings, what makes more of a LoRA than W + (alpha / rank) B A with one rank and one alpha."""
+PEFT_FOLDER, SECOND_PEFT_FOLDER = "peft", "peft_2"
+"""Folders with the same as peft writes it."""
 
-
-@dataclass(frozen=True)
-class LoraWeights:
-    """A LoRA of one network: W + (alpha / rank) B A for some of its linear layers.
-
-    Args:
-        down: A of each layer by the layer's name, (rank, in).
-        up: B, (out, rank).
-        alpha: the same for all layers.
-        file: where it is from.
-    """
-
-    down: Mapping[str, Tensor]
-    up: Mapping[str, Tensor]
-    alpha: float
-    file: Path
-
-    @property
-    def rank(self) -> int:
-        """The same for all layers."""
-        return len(next(iter(self.down.values())))
+PICKLES = re.compile(rb"(?:PK\x03\x04|\x80[\x02-\x05])(?!.{4,6}\{)", re.DOTALL)
+"""How a pickle begins, as torch.save writes it now and did once; a safetensors file has a { at its ninth byte."""
 
 
 def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[str, Path]:
@@ -70,7 +56,10 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
             "exist. Check the spelling; one on the hub must be fetched first: hf download NAME --local-dir FOLDER."
         )
     if len(networks) > 1:
-        files = dict(zip(networks, (path / FIRST_LORA, path / SECOND_LORA), strict=True))
+        peft = (f"{PEFT_FOLDER}/{PEFT_LORA}", f"{SECOND_PEFT_FOLDER}/{PEFT_LORA}")
+        pairs = ((FIRST_LORA, SECOND_LORA), (FIRST_COMFYUI, SECOND_COMFYUI), peft)
+        first = next((pair for pair in pairs if all((path / name).is_file() for name in pair)), pairs[0])
+        files = {network: path / name for network, name in zip(networks, first, strict=True)}
         if missing := [file.name for file in files.values() if not file.is_file()]:
             raise ConfigError(
                 f"{asked} must be a folder with a LoRA for each of the pipeline's two networks, "
@@ -78,90 +67,84 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
             )
         return files
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors"))
-        named = [file for file in found if file.name == FIRST_LORA] or found
+        found = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*/{PEFT_LORA}"))
+        named = [path / name for name in (FIRST_LORA, PEFT_LORA) if (path / name).is_file()][:1] or found
+        named = named or sorted(path.glob("*.bin"))  # which is refused for what it is
         if len(named) != 1:
+            here = ", ".join(str(file.relative_to(path)) for file in found[:8]) or "no safetensors file"
             raise ConfigError(
-                f"{asked} must name one LoRA. Got the folder {show(start)}, which has "
-                f"{', '.join(file.name for file in found[:8]) or 'no safetensors file'}. Name the file."
+                f"{asked} must name one LoRA. Got the folder {show(start)}, which has {here}. Name the file."
             )
         path = named[0]
+    _refuse_pickle(path, asked)
     return {networks[0]: path}
 
 
 def sha256_of(files: Mapping[str, Path]) -> str:
-    """Of the files' bytes, one after the other.
+    """Digest the files' bytes, one after the other, each with peft's configuration if its alpha is there.
 
     Raises:
         ConfigError: one cannot be read.
     """
     digest = hashlib.sha256()
     for file in files.values():
-        header_shapes(file)  # a pipe would never end
-        with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
+        beside = file.parent / PEFT_CONFIG
+        peft = has_peft_layout(file, header_shapes(file))  # which reads no pipe: it would never end
+        for part in (file, beside) if peft and beside.is_file() else (file,):
+            with part.open("rb") as content:
+                while block := content.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()
 
 
 def lora_loader(pipeline_class: Any) -> Any:
-    """The class of diffusers that reads and writes LoRAs of a pipeline: itself, or what its family names instead."""
+    """The class of diffusers that writes LoRAs of a pipeline: itself, or what its family names instead."""
     name = pipeline_class.__name__
     instead = next((family.lora_loader for family in FAMILIES.values() if name in family.pipelines), None)
     return pipeline_class if instead is None else getattr(importlib.import_module("diffusers.loaders"), instead)
 
 
-def read_lora(file: Path, pipeline_class: Any, asked: str = START) -> LoraWeights:
-    """A LoRA of a pipeline's transformer, whatever trainer wrote it: the class's own converters read it.
+def read_lora(file: Path, layers: Shapes, family: Family, asked: str = START) -> LoraWeights:
+    """Read a LoRA of a network, whatever trainer wrote it.
 
     Args:
         file: safetensors.
-        pipeline_class: of diffusers.
-        asked: the key or option that names it, for messages.
+        layers: (out, in) of the network's linear layers, named as in diffusers.
+        family: of the network.
+        asked: the key or option that names the file, for messages.
 
     Raises:
-        ConfigError: it is none of this pipeline's transformer, or more than a LoRA with one rank and one alpha.
+        ConfigError: it is none, or none of this network.
     """
-    refused = f"{asked} must be a LoRA of a {pipeline_class.__name__}'s transformer. Got {file}, "
-    header_shapes(file)
-    loader = lora_loader(pipeline_class)
-    if not hasattr(loader, "lora_state_dict"):
-        raise ConfigError(
-            f"{asked} must be left out for a {pipeline_class.__name__}, which loads no LoRA. Got {file}. Remove it."
-        )
-    takes = inspect.signature(loader.lora_state_dict).parameters
-    options = {"return_alphas": True} if "return_alphas" in takes else {}  # else multiplied in, or among the tensors
-    try:
-        tensors, *alphas, metadata = loader.lora_state_dict(
-            str(file), use_safetensors=True, local_files_only=True, return_lora_metadata=True, **options
-        )
-    except Exception as error:  # what converters raise for a file that they do not know has no common class
-        raise ConfigError(f"{refused}which diffusers cannot read: {cut(str(error), 300)}.") from error
-    down, up, others = dict[str, Tensor](), dict[str, Tensor](), list[str]()
-    for name, tensor in tensors.items():
-        layer, _, kind = name.removeprefix("transformer.").rpartition(".lora_")
-        side = {"A.weight": down, "down.weight": down, "B.weight": up, "up.weight": up}.get(kind)
-        if side is None or not name.startswith("transformer.") or tensor.ndim != 2:
-            others.append(name)
+    return fit_lora(open_lora(file, asked), layers, family, asked)
+
+
+def check_lora(
+    start: str, pipeline: str, family: Family, asked: str = START
+) -> Iterator[tuple[LoraWeights, Shapes | None]]:
+    """Read a LoRA as far as that can be done without loading its pipeline.
+
+    Args:
+        start: as for `lora_files`.
+        pipeline: its folder, or its name on the hub.
+        family: of the pipeline.
+        asked: the key or option that names the LoRA, for messages.
+
+    Yields:
+        For each network the LoRA and the (out, in) of the network's layers; None while nothing is known of them.
+
+    Raises:
+        ConfigError: it is none, or none of this network.
+    """
+    known = describe_pipeline(pipeline)
+    networks = ("transformer",) if known is None else known.networks
+    for network, file in lora_files(start, networks, asked).items():
+        if known is None:
+            yield open_lora(file, asked), None
         else:
-            side[layer] = tensor.float()
-    settings = {k.removeprefix("transformer."): v for k, v in (metadata or {}).items() if k.startswith("transformer.")}
-    ranks = sorted({len(a) for a in down.values()} | {b.shape[1] for b in up.values()})
-    odd = [f"{key}={show(settings[key])}" for key in WITHOUT if settings.get(key) not in (None, False, {}, [], "none")]
-    if len(ranks) > 1:
-        odd.append(f"ranks {', '.join(map(str, ranks))}")
-    if any(alphas):
-        odd.append("an alpha for each layer")
-    if odd:
-        raise ConfigError(f"{refused}which has {'; '.join(odd)}. One rank and one alpha for all layers can be trained.")
-    if others or down.keys() != up.keys() or not down:
-        strange = sorted({*others, *(down.keys() ^ up.keys())})
-        which = "which also holds" if down else "which holds no such layers but"
-        named = ", ".join(strange[:3]) or "nothing"
-        raise ConfigError(
-            f"{refused}{which} {named}. Only the transformer's layers are trained: take a file with these alone."
-        )
-    return LoraWeights(down, up, float(settings.get("lora_alpha", ranks[0])), file)
+            weights = known.shapes[network].items()
+            layers = {key.removesuffix(".weight"): shape for key, shape in weights if len(shape) == 2}
+            yield read_lora(file, layers, family, asked), layers
 
 
 def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequence[str]) -> None:
@@ -169,7 +152,7 @@ def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequ
 
     Args:
         found: the LoRA.
-        layers: (out, in) of the network's linear layers by name: all, or those that get a LoRA.
+        layers: (out, in) of the network's linear layers by name.
         rank: of `model.lora`.
         targets: of `model.lora`.
 
@@ -177,61 +160,66 @@ def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequ
         ConfigError: lists what differs.
     """
     wrong = []
-    if found.rank != rank:
+    if len(found.ranks) > 1:
         wrong.append(
-            f"model.lora.rank must be that of model.lora.start. Got {rank}, and {found.file} has {found.rank}. Set "
-            f"model.lora.rank={found.rank}."
+            f"model.lora.start.path must have one rank. {found.file} has ranks {', '.join(map(str, found.ranks))}, and "
+            "model.lora.rank is one rank for all layers, of weights and optimiser alike. Resize it to one rank."
+        )
+    elif found.ranks != [rank]:
+        wrong.append(
+            f"model.lora.rank must be that of model.lora.start. Got {rank}, and {found.file} has {found.ranks[0]}. Set "
+            f"model.lora.rank={found.ranks[0]}."
         )
     wanted = {name for name in layers if any(names_layer(target, name) for target in targets)}
     if wanted != found.down.keys():
         more, fewer = sorted(found.down.keys() - wanted), sorted(wanted - found.down.keys())
-        differs = [f"also has {', '.join(more[:3])}"] * bool(more) + [f"lacks {', '.join(fewer[:3])}"] * bool(fewer)
+        differs = [f"also has {first_few(more)}"] * bool(more) + [f"lacks {first_few(fewer)}"] * bool(fewer)
         wrong.append(
             f"model.lora.targets must name the layers of model.lora.start. Got {', '.join(targets)}, and {found.file} "
             f"{' and '.join(differs)}. Its layers: {', '.join(sorted({_ending(n) for n in found.down})[:20])}."
         )
-    wrong += _other_shapes(found, layers, wanted, START)
     if wrong:
         raise ConfigError(wrong)
 
 
-def attach_lora(pipeline: Any, networks: Mapping[str, nn.Module], start: str, asked: str) -> None:
-    """Load a LoRA to draw with: by diffusers' own loader, at scale 1, for each of a pipeline's networks.
+def attach_lora(networks: Mapping[str, nn.Module], family: Family, start: str, asked: str) -> list[str]:
+    """Load a LoRA to generate with, at scale 1, into each of a pipeline's networks.
 
     Args:
-        pipeline: of diffusers; of the LoRA's base, or of a sibling with the same layers (a distilled one).
-        networks: that denoise, by their names in the pipeline.
+        networks: that denoise, by their names in the pipeline; of the LoRA's base, or of a sibling with the same layers
+            (a distilled one).
+        family: of the pipeline.
         start: as for `lora_files`.
         asked: the option that names it, for messages.
+
+    Returns:
+        What the user should know of it.
 
     Raises:
         ConfigError: it is not there, or not of these layers.
     """
+    notes: list[str] = []
     for network, file in lora_files(start, list(networks), asked).items():
-        found = read_lora(file, type(pipeline), asked)
-        modules = networks[network].named_modules()
-        layers = {name: tuple(one.weight.shape) for name, one in modules if isinstance(one, nn.Linear)}
-        if wrong := _other_shapes(found, layers, found.down.keys(), asked):
-            raise ConfigError(wrong)
-        if (loader := lora_loader(type(pipeline))) is not type(pipeline):
-            weights, metadata = loader.lora_state_dict(str(file), return_lora_metadata=True)
-            loader.load_lora_into_transformer(weights, networks[network], metadata=metadata)
-            continue
-        second = {"load_into_transformer_2": True} if network == NETWORKS[1] else {}
-        pipeline.load_lora_weights(str(file), **second)
+        found = read_lora(file, linear_layers(networks[network]), family, asked)
+        attach_matrices(networks[network], found.down, found.up, found.alpha)
+        notes += found.notes
+    return notes
 
 
-def _other_shapes(found: LoraWeights, layers: Shapes, names: Collection[str], asked: str) -> list[str]:
-    """What is wrong with the first of a LoRA's layers that this network has otherwise, or not at all; else nothing."""
-    for name in sorted(found.down.keys() & names):
-        shape, own = (len(found.up[name]), found.down[name].shape[1]), layers.get(name)
-        if own is None or shape != tuple(own):
-            here = "here there is none" if own is None else f"here {own[0]} x {own[1]}"
-            return [
-                f"{asked} must be a LoRA of this network. Got {found.file}, whose {name} is {shape[0]} x {shape[1]}, "
-                f"{here}. Take one of the same base."
-            ]
-    return []
+def _refuse_pickle(file: Path, asked: str) -> None:
+    """Refuse a file that may run code where it is read.
+
+    Raises:
+        ConfigError: says what it is.
+    """
+    if file.is_file():
+        with file.open("rb") as content:
+            pickled = PICKLES.match(content.read(9))
+        if pickled or file.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+            raise ConfigError(
+                f"{asked} must be a safetensors file. Got {show(str(file))}, a pickle, which may run code where it is "
+                "read. Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE), NEW)."
+            )
 
 
 def _ending(layer: str) -> str:

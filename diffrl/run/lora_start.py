@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.model import LoraStartSettings, ModelSettings
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import Shapes, describe_pipeline
+from diffrl.models.architecture import describe_pipeline
 from diffrl.models.lora import ADAPTER_NAME
-from diffrl.models.lora_file import LoraWeights, lora_files, read_lora, require_fitting, sha256_of
+from diffrl.models.lora_file import check_lora, lora_files, read_lora, require_fitting, sha256_of
+from diffrl.models.lora_names import linear_layers
+from diffrl.models.lora_tensors import LoraWeights
 from diffrl.training.policy import Policy
 
 DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
@@ -45,25 +46,21 @@ def check_start(model: ModelSettings) -> str:
     Raises:
         ConfigError: it is not there, or does not fit model.lora.
     """
-    import diffusers
-
     assert model.lora is not None and model.lora.start is not None
-    known = describe_pipeline(model.path)
-    files = lora_files(model.lora.start.path, _networks(model))
-    if known is None:
-        return f"the LoRA {model.lora.start.path}; whether it fits is seen once the pipeline is here"
-    pipeline_class = getattr(diffusers, known.options.get("_class_name") or model.facts.pipelines[0])
-    for network, file in files.items():
-        weights = known.shapes[network].items()
-        layers = {key.removesuffix(".weight"): shape for key, shape in weights if len(shape) == 2}
-        require_fitting(read_lora(file, pipeline_class), layers, model.lora.rank, model.lora_targets)
-    return f"the LoRA {model.lora.start.path}"
+    notes, later = list[str](), ""
+    for found, layers in check_lora(model.lora.start.path, model.path, model.facts):
+        notes += found.notes
+        if layers is None:
+            later = "; whether it fits is seen once the pipeline is here"
+        else:
+            require_fitting(found, layers, model.lora.rank, model.lora_targets)
+    return " ".join([f"the LoRA {model.lora.start.path}{later}{'.' if notes else ''}", *notes])
 
 
 def restore_start(policy: Policy, model: ModelSettings) -> str:
     """Put the LoRA of model.lora.start into a policy that nobody has trained yet.
 
-    B is multiplied by the file's alpha over the configuration's, so that the network computes as it does in diffusers.
+    B is multiplied by the layer's alpha over the configuration's, so that the network computes as the file means it.
 
     Args:
         policy: as the pipeline has it; of a sharded one each rank fills its part.
@@ -76,17 +73,23 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
         ConfigError: the file is not there, or does not fit.
     """
     assert model.lora is not None and model.lora.start is not None
-    pipeline: Any = policy.adapter.pipeline  # type: ignore[attr-defined]
-    prefixes = _prefixes(policy)
+    networks, lora, every = policy.adapter.trainable_modules(), model.lora, linear_layers(policy.inner)
+    prefixes = dict(zip(networks, ("",) if len(networks) == 1 else ("high.", "low."), strict=True))
     files, _ = _same_files(model.lora.start, tuple(prefixes))
     weights: dict[str, Tensor] = {}
+    alphas: set[float] = set()
+    notes: list[str] = []
     for network, prefix in prefixes.items():
-        found = read_lora(files[network], type(pipeline))
-        require_fitting(found, _adapted(policy, prefix), model.lora.rank, model.lora_targets)
-        weights |= _named(found, prefix, found.alpha / model.lora.alpha)
+        layers = {name.removeprefix(prefix): shape for name, shape in every.items() if name.startswith(prefix)}
+        found = read_lora(files[network], layers, model.facts)
+        require_fitting(found, layers, lora.rank, model.lora_targets)
+        weights |= _named(found, prefix, lora.alpha)
+        alphas |= set(found.alpha.values())
+        notes += found.notes
     policy.restore(weights)
-    scaled = "" if found.alpha == model.lora.alpha else f", its alpha of {found.alpha:g} scaled to {model.lora.alpha:g}"
-    return f"Begins with the LoRA {model.lora.start.path}{scaled}."
+    several = " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
+    scaled = "" if alphas == {lora.alpha} else f", its alpha of {several} scaled to {lora.alpha:g}"
+    return " ".join([f"Begins with the LoRA {model.lora.start.path}{scaled}.", *notes])
 
 
 def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict[str, Path], str]:
@@ -107,20 +110,7 @@ def _networks(model: ModelSettings) -> tuple[str, ...]:
     return ("transformer",) if known is None else known.networks
 
 
-def _prefixes(policy: Policy) -> dict[str, str]:
-    """What the names of a policy's weights begin with, by network."""
-    names = tuple(policy.adapter.trainable_modules())
-    return {names[0]: ""} if len(names) == 1 else dict(zip(names, ("high.", "low."), strict=True))
-
-
-def _adapted(policy: Policy, prefix: str) -> Shapes:
-    """(out, in) of a network's layers that have an adapter."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in policy.parameters.items() if name.startswith(prefix)}
-    layers = [name.removesuffix(DOWN) for name in shapes if name.endswith(DOWN)]
-    return {layer.removeprefix(prefix): (shapes[layer + UP][0], shapes[layer + DOWN][1]) for layer in layers}
-
-
-def _named(found: LoraWeights, prefix: str, scale: float) -> dict[str, Tensor]:
-    """A LoRA's weights by the names that they have in a policy."""
+def _named(found: LoraWeights, prefix: str, alpha: float) -> dict[str, Tensor]:
+    """A LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
     down = {f"{prefix}{layer}{DOWN}": tensor for layer, tensor in found.down.items()}
-    return down | {f"{prefix}{layer}{UP}": tensor * scale for layer, tensor in found.up.items()}
+    return down | {f"{prefix}{layer}{UP}": b * (found.alpha[layer] / alpha) for layer, b in found.up.items()}

@@ -394,6 +394,7 @@ export runs/done --out new --step 1 --best
 export runs/done --out new --format gguf
 export runs/done --out new --format modelopt-fp8 --comfyui
 export runs/done --out new --comfyui
+export runs/done --out new --peft
 export runs/lora --out runs/lora
 # gallery
 gallery nowhere --no-browser

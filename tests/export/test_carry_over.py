@@ -79,7 +79,7 @@ def test_generate_and_evaluate_take_it(random_sd3, tmp_path, capsys):
     ("changes", "reason"),
     [
         ({"num_layers": 2, "attention_head_dim": 16}, "is 128 x 128, here 64 x 64"),
-        ({"num_layers": 1}, "to_add_out is 128 x 128, here there is none"),
+        ({"num_layers": 1}, "layers: transformer_blocks.0.attn.to_add_out, "),
     ],
 )
 def test_a_lora_of_another_network_is_one_clear_error(random_sd3, tmp_path, capsys, changes, reason):

@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 
 from diffrl.cli import main
 from diffrl.errors import ConfigError
-from diffrl.export.comfyui import FIRST_FILE, SECOND_FILE, comfyui_tensors
+from diffrl.export.comfyui import comfyui_tensors
 from diffrl.export.diffusers import export_run
 from diffrl.models.families import FAMILIES
+from diffrl.models.lora_file import FIRST_COMFYUI, SECOND_COMFYUI
 from diffrl.run.aligned import load_aligned
 from tests.tiers import daily
 from tests.training.harness import settings, start
@@ -93,7 +94,7 @@ def test_comfyui_adds_what_peft_adds(random_pipelines, tmp_path, family):
         fused.setdefault(name, {})[part] = delta
     whole = {name: torch.cat([parts[part] for part in sorted(parts, key=str)]) for name, parts in fused.items()}
     assert any(len(parts) == 3 for parts in fused.values()) == (family != "qwen_image")
-    changes = patched(tmp_path / "out" / FIRST_FILE, table, {name: len(delta) for name, delta in whole.items()})
+    changes = patched(tmp_path / "out" / FIRST_COMFYUI, table, {name: len(delta) for name, delta in whole.items()})
     assert changes.keys() == whole.keys()
     for name, delta in whole.items():
         torch.testing.assert_close(changes[name], delta, rtol=1e-4, atol=1e-7)
@@ -109,7 +110,7 @@ def test_both_of_wans_networks_have_the_original_names(wan22, tmp_path):  # noqa
     export_run(run, tmp_path / "out", comfyui=True)
     assert "low noise" in (tmp_path / "out/README.md").read_text()
     networks = load_aligned(run, CPU).adapter.trainable_modules()
-    for file, network in zip((FIRST_FILE, SECOND_FILE), networks.values(), strict=True):
+    for file, network in zip((FIRST_COMFYUI, SECOND_COMFYUI), networks.values(), strict=True):
         pipeline = WanPipeline.from_pretrained(str(wan22))
         pipeline.load_lora_weights(str(tmp_path / "out" / file), adapter_name="default")
         found, expected = deltas(pipeline.transformer), deltas(network)

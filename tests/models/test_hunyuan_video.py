@@ -102,7 +102,7 @@ def test_a_lora_is_added_to_its_layers(load, tmp_path):
         transformer_lora_layers={f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up},
         transformer_lora_adapter_metadata={"r": 3, "lora_alpha": 7.5, "target_modules": [layer]},
     )
-    attach_lora(adapter.pipeline, adapter.trainable_modules(), str(tmp_path), "--lora")
+    attach_lora(adapter.trainable_modules(), adapter.family, str(tmp_path), "--lora")
     adapter.transformer.fuse_lora()
     fused = adapter.transformer.get_submodule(layer).weight
     torch.testing.assert_close(fused, before + 7.5 / 3 * up @ down, rtol=1e-4, atol=1e-5)

@@ -190,9 +190,9 @@ WRONG = {
     "also has": {"targets": ["attn.to_q"]},
     "lacks": {"targets": [*TARGETS, "attn.to_k"]},
     "of this network": {},
-    "which has use_dora=true": {},
+    "a DoRA": {},
     "ranks 2, 3": {},
-    "holds no such layers": {},
+    "holds no LoRA": {},
     "Header|header": {},
 }
 
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_one_sentence_of_check_and_no_run(random_sd3, tmp_p
     tensors = load_file(path)
     if words == "of this network":
         save_file({k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in tensors.items()}, path)
-    elif words.startswith("which has"):
+    elif words == "a DoRA":
         path = published(random_sd3, tmp_path / "dora", use_dora=True)
     elif words.startswith("ranks"):
         path = published(random_sd3, tmp_path / "ranks", rank_pattern={"to_q": 2})
@@ -229,3 +229,17 @@ def test_a_missing_path_and_two_beginnings_are_told(random_sd3, tmp_path, lora):
     data["model"]["init_from"] = {"run": "elsewhere", "step": 1}
     with pytest.raises(ConfigError, match="Got both"):
         make_config(data)
+
+
+def test_pefts_configuration_belongs_to_what_is_resumed(random_sd3, tmp_path, lora):
+    """Its alpha is in a file of its own: another one is another LoRA."""
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    named = {key.replace("transformer.", "base_model.model.", 1): tensor for key, tensor in load_file(lora).items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 6}')
+    data = of(random_sd3, tmp_path, folder)
+    pinned = pin_initial(make_config(data))
+    (folder / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 12}')
+    with pytest.raises(ConfigError, match="it is another LoRA now"):
+        pin_initial(pinned)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
+from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 
@@ -21,6 +21,44 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     text = size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
     return packed_geometry(found, size, text, Activations(saved=17, forward=18, backward=30))
 
+
+ATTENTION = {
+    "img_attn.qkv": QKV,
+    "txt_attn.qkv": ADDED_QKV,
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+}
+EMBEDDERS = {
+    f"{theirs}.{'in' if number == 1 else 'out'}_layer": (f"time_text_embed.{ours}_embedder.linear_{number}",)
+    for theirs, ours in (("time_in", "timestep"), ("guidance_in", "guidance"), ("vector_in", "text"))
+    for number in (1, 2)
+}
+ENDS = {
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "final_layer.linear": ("proj_out",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+}
+DOUBLE_BLOCK = {
+    **ATTENTION,
+    "img_mlp.0": ("ff.net.0.proj",),
+    "img_mlp.2": ("ff.net.2",),
+    "txt_mlp.0": ("ff_context.net.0.proj",),
+    "txt_mlp.2": ("ff_context.net.2",),
+    "img_mod.lin": ("norm1.linear",),
+    "txt_mod.lin": ("norm1_context.linear",),
+    "processor.qkv_lora1": QKV,  # as XLabs' trainer names them
+    "processor.qkv_lora2": ADDED_QKV,
+    "processor.proj_lora1": ("attn.to_out.0",),
+    "processor.proj_lora2": ("attn.to_add_out",),
+}
+SINGLE_BLOCK = {
+    "linear1": (*QKV, "proj_mlp"),
+    "linear2": ("proj_out",),
+    "modulation.lin": ("norm.linear",),
+    "processor.qkv_lora": QKV,
+    "processor.proj_lora": ("proj_out",),
+}
 
 FAMILY = Family(
     name="flux",
@@ -41,6 +79,11 @@ FAMILY = Family(
     ),
     distilled=(*Family.distilled, "schnell"),
     comfyui=comfyui_as_diffusers,
+    original={
+        "double_blocks": ("transformer_blocks", DOUBLE_BLOCK),
+        "single_blocks": ("single_transformer_blocks", SINGLE_BLOCK),
+        "": ("", EMBEDDERS | ENDS),
+    },
     geometry=read_sizes,
 )
 

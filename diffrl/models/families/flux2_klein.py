@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
 from diffrl.models.architecture import Architecture
+from diffrl.models.families.flux import ATTENTION, EMBEDDERS, ENDS
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
@@ -23,10 +24,20 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     return packed_geometry(found, size, text, Activations(saved=22, forward=33, backward=40))
 
 
+MODULATION_LAYERS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
+
+
 def comfyui_key(layer: str) -> str | None:
     """As diffusers calls it; ComfyUI's table for FLUX lacks what only FLUX.2 has outside its blocks."""
     return None if "modulation" in layer or "time_guidance_embed" in layer else comfyui_as_diffusers(layer)
 
+
+DOUBLE_BLOCK = ATTENTION | {
+    f"{theirs}_mlp.{number}": (f"{ours}.linear_{end}",)
+    for theirs, ours in (("img", "ff"), ("txt", "ff_context"))
+    for number, end in ((0, "in"), (2, "out"))
+}
+MODULATIONS = {f"{name}.lin": (f"{name}.linear",) for name in MODULATION_LAYERS}
 
 FAMILY = Family(
     name="flux2_klein",
@@ -38,14 +49,20 @@ FAMILY = Family(
         "x_embedder",
         "context_embedder",
         "time_guidance_embed",
-        "double_stream_modulation_img",
-        "double_stream_modulation_txt",
-        "single_stream_modulation",
+        *MODULATION_LAYERS,
         "norm_out",
         "proj_out",
     ),
     distilled=(*Family.distilled, "klein-4b", "klein-9b"),  # the base models are klein-base-4b and klein-base-9b
     comfyui=comfyui_key,
+    original={
+        "double_blocks": ("transformer_blocks", DOUBLE_BLOCK),
+        "single_blocks": (
+            "single_transformer_blocks",
+            {"linear1": ("attn.to_qkv_mlp_proj",), "linear2": ("attn.to_out",)},
+        ),
+        "": ("", {k: (v.replace("time_text", "time_guidance"),) for k, (v,) in EMBEDDERS.items()} | ENDS | MODULATIONS),
+    },
     geometry=read_sizes,
 )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
+from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 
@@ -38,6 +38,29 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     )
 
 
+BLOCK = {
+    "x_block.attn.qkv": QKV,
+    "x_block.attn2.qkv": ("attn2.to_q", "attn2.to_k", "attn2.to_v"),
+    "context_block.attn.qkv": ADDED_QKV,
+    "x_block.attn.proj": ("attn.to_out.0",),
+    "x_block.attn2.proj": ("attn2.to_out.0",),
+    "context_block.attn.proj": ("attn.to_add_out",),
+    "x_block.mlp.fc1": ("ff.net.0.proj",),
+    "x_block.mlp.fc2": ("ff.net.2",),
+    "context_block.mlp.fc1": ("ff_context.net.0.proj",),
+    "context_block.mlp.fc2": ("ff_context.net.2",),
+    "x_block.adaLN_modulation.1": ("norm1.linear",),
+    "context_block.adaLN_modulation.1": ("norm1_context.linear",),
+}
+ENDS = {
+    "t_embedder.mlp.0": ("time_text_embed.timestep_embedder.linear_1",),
+    "t_embedder.mlp.2": ("time_text_embed.timestep_embedder.linear_2",),
+    "y_embedder.mlp.0": ("time_text_embed.text_embedder.linear_1",),
+    "y_embedder.mlp.2": ("time_text_embed.text_embedder.linear_2",),
+    "final_layer.linear": ("proj_out",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+}
+
 FAMILY = Family(
     name="sd3",
     title="Stable Diffusion 3 and 3.5",
@@ -55,6 +78,7 @@ FAMILY = Family(
     ),
     max_sequence_length=256,
     comfyui=comfyui_as_diffusers,
+    original={"joint_blocks": ("transformer_blocks", BLOCK), "": ("", ENDS)},
     geometry=read_sizes,
 )
 

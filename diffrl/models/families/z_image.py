@@ -40,6 +40,16 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     )
 
 
+BLOCK = {
+    "attention.qkv": ("attention.to_q", "attention.to_k", "attention.to_v"),
+    "attention.out": ("attention.to_out.0",),
+}
+ENDS = {
+    "x_embedder": ("all_x_embedder.2-1",),
+    "final_layer.linear": ("all_final_layer.2-1.linear",),
+    "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
+}
+
 FAMILY = Family(
     name="z_image",
     title="Z-Image",
@@ -49,6 +59,7 @@ FAMILY = Family(
     guidance_offset=-1.0,  # it is how often the difference is added to the prompt's own prediction
     masks_prompts=True,
     comfyui=comfyui_as_diffusers,
+    original={name: (name, BLOCK) for name in ("layers", "noise_refiner", "context_refiner")} | {"": ("", ENDS)},
     geometry=read_sizes,
 )
 
