@@ -29,6 +29,9 @@ PROMPT_COLUMNS = (
 )
 """Columns that may hold prompts, the likeliest first; case, blanks and hyphens do not matter."""
 
+FILE_COLUMNS = ("file", "file_name", "filename", "file_path", "filepath", "image_path", "path")
+"""Columns that may name a row's image, likewise."""
+
 LOOKED_AT = 1000
 """Rows that tell what a column holds."""
 
@@ -48,8 +51,7 @@ def text_column(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str 
     Returns:
         The name as the table has it; None if it has none of these columns.
     """
-    ranks = {_plain(name): name for name in reversed(list(names)) if isinstance(name, str)}
-    known = [ranks[name] for name in PROMPT_COLUMNS if name in ranks]
+    known = _known(names, PROMPT_COLUMNS)
     if len(known) < 2:
         return next(iter(known), None)
     filled: set[str] = set()
@@ -64,11 +66,22 @@ def text_column(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str 
     return next((name for group in (worded, filled, known) for name in known if name in group), None)
 
 
+def file_column(names: Iterable[str]) -> str | None:
+    """Return the column that names a row's image, None if there is none."""
+    return next(iter(_known(names, FILE_COLUMNS)), None)
+
+
 def prompt_text(value: Any) -> str | None:
     """Return a cell as a prompt without blanks around it: a text, or the first of a list of texts; None otherwise."""
     if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
         value = next((entry for entry in value if entry.strip()), "")
     return (value.strip() or None) if isinstance(value, str) else None
+
+
+def _known(names: Iterable[str], columns: Iterable[str]) -> list[str]:
+    """Those of some columns that a table has, as it writes them, in their own order."""
+    spelled = {_plain(name): name for name in reversed(list(names)) if isinstance(name, str)}
+    return [spelled[name] for name in columns if name in spelled]
 
 
 def _plain(name: str) -> str:
