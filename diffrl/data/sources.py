@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, SourceError
 from diffrl.records import Prompt
 from reward_models.errors import RewardError
 from reward_models.messages import quote
@@ -74,14 +74,14 @@ def read_source(path: str) -> Tensor:
     """Read the pixels of an image to edit: (3, H, W) uint8 RGB, its own size.
 
     Raises:
-        ConfigError: the file is not whole, or gone by now.
+        SourceError: the file is not whole, or gone by now.
     """
     from reward_models.media import open_still
 
     try:
         return open_still(path)
     except RewardError as error:
-        raise ConfigError(f"An image to edit cannot be read. {error}") from error
+        raise SourceError(f"An image to edit cannot be read. {error}") from error
 
 
 def read_sources(prompts: Iterable[Prompt], where: str) -> str:
@@ -103,7 +103,7 @@ def read_sources(prompts: Iterable[Prompt], where: str) -> str:
     for path in chosen:
         try:
             read_source(path)
-        except ConfigError as error:
+        except SourceError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError(f"{where} names {len(problems):,} of {len(chosen):,} that cannot be read. {problems[0]}")

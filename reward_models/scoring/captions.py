@@ -22,11 +22,11 @@ from pathlib import Path, PurePosixPath
 from reward_models.errors import RewardError
 from reward_models.scoring.embedded import embedded_prompt
 from reward_models.scoring.items import Item
-from reward_models.scoring.tables import MOST_BYTES, TABLES, Caption, read_captions, read_sidecar
+from reward_models.scoring.tables import MOST_BYTES, Caption, read_captions, read_sidecar
+from reward_models.suffixes import SIDECARS, TABLES
 from reward_models.text.reading import Unreadable, read_text
 
 INDICES, SAMPLES_INDEX = tuple(f"metadata{suffix}" for suffix in TABLES), "samples.jsonl"
-SIDECARS = (".txt", ".caption", ".json")
 ORDER = (
     f"--prompt or --prompts; {SAMPLES_INDEX}; a file beside the image ({', '.join(SIDECARS)}); {', '.join(INDICES)}; "
     "the image file itself (A1111, ComfyUI)"

@@ -16,7 +16,6 @@ from reward_models.messages import show
 from reward_models.text.quotes import quoted
 from reward_models.text.reading import Unreadable, parse_json, read_text, require_utf8
 
-TABLES = (".jsonl", ".csv", ".parquet")
 MOST_BYTES = 256_000_000
 """Of a table, and of what a .parquet file unpacks to."""
 

@@ -135,7 +135,7 @@ def test_a_line_may_name_the_image_that_it_edits(tmp_path):
         ),
         ({"image": "images.png"}, "leads to .*, which does not exist"),
         ({"source": "edits.png"}, "must be a file of one still image. .* is no image that can be read. Is it whole"),
-        ({"source": "images/moving.gif"}, "moving.gif' holds 2 images. Save one of them"),
+        ({"source": "images/moving.gif"}, "moving.gif' holds 2 frames. Save one of them"),
         ({"source": "images/wide.png", "image": "images/turned.JPG"}, "edits.jsonl:1 names source: .* and image: "),
     ],
 )
