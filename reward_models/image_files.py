@@ -98,9 +98,14 @@ def reading(name: object, what: str = "an image") -> Iterator[None]:
 @contextmanager
 def opened(file: str | Path | IO[bytes], name: object = None, formats: Sequence[str] | None = None) -> Iterator[Any]:
     """Open an image file; whatever is raised while it is open is a RewardError that names it, see `reading`."""
-    shown = file if name is None and isinstance(file, str | Path) else name
-    with reading(shown), Image.open(file, formats=formats) as image:
-        yield image
+    shown = file if name is None else name
+    try:
+        with reading(shown), Image.open(file, formats=formats) as image:
+            yield image
+    except RewardError as error:
+        if isinstance(file, str | Path) and str(shown) not in str(error):
+            raise type(error)(f"{shown}: {error}") from error
+        raise
 
 
 def header_of(image: Image.Image) -> Header:

@@ -54,7 +54,8 @@ class Index:
     def of(self, folder: Path, image: Path) -> Caption | None:
         """Return what it says of an image below its folder; names may begin with the folder's own."""
         name = image.relative_to(folder).as_posix()
-        ways = [name, f"{folder.absolute().name}/{name}", name.casefold()]
+        ways = [name, f"{folder.absolute().name}/{name}"]
+        ways += [way.casefold() for way in ways]
         return next((self.captions[way] for way in ways if way in self.captions), self.everyone)
 
 
