@@ -210,6 +210,11 @@ def frames_and_rate(image: Image.Image, name: object) -> tuple[list[Image.Image]
         frames.append(shown.copy() if shown is image else shown)  # the next one takes its place
         durations.append(float(image.info.get("duration") or 0))
     if noted is not None:
+        if len(frames) > 1 and noted[0] > sum(durations):
+            raise RewardError(
+                f"{name} cannot be read as a clip: its XMP data say that it has {noted[0]:,} frames, and it lasts "
+                f"{sum(durations):g} ms. A frame lasts at least 1 ms. Save it anew."
+            )
         counts = _counts(durations, sum(durations) / noted[0]) if len(frames) > 1 else [noted[0]]
         rate = noted[1] or (1000 * noted[0] / sum(durations) if sum(durations) else None)
     else:

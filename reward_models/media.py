@@ -6,7 +6,7 @@ A picture is a uint8 RGB tensor (3, H, W); a clip is (F, 3, H, W).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,20 @@ def media_of(image: Image.Image, name: object = "The image") -> tuple[Tensor, fl
     if not head.moves:
         return from_pil(still_of(image)), None
     frames, counts, rate = frames_and_rate(image, name)
-    return torch.stack([from_pil(frame) for frame in frames]).repeat_interleave(torch.tensor(counts), 0), rate
+    return _clip(map(from_pil, frames), counts), rate
+
+
+def _clip(frames: Iterable[Tensor], counts: Sequence[int]) -> Tensor:
+    """Frames (3, H, W), each as often as it counts, as one tensor (F, 3, H, W); no second copy of them all is made."""
+    clip: Tensor | None = None
+    start = 0
+    for frame, count in zip(frames, counts, strict=True):
+        if clip is None:
+            clip = torch.empty((sum(counts), *frame.shape), dtype=torch.uint8)
+        clip[start : start + count] = frame
+        start += count
+    assert clip is not None
+    return clip
 
 
 def open_media(path: str | Path) -> tuple[Tensor, float | None]:
@@ -167,7 +180,7 @@ def open_media(path: str | Path) -> tuple[Tensor, float | None]:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         frames, rate = read_video(path)
         with reading(path, "a video"):
-            return torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous(), rate
+            return _clip((torch.from_numpy(frame).permute(2, 0, 1) for frame in frames), [1] * len(frames)), rate
     with opened(path) as image:
         return media_of(image, path)
 

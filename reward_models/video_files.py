@@ -15,11 +15,11 @@ UNKNOWN_BYTES = 64 * 2**20
 """What a video is taken to need, decoded, where its header does not say."""
 
 
-def read_video(path: Path) -> tuple[np.ndarray[Any, Any], float]:
+def read_video(path: Path) -> tuple[list[np.ndarray[Any, Any]], float]:
     """Read all frames of a video, turned as its display matrix says.
 
     Returns:
-        (F, H, W, 3) uint8 RGB, and frames per second.
+        Frames (H, W, 3) uint8 RGB, and how many a second.
 
     Raises:
         RewardError: it cannot be read, is too large (`TooLargeError`), or PyAV is not installed.
@@ -40,7 +40,7 @@ def read_video(path: Path) -> tuple[np.ndarray[Any, Any], float]:
                 frames.append(_upright(frame.to_ndarray(format="rgb24"), _matrix(frame)))
         if not frames or not rate:
             raise RewardError(f"{path} holds no frames, or does not say how many a second. Is it whole?")
-        return np.stack(frames), rate
+        return frames, rate
 
 
 def video_bytes(path: Path) -> int:
@@ -78,4 +78,4 @@ def _upright(pixels: np.ndarray[Any, Any], matrix: tuple[int, int, int, int]) ->
     a, b, c, d = matrix
     if abs(b) + abs(c) > abs(a) + abs(d):
         pixels, a, d = pixels.swapaxes(0, 1), c, b
-    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+    return np.ascontiguousarray(pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])

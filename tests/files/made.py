@@ -246,6 +246,7 @@ FILES = {
     "own-still.webp": File(noted(b"frames=9 fps=8", (90, 90)), clip((90,) * 9, 8)),
     "no-frames.webp": File(noted(b"frames=0"), bad("XMP data say that it has 0 frames, and it holds 4")),
     "many-frames.webp": File(noted(b"frames=400000000"), bad(r"400,000,000 frames of 48 x 32.*At most 2.1 GB")),
+    "long-note.webp": File(noted(b"frames=100000"), bad("100,000 frames, and it lasts 500 ms")),
     "odd-note.webp": File(noted(b"frames=-1"), bad("its number of frames")),
     "cut.png": File(changed(image(pixels=SCENE ^ rows[..., None].astype(np.uint8)), half), bad("cut.png")),
     "cut.jpg": File(changed(image(quality=95), half), bad("cut.jpg")),

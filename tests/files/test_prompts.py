@@ -1,4 +1,4 @@
-"""Folders of images with prompts, each odd in one way: what is found for each image, or why not; no image ends others."""
+"""Folders of images with prompts, each odd in one way: what is found for each image, or why not; none ends others."""
 
 import codecs
 import csv
