@@ -234,3 +234,40 @@ def test_whatever_a_decoder_raises_is_the_failure_of_that_file(stage, tmp_path, 
                 shrink(tmp_path / "bad.png", 128, still=False)
             with pytest.raises(GalleryError):
                 blind_picture(tmp_path / "bad.png", tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("reward", ["tests.files.test_readers:Edits", "tests.files.test_readers:Pairs"])
+def test_an_edit_whose_source_cannot_be_read_fails_alone(reward, folder, tmp_path, capsys):
+    names = ("plain.png", "transparent.png", "palette.png", "turned.png")
+    sources = ("plain.png", "none.png", "clip.gif", "second-image.jpg")
+    for name in names:
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    lines = [json.dumps({"file_name": n, "source": str(folder / s)}) for n, s in zip(names, sources, strict=True)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SystemExit):
+        main(["score", str(tmp_path), "--reward", reward, "--no-cache", "--json", "--out", str(tmp_path / "o.jsonl")])
+    scored = {row["file"].rpartition("/")[2]: row for row in map(json.loads, (tmp_path / "o.jsonl").open())}
+    rows = diffrl.score(
+        [tmp_path / name for name in names], "", [reward], sources=[str(folder / name) for name in sources]
+    )
+    for name, row in zip(names, rows, strict=True):
+        score = scored[name]["rewards"][reward]
+        assert score["ok"] == (name in ("plain.png", "turned.png")) == (row["error"] is None)
+        assert score["ok"] is False or score["raw"] == row[reward]
+    assert "none.png" in rows[1]["error"] and "4 frames" in rows[2]["error"]
+
+
+class Edits(Seen):
+    """How far the mean of a sample is from that of its source."""
+
+    spec = ScorerSpec("edits", "difference", (0.0, 255.0), uses_prompt=False, uses_source=True)
+
+    def __call__(self, batch):
+        pairs = zip(batch.media, batch.sources, strict=True)
+        return output_of_rows([(abs(float(a.double().mean() - b.double().mean())), {}, None) for a, b in pairs])
+
+
+class Pairs(Edits):
+    """The same, asked for a group."""
+
+    spec = ScorerSpec("pairs", "difference", (0.0, 255.0), uses_prompt=False, uses_source=True, scope="group")

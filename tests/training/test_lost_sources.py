@@ -22,7 +22,7 @@ from diffrl.run.lifecycle import resume, train
 from reward_models import ScorerSpec
 from reward_models.base import output_of_scores
 from tests.edits import image, write_edits
-from tests.training.harness import assert_same_run, settings, start, undrawn
+from tests.training.harness import assert_same_run, make_trainer, settings, start, undrawn
 
 ITERATIONS = 4
 
@@ -124,3 +124,12 @@ def test_a_reward_that_looks_at_an_image_that_is_gone_fails_for_its_samples_alon
         Path(prompt.source).unlink()
     assert not score([WeightedScorer("redness", scorer)], media, prompts).ok.any() and scorer.given == [2]
     assert json.dumps(table.errors)
+
+
+def test_an_image_of_another_shape_than_it_had_is_named(data, tmp_path):
+    trainer = make_trainer(data)
+    batch = trainer.next_batch()
+    path = Path(batch.prompts[0].source)
+    image(0, 32, 64).save(path)
+    with pytest.raises(SourceError, match=rf"{path.name}' cannot be used.*64 x 32"):
+        trainer.encoded(batch)
