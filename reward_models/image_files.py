@@ -96,7 +96,9 @@ def reading(name: object, what: str = "an image") -> Iterator[None]:
 
 
 @contextmanager
-def opened(file: str | Path | IO[bytes], name: object = None, formats: Sequence[str] | None = None) -> Iterator[Any]:
+def opened(
+    file: str | Path | IO[bytes], name: object = None, formats: tuple[str, ...] | None = None
+) -> Iterator[Image.Image]:
     """Open an image file; whatever is raised while it is open is a RewardError that names it, see `reading`."""
     shown = file if name is None else name
     try:
@@ -124,7 +126,7 @@ def frames_of(image: Image.Image) -> int:
     return max(1, getattr(image, "n_frames", 1) - bool(getattr(image, "default_image", False)))
 
 
-def shown_size(image: Image.Image) -> tuple[int, int]:
+def shown_size(image: Any) -> tuple[int, int]:
     """Return height and width of an opened image as it is shown, whatever its EXIF orientation."""
     width, height = image.size
     if image.format == "TIFF" and hasattr(image, "tag_v2"):  # versions of Pillow differ in whether `size` is turned

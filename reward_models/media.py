@@ -250,7 +250,8 @@ def score_media(
 
     Raises:
         RewardError: an item is nothing that shows an image, lengths differ, or the scorer cannot work on them. A file
-            that cannot be read, or is a clip among images, fails alone: its score is NaN, and `errors` says why.
+            that cannot be read, or is a clip among images, fails alone: its score is NaN, and `errors` says why. Where
+            none can be read, the first failure is raised.
     """
     for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups), ("sources", sources)):
         if len(values) != len(items) and (values or name == "prompts"):
@@ -270,6 +271,8 @@ def score_media(
         except RewardError as error:
             opened.pop(row, None)
             rows[row] = (float("nan"), {}, str(error))
+    if items and not opened:
+        raise RewardError(rows[0][2] or "Nothing could be read.")
     wrong = [row for row, (media, _) in opened.items() if _kind(media) not in scorer.spec.media]
     for row in wrong if len(wrong) < len(opened) else ():  # where all are, the scorer says so itself
         del opened[row]

@@ -10,7 +10,6 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.thumbnails import DECODING, showing, upright
 from reward_models.errors import RewardError
-from reward_models.image_files import frames_of, opened
 
 LARGEST = 2048
 """Longest edge, in pixels."""
@@ -36,6 +35,8 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
             raise GalleryError("The video cannot be read.", 404) from error
     from PIL import Image
 
+    from reward_models.image_files import frames_of
+
     with DECODING, showing(here, "The image") as image:
         if frames_of(image) > 1:
             return here.read_bytes(), "image/webp"
@@ -54,6 +55,8 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
 
 def _longest(path: Path) -> int:
     """Longest edge of an image; 0 of what cannot be read or is a video."""
+    from reward_models.image_files import opened
+
     try:
         with opened(path) as image:
             return int(max(image.size))

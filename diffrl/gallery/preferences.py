@@ -26,7 +26,6 @@ from diffrl.gallery.records import Source
 from diffrl.gallery.site import Site
 from diffrl.gallery.votes import Side, Vote, source_of
 from reward_models.errors import RewardError
-from reward_models.image_files import frames_of, opened
 
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
 
@@ -126,6 +125,8 @@ def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
 
 def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
     """The bytes of an image; "moving" of a video, None of what cannot be read."""
+    from reward_models.image_files import frames_of, opened
+
     source = source_of(sources, side)
     if source is None:
         return None

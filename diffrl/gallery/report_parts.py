@@ -21,7 +21,6 @@ from diffrl.gallery.series import Track
 from diffrl.gallery.thumbnails import showing, shrink
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import TREES, TreeRecord
-from reward_models.image_files import frames_of
 
 PAIRS = 12
 SIZE, NODE = 256, 128
@@ -46,6 +45,8 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
     Raises:
         GalleryError: it cannot be read.
     """
+    from reward_models.image_files import frames_of
+
     with showing(path, f"The image {path.name}") as image:
         longest, moves = max(image.size), frames_of(image) > 1
         whole = moves and longest <= size and path.stat().st_size <= MOVING

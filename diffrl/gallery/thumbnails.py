@@ -13,7 +13,6 @@ from markupsafe import escape
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.kept import Kept
-from reward_models import image_files
 from reward_models.errors import RewardError
 
 if TYPE_CHECKING:
@@ -77,8 +76,10 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
     """See `Thumbnails.get`."""
     from PIL import Image
 
+    from reward_models.image_files import frames_of
+
     with DECODING, showing(path, f"The image {path.name}") as image:
-        moves = image_files.frames_of(image) > 1
+        moves = frames_of(image) > 1
         large = size is not None and max(image.size) > size
         if (moves and not still) or not (large or (moves and still)):
             return None
@@ -103,15 +104,17 @@ def showing(path: Path, name: str) -> Iterator[Image.Image]:
     Raises:
         GalleryError: it cannot be read (404), or has more than `PIXELS` (413).
     """
+    from reward_models.image_files import TooLargeError, opened
+
     try:
-        with image_files.opened(path, name) as image:
+        with opened(path, name) as image:
             if image.width * image.height > PIXELS:
-                raise image_files.TooLargeError(
+                raise TooLargeError(
                     f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of images up "
                     f"to {PIXELS // 10**6} megapixels. Make it smaller."
                 )
             yield image
-    except image_files.TooLargeError as error:
+    except TooLargeError as error:
         raise GalleryError(str(error), 413) from error
     except RewardError as error:
         raise GalleryError(str(error), 404) from error
@@ -119,6 +122,6 @@ def showing(path: Path, name: str) -> Iterator[Image.Image]:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return an opened image as RGB or RGBA, turned as its EXIF data say where browsers do so with the file itself."""
-    if image.format in TURNED:
-        return image_files.still_of(image)
-    return image_files.eight_bits(image)
+    from reward_models.image_files import eight_bits, still_of
+
+    return still_of(image) if image.format in TURNED else eight_bits(image)

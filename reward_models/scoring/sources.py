@@ -82,8 +82,10 @@ def collect(selection: Selection) -> Found:
             f"There is no {wanted} in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. {hint}"
         )
     if selection.prompt is not None:
-        given = {"prompt": selection.prompt, "problem": None, "prompt_from": "--prompt"}
-        items = [replace(item, **given) for item in with_captions(items)]
+        items = [
+            replace(item, prompt=selection.prompt, problem=None, prompt_from="--prompt")
+            for item in with_captions(items)
+        ]
     elif selection.prompts is not None:
         items = from_prompts_file(items, selection.prompts, [item.root for item in _one_a_root(items)])
     else:
