@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from reward_models.asking import ask
-from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_pieces
 from reward_models.errors import RewardError
 from reward_models.image_files import (
     eight_bits,
@@ -256,9 +256,7 @@ def score_media(
     for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups), ("sources", sources)):
         if len(values) != len(items) and (values or name == "prompts"):
             raise RewardError(f"{name} must have one entry an image. Got {len(values)} for {len(items)} images.")
-    rows: list[tuple[float, Mapping[str, float], str | None]] = [(float("nan"), {}, "not scored")] * len(items)
-    notes: list[str | None] = [None] * len(items)
-    names: dict[str, None] = {}
+    failed: dict[int, str] = {}
     opened: dict[int, tuple[Tensor, float | None]] = {}
     originals: dict[int, Tensor] = {}
     for row, item in enumerate(items):
@@ -270,14 +268,15 @@ def score_media(
             raise
         except RewardError as error:
             opened.pop(row, None)
-            rows[row] = (float("nan"), {}, str(error))
+            failed[row] = str(error)
     if items and not opened:
-        raise RewardError(rows[0][2] or "Nothing could be read.")
+        raise RewardError(failed[0])
     wrong = [row for row, (media, _) in opened.items() if _kind(media) not in scorer.spec.media]
     for row in wrong if len(wrong) < len(opened) else ():  # where all are, the scorer says so itself
         del opened[row]
         kinds = " and ".join(scorer.spec.media)
-        rows[row] = (float("nan"), {}, f"The reward {scorer.spec.name} scores {kinds}s. This is another kind.")
+        failed[row] = f"The reward {scorer.spec.name} scores {kinds}s. This is another kind."
+    pieces: list[tuple[list[int], RewardOutput]] = []
     alike: dict[Any, list[int]] = {}
     for row, (media, own_fps) in opened.items():
         alike.setdefault((media.shape, own_fps or fps), []).append(row)
@@ -293,13 +292,8 @@ def score_media(
                 [groups[i] for i in piece] if groups else (),
                 [originals[i] for i in piece] if sources else (),
             )
-            output = ask(scorer, batch, scorer.spec.name)
-            names.update(dict.fromkeys(output.parts))
-            for place, row in enumerate(piece):
-                parts = {name: float(values[place]) for name, values in output.parts.items()}
-                rows[row] = (float(output.raw[place]), parts, output.errors[place])
-                notes[row] = output.note(place)
-    return output_of_rows(rows, list(names), notes)
+            pieces.append((piece, ask(scorer, batch, scorer.spec.name)))
+    return output_of_pieces(pieces, len(items), failed)
 
 
 def _kind(media: Tensor) -> str:

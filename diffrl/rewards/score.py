@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +16,7 @@ from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.lanes import Lane, OverdueError, Pending, alarm
 from reward_models import RewardBatch, RewardOutput, Scorer
 from reward_models.asking import ask
-from reward_models.base import output_of_rows
+from reward_models.base import output_of_pieces
 from reward_models.media import batches_of
 
 LARGEST = 1e12
@@ -139,7 +138,11 @@ class Scoring:
 
         def work() -> RewardOutput:
             output = ask(weighted.scorer, batch, weighted.name) if able else None
-            return output if output is not None and not failed else _with_failures(output, rows, failed)
+            if output is not None and not failed:
+                return output
+            places = [place for place, row in enumerate(rows) if row not in failed]
+            whys = {place: failed[row] for place, row in enumerate(rows) if row in failed}
+            return output_of_pieces([] if output is None else [(places, output)], len(rows), whys)
 
         lane = weighted.lane
         stream.pending.append(Pending(work) if lane is None else lane.submit(work, weighted.name, weighted.timeout))
@@ -206,23 +209,6 @@ def score(
     scoring = Scoring(scorers, prompts, groups)
     scoring.add(images)
     return scoring.table()
-
-
-def _with_failures(output: RewardOutput | None, rows: Sequence[int], failed: Mapping[int, str]) -> RewardOutput:
-    """The output of the other rows of a batch, with those that were not asked for in their places."""
-    asked = iter(range(len(rows) - len(failed)))
-    made: list[tuple[float, Mapping[str, float], str | None]] = []
-    notes: list[str | None] = []
-    for row in rows:
-        if output is None or row in failed:
-            made.append((math.nan, {}, failed[row]))
-            notes.append(None)
-        else:
-            at = next(asked)
-            parts = {name: float(values[at]) for name, values in output.parts.items()}
-            made.append((float(output.raw[at]), parts, output.errors[at]))
-            notes.append(output.note(at))
-    return output_of_rows(made, list(output.parts) if output is not None else [], notes)
 
 
 def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOutput:
