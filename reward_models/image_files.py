@@ -41,6 +41,9 @@ TURNS = {
 }
 """What undoes an EXIF orientation."""
 
+_BITS, _WHITE_IS_ZERO = 258, 262
+"""Tags of a TIFF: bits a sample, and its photometric interpretation."""
+
 _NOTE = re.compile(rb"frames=([0-9]{1,12})(?: fps=([0-9.]{1,20}))?\s*")
 
 
@@ -166,7 +169,10 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """
     if image.mode in SIXTEEN_BITS:
         values = np.asarray(image.convert("I") if image.mode != "I;16" else image).astype(np.int64)
-        grey = Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+        tags = getattr(image, "tag_v2", {})
+        most = 2 ** int(tags.get(_BITS, (16,))[0]) - 1  # of 12 bits Pillow gives the values as they are
+        shown = most - values if tags.get(_WHITE_IS_ZERO) == 0 else values
+        grey = Image.fromarray(((shown * 255 + most // 2) // most).astype(np.uint8)).convert("RGB")
         if isinstance(image.info.get("transparency"), int):
             grey.putalpha(Image.fromarray(np.where(values == image.info["transparency"], 0, 255).astype(np.uint8)))
         return grey

@@ -116,6 +116,18 @@ def deep_png(values):
     return png(WIDTH, HEIGHT, 16, 0 if values.ndim == 2 else 2, b"".join(b"\0" + row.tobytes() for row in wide))
 
 
+def tiff(values, bits, photometric):
+    """A grey TIFF by hand, of 12 or 16 bits."""
+    height, width = values.shape
+    data = values.astype("<u2").tobytes()
+    if bits == 12:
+        left, right = values[:, ::2], values[:, 1::2]
+        data = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], -1).astype(np.uint8).tobytes()
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, tags[tag]) for tag in tags)
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + b"\0" * 4
+
+
 def turned_back(pixels, orientation):
     """Pixels as a camera held so stores them: what shows `pixels` once the EXIF orientation is undone."""
     ways = {
@@ -196,6 +208,7 @@ RED_ON_WHITE = np.where(SCENE[..., :1] == 255, 255, np.array([200, 10, 30])).ast
 ON_WHITE = GREY.copy()
 ON_WHITE[:9] = 255
 STEP = np.where(SCENE[..., 0] > 127, 255, 0).astype(np.uint8)
+EVEN = GREY[:, :-1].copy()
 FORTY = frames(100, lossless=True)
 
 FILES = {
@@ -218,6 +231,8 @@ FILES = {
     "deep-grey.png": File(raw(deep_png(GREY)), still(GREY)),
     "deep.png": File(raw(deep_png(SCENE)), still()),
     "deep-grey.tif": File(lambda path: Image.fromarray(GREY.astype(np.uint16) * 257).save(path), still(GREY)),
+    "twelve-bits.tif": File(raw(tiff(EVEN.astype(int) * 4095 // 255, 12, 1)), still(EVEN)),
+    "white-is-zero.tif": File(raw(tiff(65535 - GREY.astype(int) * 257, 16, 0)), still(GREY)),
     "float.tif": File(image(pixels=GREY.astype(np.float32)), bad("8 or 16 bits a channel. Got floats")),
     "whole-numbers.tif": File(image(pixels=GREY.astype(np.int32)), bad("Got 32-bit integers")),
     **{
