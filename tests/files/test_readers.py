@@ -26,6 +26,7 @@ from reward_models import RewardError, ScorerSpec
 from reward_models.base import output_of_rows
 from reward_models.cli import main
 from reward_models.media import as_media, open_media
+from reward_models.scoring.items import peek
 from reward_models.serving.request_body import decode_request
 from reward_models.serving.wire import JSON, Limits, RefusedError
 from tests.files.made import FILES, write_all
@@ -271,3 +272,21 @@ class Pairs(Edits):
     """The same, asked for a group."""
 
     spec = ScorerSpec("pairs", "difference", (0.0, 255.0), uses_prompt=False, uses_source=True, scope="group")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_file_is_read_or_refused_and_its_header_says_what_it_will_be(seed, folder, tmp_path):
+    random = np.random.default_rng(seed)
+    for name in FILES:
+        data = bytearray((folder / name).read_bytes())
+        for place in random.integers(0, max(1, len(data)), 5) if data else ():
+            data[place] = random.integers(256)
+        path = tmp_path / name
+        path.write_bytes(data)
+        seen = peek(path)
+        try:
+            media, _ = open_media(path)
+        except RewardError as error:
+            assert name in str(error)
+        else:
+            assert seen.kind == ("video" if media.ndim == 4 else "image"), name
