@@ -19,7 +19,7 @@ from reward_models.image_files import opened
 from reward_models.text.reading import Unreadable, parse_json
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-A1111, COMFYUI = "A1111's words in the file", "ComfyUI's graph in the file"
+A1111, COMFYUI = "words in the file, as A1111 writes them", "ComfyUI's graph in the file"
 
 TEXTS = ("text", "text_g", "text_l", "clip_g", "clip_l", "t5xxl", "prompt", "value", "string")
 """Inputs of ComfyUI's nodes that hold words."""
@@ -27,7 +27,9 @@ TEXTS = ("text", "text_g", "text_l", "clip_g", "clip_l", "t5xxl", "prompt", "val
 NOT_WORDS = ("model", "clip", "vae", "control_net", "image", "mask", "latent", "samples")
 """Inputs that lead to no words, of nodes between a sampler and its text."""
 
-_END = re.compile(r"^(Negative prompt:|Steps: )", re.MULTILINE)
+_END = re.compile(r"(?:^|\s)(?:Negative prompt:|Steps: \d+(?:,|\s|$))")
+_CODES = (b"ASCII\0\0\0", b"UNICODE\0", b"\0" * 8)
+"""Before an EXIF comment, its encoding."""
 _CANNOT_TELL = "The prompt in {} cannot be told: its ComfyUI graph {}. Put a caption beside it."
 
 
@@ -68,7 +70,9 @@ def _notes(image: Image.Image) -> tuple[str | None, str | None]:
     """What A1111 and ComfyUI wrote into an opened image; its pixels are not read."""
     info = image.info
     if image.format == "PNG":
-        return _text(info.get("parameters")), _text(info.get("prompt"))
+        words, graph = _text(info.get("parameters")), _text(info.get("prompt"))
+        plain = graph is not None and not graph.lstrip().startswith("{")  # another tool's, in words
+        return (words or graph, None) if plain else (words, graph)
     exif = image.getexif()
     comment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment)
     model = _text(exif.get(ExifTags.Base.Model)) or ""
@@ -81,11 +85,11 @@ def _text(value: Any) -> str | None:
 
 def _comment(value: Any) -> str | None:
     """An EXIF user comment of words and settings; eight bytes say its encoding."""
-    if not isinstance(value, bytes):
-        return None
-    kind, data = value[:8], value[8:]
-    text = data.decode("utf-16-be" if kind.startswith(b"UNICODE") else "utf-8", "replace").strip("\0")
-    return text if "Steps: " in text else None  # cameras and editors write other things here
+    data = value.encode() if isinstance(value, str) else bytes(value or b"")
+    wide = data.startswith(b"UNICODE\0")
+    data = data[8:] if data.startswith(_CODES) else data
+    texts = [data.decode(name, "replace").strip("\0") for name in (("utf-16-be", "utf-16-le") if wide else ("utf-8",))]
+    return next((text for text in texts if _END.search(text)), None)  # cameras and editors write other things here
 
 
 def positive_text(graph: Any) -> str:

@@ -149,12 +149,19 @@ def nearest(folder):
 
 def a1111(folder):
     with_text(folder / "a.png", parameters=SETTINGS)
-    exif = Image.Exif()
-    comment = b"UNICODE\0" + SETTINGS.encode("utf-16-be")
-    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
-    picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
-    picture.save(folder / "b.jpg", exif=exif)
-    picture.save(folder / "c.webp", exif=exif)
+    with_text(folder / "d.png", parameters=f"{CAT} Negative prompt: blurry Steps: 20, Sampler: Euler")
+    with_text(folder / "e.png", parameters="Steps: 20, Sampler: Euler")
+    with_text(folder / "f.png", prompt=CAT)
+    comments = {
+        "b.jpg": b"UNICODE\0" + SETTINGS.encode("utf-16-be"),
+        "c.webp": b"UNICODE\0" + SETTINGS.encode("utf-16-le"),
+        "g.jpg": b"ASCII\0\0\0" + SETTINGS.encode(),
+        "h.jpg": b"ASCII\0\0\0taken by a camera",
+    }
+    for name, comment in comments.items():
+        exif = Image.Exif()
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / name, exif=exif)
 
 
 def comfyui(folder):
@@ -189,7 +196,14 @@ ALL = {"a.png": CAT, "b.png": CAT, "c.png": CAT}
         (beside, ALL),
         (bad_beside, {**ALL, "b.png": "b.txt cannot be read as UTF-8", "c.png": "c.json is no JSON"}),
         (nearest, ALL),
-        (a1111, {"a.png": CAT, "b.jpg": CAT, "c.webp": CAT}),
+        (
+            a1111,
+            {
+                **{name: CAT for name in ("a.png", "b.jpg", "c.webp", "d.png", "f.png", "g.jpg")},
+                "e.png": "e.png is empty",
+                "h.jpg": None,
+            },
+        ),
         (comfyui, {"a.png": CAT, "b.png": "cannot be told: its ComfyUI graph leads to no positive", "c.webp": CAT}),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
