@@ -160,7 +160,7 @@ def a1111(folder):
     }
     for name, comment in comments.items():
         exif = Image.Exif()
-        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
+        exif[ExifTags.IFD.Exif] = {ExifTags.Base.UserComment: comment}
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / name, exif=exif)
 
 
