@@ -205,10 +205,11 @@ def score(
 
     Returns:
         A row for each image, in their order, that `pandas.DataFrame` takes: `prompt`; each reward by its label, in the
-        reward's own units, and its parts as "label/part", NaN where it failed; and `error`, why, or None.
+        reward's own units, and its parts as "label/part", NaN where it failed; and `error`, why, or None. A file that
+        cannot be read fails alone.
 
     Raises:
-        DiffrlError: no such reward, no such image, or a reward cannot work on what it is given.
+        DiffrlError: no such reward, no image that can be read, or a reward cannot work on what it is given.
     """
     listed = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
     if isinstance(images, (str, Path)) or not isinstance(images, Sequence):

@@ -31,6 +31,10 @@ class ConfigError(DiffrlError):
         super().__init__(text)
 
 
+class SourceError(ConfigError):
+    """An image that a prompt asks to edit cannot be read, or not any more."""
+
+
 class NotHereError(ConfigError):
     """Nothing is wrong with the configuration, but this machine cannot run it."""
 

@@ -7,7 +7,7 @@ that could not be scored is NaN with `ok = False`, never a number; a scorer that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -134,6 +134,29 @@ def output_of_rows(
         parts={name: torch.tensor([row[1].get(name, math.nan) for row in rows], dtype=torch.float32) for name in parts},
         notes=notes if any(notes) else (),
     )
+
+
+def output_of_pieces(
+    pieces: Iterable[tuple[Sequence[int], RewardOutput]], count: int, failed: Mapping[int, str]
+) -> RewardOutput:
+    """Put outputs of some samples into their places.
+
+    Args:
+        pieces: the samples that an output is of, and the output.
+        count: of all samples.
+        failed: why others could not be scored.
+    """
+    rows: list[tuple[float, Mapping[str, float], str | None]]
+    rows = [(math.nan, {}, failed.get(row, "not scored")) for row in range(count)]
+    notes: list[str | None] = [None] * count
+    names: dict[str, None] = {}
+    for places, output in pieces:
+        names.update(dict.fromkeys(output.parts))
+        for at, row in enumerate(places):
+            parts = {name: float(values[at]) for name, values in output.parts.items()}
+            rows[row] = (float(output.raw[at]), parts, output.errors[at])
+            notes[row] = output.note(at)
+    return output_of_rows(rows, list(names), notes)
 
 
 def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> RewardOutput:

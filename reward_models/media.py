@@ -6,19 +6,34 @@ A picture is a uint8 RGB tensor (3, H, W); a clip is (F, 3, H, W).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from reward_models.asking import ask
-from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_pieces
 from reward_models.errors import RewardError
+from reward_models.image_files import (
+    eight_bits,
+    frames_and_rate,
+    header_of,
+    opened,
+    reading,
+    require_fits,
+    still_of,
+)
 from reward_models.suffixes import VIDEO_SUFFIXES
+from reward_models.video_files import read_video
+
+
+class UnshowableError(RewardError):
+    """An object was given that is neither an image nor a clip."""
+
 
 WEBP_LONGEST = 16_383
 """Pixels a side of a WebP, as its format has it."""
@@ -49,19 +64,12 @@ def from_pil(image: Image.Image) -> Tensor:
     """An image of any mode as a uint8 RGB tensor (3, H, W); what is transparent shows white, as in most viewers.
 
     Raises:
-        RewardError: more than 8 bits a channel, which PIL would cut off instead of scale.
+        RewardError: its values have no known range; see `image_files.eight_bits`.
     """
-    if image.mode.startswith(("I", "F")):
-        raise RewardError(f"An image must have 8 bits a channel. Got PIL mode {image.mode}. Convert it first.")
-    if image.has_transparency_data:
-        image = _on_white(image)
-    pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    layer = image if image.mode == "RGBA" else image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    shown = eight_bits(image)
+    if shown.mode == "RGBA":
+        shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+    return torch.from_numpy(np.array(shown)).permute(2, 0, 1).contiguous()
 
 
 def save_webp_lossless(picture: Tensor, path: Path) -> None:
@@ -93,35 +101,71 @@ def save_media(media: Tensor, path: Path, fps: float) -> None:
     require_webp(media)
     first, *others = (to_pil(frame) for frame in media)
     temporary = path.with_name(f".{path.name}.tmp")
-    # Encoders merge equal frames into one that is shown longer; the count brings them back.
-    first.save(
-        temporary,
-        format="WEBP",
-        save_all=True,
-        append_images=others,
-        duration=round(1000 / fps),
-        loop=0,
-        lossless=True,
-        quality=20,
-        method=2,
-        xmp=f"frames={len(media)}".encode(),
-    )
+    first.save(temporary, format="WEBP", lossless=True, quality=20, method=2, **clip_options(others, fps))
     os.replace(temporary, path)
 
 
+def clip_options(others: Sequence[Image.Image], fps: float) -> dict[str, Any]:
+    """Return what Pillow needs to write a WebP of several frames.
+
+    Encoders merge equal frames into one that is shown longer, and of a clip that stands still they keep no time at all:
+    XMP data say the number of frames and the rate.
+
+    Args:
+        others: all frames but the first.
+        fps: frames per second.
+    """
+    return {
+        "save_all": True,
+        "append_images": list(others),
+        "duration": round(1000 / fps),
+        "loop": 0,
+        "xmp": f"frames={len(others) + 1} fps={fps:.6g}".encode(),
+    }
+
+
 def read_media(image: Image.Image) -> Tensor:
-    """What `save_media` wrote: (3, H, W), or (F, 3, H, W) where it was a clip."""
-    note = image.info.get("xmp", b"")
-    if not note.startswith(b"frames="):
-        return from_pil(image)
-    pieces, durations = _frames(image)
-    unit = sum(durations) / int(note.removeprefix(b"frames="))
-    times = [round(duration / unit) for duration in durations]
-    return torch.stack([piece for piece, shown in zip(pieces, times, strict=True) for _ in range(shown)])
+    """Return the pixels of an opened image; see `media_of`."""
+    return media_of(image)[0]
+
+
+def media_of(image: Image.Image, name: object = "The image") -> tuple[Tensor, float | None]:
+    """Read an opened image: what `save_media` wrote, and files of others.
+
+    Args:
+        image: opened; the frame that it is at does not matter.
+        name: of its file, for messages.
+
+    Returns:
+        (3, H, W) and None, or of an animation (F, 3, H, W) and its frames per second, None where it does not say it.
+
+    Raises:
+        RewardError: it holds too much, or has no known range of values.
+        Exception: whatever its decoder raises; see `image_files.reading`.
+    """
+    head = header_of(image)
+    require_fits(name, head.height, head.width, 1)
+    if not head.moves:
+        return from_pil(still_of(image)), None
+    frames, counts, rate = frames_and_rate(image, name)
+    return _clip(map(from_pil, frames), counts), rate
+
+
+def _clip(frames: Iterable[Tensor], counts: Sequence[int]) -> Tensor:
+    """Frames (3, H, W), each as often as it counts, as one tensor (F, 3, H, W); no second copy of them all is made."""
+    clip: Tensor | None = None
+    start = 0
+    for frame, count in zip(frames, counts, strict=True):
+        if clip is None:
+            clip = torch.empty((sum(counts), *frame.shape), dtype=torch.uint8)
+        clip[start : start + count] = frame
+        start += count
+    assert clip is not None
+    return clip
 
 
 def open_media(path: str | Path) -> tuple[Tensor, float | None]:
-    """Read a picture or a video file.
+    """Read an image or a video file, turned as its EXIF data or its display matrix say.
 
     Args:
         path: an image, an animated WebP, GIF or PNG, or a video file (which needs the `video` extra).
@@ -130,57 +174,28 @@ def open_media(path: str | Path) -> tuple[Tensor, float | None]:
         (3, H, W) and None, or (F, 3, H, W) and its frames per second.
 
     Raises:
-        RewardError: there is no such file, or it cannot be read as one.
+        RewardError: there is no such file, it cannot be read as one, or it takes too much memory (`TooLargeError`).
     """
     path = Path(path)
     if path.suffix.lower() in VIDEO_SUFFIXES:
-        return _open_video(path)
-    try:
-        with Image.open(path) as image:
-            if getattr(image, "n_frames", 1) == 1 or path.suffix.lower() in (".tif", ".tiff"):
-                return from_pil(ImageOps.exif_transpose(image)), None
-            own = image.info.get("xmp", b"").startswith(b"frames=")
-            _, durations = _frames(image)
-            media = read_media(image) if own else torch.stack(_frames(image)[0])
-            return media, 1000 * len(media) / max(sum(durations), 1)
-    except FileNotFoundError:
-        raise RewardError(f"There is no file {path}. Check the path.") from None
-    except UnidentifiedImageError:
-        raise RewardError(f"{path} is no image that can be read. Is it whole?") from None
-    except Image.DecompressionBombError:
-        raise RewardError(f"{path} has more pixels than can be read safely ({Image.MAX_IMAGE_PIXELS} x 2).") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise RewardError(f"{path} cannot be read as an image: {error}.") from error
+        frames, rate = read_video(path)
+        with reading(path, "a video"):
+            return _clip((torch.from_numpy(frame).permute(2, 0, 1) for frame in frames), [1] * len(frames)), rate
+    with opened(path) as image:
+        return media_of(image, path)
 
 
-def _frames(image: Image.Image) -> tuple[list[Tensor], list[float]]:
-    """Frames of an animation and how long each is shown, in milliseconds."""
-    pieces, durations = [], []
-    for number in range(getattr(image, "n_frames", 1)):
-        image.seek(number)
-        image.load()
-        pieces.append(from_pil(image))
-        durations.append(float(image.info.get("duration", 1) or 1))
-    return pieces, durations
+def open_still(item: Any) -> Tensor:
+    """Read an image to edit: what `as_media` takes, as (3, H, W).
 
-
-def _open_video(path: Path) -> tuple[Tensor, float]:
-    if not path.exists():
-        raise RewardError(f"There is no file {path}. Check the path.")
-    try:
-        import av
-    except ImportError as error:
-        raise RewardError(f"Reading {path} needs PyAV. Run: pip install 'diffrl[video]'.") from error
-    try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            fps = float(stream.average_rate or 0)
-            frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(stream)]
-    except (av.error.FFmpegError, IndexError) as error:
-        raise RewardError(f"{path} cannot be read as a video: {error}. Is it whole?") from error
-    if not frames or not fps:
-        raise RewardError(f"{path} holds no frames, or does not say how many a second.")
-    return torch.stack(frames).permute(0, 3, 1, 2).contiguous(), fps
+    Raises:
+        RewardError: it cannot be read, or is a clip.
+    """
+    media, _ = as_media(item)
+    if media.ndim != 3:
+        name = item if isinstance(item, str | Path) else "It"
+        raise RewardError(f"An image to edit is one still image. {name} has {len(media)} frames. Save one of them.")
+    return media
 
 
 def as_media(item: Tensor | np.ndarray[Any, Any] | Image.Image | str | Path) -> tuple[Tensor, float | None]:
@@ -190,18 +205,20 @@ def as_media(item: Tensor | np.ndarray[Any, Any] | Image.Image | str | Path) -> 
         item: a path, a PIL image, a uint8 array (H, W, 3) or (F, H, W, 3), or a uint8 tensor (3, H, W) or (F, 3, H, W).
 
     Raises:
-        RewardError: it is none of these.
+        UnshowableError: it is none of these.
+        RewardError: it cannot be read.
     """
     if isinstance(item, (str, Path)):
         return open_media(item)
     if isinstance(item, Image.Image):
-        return from_pil(item), None
+        with reading("A PIL image"):
+            return media_of(item, "A PIL image")
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (3, 4) and item.shape[-1] == 3:
         return torch.from_numpy(np.moveaxis(item, -1, -3).copy()), None
     if isinstance(item, Tensor) and item.dtype == torch.uint8 and item.ndim in (3, 4) and item.shape[-3] == 3:
         return item, None
     what = f"{item.dtype} of shape {tuple(item.shape)}" if isinstance(item, (Tensor, np.ndarray)) else type(item)
-    raise RewardError(
+    raise UnshowableError(
         "An image is a path, a PIL image, a uint8 array (H, W, 3) or a uint8 tensor (3, H, W); a clip has its frames "
         f"in front. Got {what}. For floats in [0, 1]: (x * 255).round().to(torch.uint8)."
     )
@@ -232,17 +249,36 @@ def score_media(
             groups, however large.
 
     Raises:
-        RewardError: an item is no picture, lengths differ, or the scorer cannot work on them.
+        RewardError: an item is nothing that shows an image, lengths differ, or the scorer cannot work on them. A file
+            that cannot be read, or is a clip among images, fails alone: its score is NaN, and `errors` says why. Where
+            none can be read, the first failure is raised.
     """
     for name, values in (("prompts", prompts), ("metadata", metadata), ("groups", groups), ("sources", sources)):
         if len(values) != len(items) and (values or name == "prompts"):
             raise RewardError(f"{name} must have one entry an image. Got {len(values)} for {len(items)} images.")
-    rows: list[tuple[float, Mapping[str, float], str | None]] = [(float("nan"), {}, "not scored")] * len(items)
-    notes: list[str | None] = [None] * len(items)
-    names: dict[str, None] = {}
-    opened = [as_media(item) for item in items]
+    failed: dict[int, str] = {}
+    opened: dict[int, tuple[Tensor, float | None]] = {}
+    originals: dict[int, Tensor] = {}
+    for row, item in enumerate(items):
+        try:
+            opened[row] = as_media(item)
+            if sources:
+                originals[row] = open_still(sources[row])
+        except UnshowableError:
+            raise
+        except RewardError as error:
+            opened.pop(row, None)
+            failed[row] = str(error)
+    if items and not opened:
+        raise RewardError(failed[0])
+    wrong = [row for row, (media, _) in opened.items() if _kind(media) not in scorer.spec.media]
+    for row in wrong if len(wrong) < len(opened) else ():  # where all are, the scorer says so itself
+        del opened[row]
+        kinds = " and ".join(scorer.spec.media)
+        failed[row] = f"The reward {scorer.spec.name} scores {kinds}s. This is another kind."
+    pieces: list[tuple[list[int], RewardOutput]] = []
     alike: dict[Any, list[int]] = {}
-    for row, (media, own_fps) in enumerate(opened):
+    for row, (media, own_fps) in opened.items():
         alike.setdefault((media.shape, own_fps or fps), []).append(row)
     keys = list(groups) if groups else list(prompts)
     for (_, rate), members in alike.items():
@@ -254,15 +290,14 @@ def score_media(
                 [metadata[i] for i in piece] if metadata else (),
                 rate,
                 [groups[i] for i in piece] if groups else (),
-                [as_media(sources[i])[0] for i in piece] if sources else (),
+                [originals[i] for i in piece] if sources else (),
             )
-            output = ask(scorer, batch, scorer.spec.name)
-            names.update(dict.fromkeys(output.parts))
-            for place, row in enumerate(piece):
-                parts = {name: float(values[place]) for name, values in output.parts.items()}
-                rows[row] = (float(output.raw[place]), parts, output.errors[place])
-                notes[row] = output.note(place)
-    return output_of_rows(rows, list(names), notes)
+            pieces.append((piece, ask(scorer, batch, scorer.spec.name)))
+    return output_of_pieces(pieces, len(items), failed)
+
+
+def _kind(media: Tensor) -> str:
+    return "video" if media.ndim == 4 else "image"
 
 
 def batches_of(rows: Sequence[int], batch_size: int, groups: Sequence[Any] = ()) -> list[list[int]]:

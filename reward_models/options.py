@@ -88,7 +88,10 @@ class SampleOptions:
     prompt: Annotated[str | None, in_panel(WHAT, "The prompt of every image.")] = None
     prompts: Annotated[
         str | None,
-        in_panel(WHAT, "A .txt file, a line an image in sorted order; or .jsonl of objects with file and prompt."),
+        in_panel(
+            WHAT,
+            "A .txt file, a line an image in sorted order; or a .jsonl, .csv or .parquet of rows with file and prompt.",
+        ),
     ] = None
     stage: Annotated[str | None, in_panel(WHAT, "Of runs: only train, eval, ...")] = None
     iteration: Annotated[list[int] | None, in_panel(WHAT, "Of runs: only this iteration. Several may be given.")] = None

@@ -6,11 +6,11 @@ They are files named in a .jsonl list, `{"prompt": "make it blue", "source": "im
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, SourceError
 from diffrl.records import Prompt
 from reward_models.errors import RewardError
 from reward_models.messages import quote
@@ -24,8 +24,8 @@ SOURCE_KEYS = ("source", "image")
 TOLERANCE = 0.02
 """How much the ratio of a source's sides may differ from that of the images to draw, which it is scaled to."""
 
-ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
-"""The EXIF tag by which cameras say that they were held upright."""
+MOST_READ = 1000
+"""Images that a check reads whole; a megapixel takes some 20 ms."""
 
 
 def require_source(path: str, where: str) -> None:
@@ -61,36 +61,53 @@ def source_size(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=2**20)
 def _size(path: str, changed: int, length: int) -> tuple[int, int]:
     """The size of a file as it was changed last."""
-    from PIL import Image, UnidentifiedImageError
+    from reward_models.image_files import header_of, opened
 
-    try:
-        with Image.open(path) as image:
-            if getattr(image, "n_frames", 1) > 1:
-                raise RewardError(f"{quote(path)} holds {image.n_frames} images. Save one of them.")
-            width, height = image.size
-            known = image.format != "PNG" or "exif" in image.info  # a PNG without would be read to its end for it
-            turned = known and image.getexif().get(ORIENTATION) in TURNED
-            return (width, height) if turned else (height, width)
-    except UnidentifiedImageError as error:
-        raise RewardError(f"{quote(path)} is no image that can be read. Is it whole?") from error
-    except Image.DecompressionBombError as error:
-        raise RewardError(f"{quote(path)} has too many pixels to be read safely. Make it smaller.") from error
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise RewardError(f"{quote(path)} cannot be read as an image: {error}.") from error
+    with opened(path, quote(path)) as image:
+        head = header_of(image)
+    if head.moves:
+        raise RewardError(f"{quote(path)} holds {head.frames} frames. Save one of them.")
+    return head.height, head.width
 
 
 def read_source(path: str) -> Tensor:
-    """The pixels of an image: (3, H, W) uint8 RGB, its own size.
+    """Read the pixels of an image to edit: (3, H, W) uint8 RGB, its own size.
 
     Raises:
-        ConfigError: the file is not whole, or gone by now.
+        SourceError: the file is not whole, or gone by now.
     """
-    from reward_models.media import open_media
+    from reward_models.media import open_still
 
     try:
-        return open_media(path)[0]
+        return open_still(path)
     except RewardError as error:
-        raise ConfigError(f"An image to edit cannot be read. {error}") from error
+        raise SourceError(f"An image to edit cannot be read. {error}") from error
+
+
+def read_sources(prompts: Iterable[Prompt], where: str) -> str:
+    """Read images to edit as training will, to see that it can; of more than `MOST_READ`, evenly spaced ones.
+
+    Args:
+        prompts: of a list.
+        where: its place in the configuration, for the message.
+
+    Returns:
+        How many were read, for the user; empty where there are none.
+
+    Raises:
+        ConfigError: names the first that cannot be read, and says how many.
+    """
+    paths = list(dict.fromkeys(prompt.source for prompt in prompts if prompt.source is not None))
+    chosen = [paths[i * len(paths) // MOST_READ] for i in range(MOST_READ)] if len(paths) > MOST_READ else paths
+    problems = []
+    for path in chosen:
+        try:
+            read_source(path)
+        except SourceError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(f"{where} names {len(problems):,} of {len(chosen):,} that cannot be read. {problems[0]}")
+    return f"{len(chosen):,} of {len(paths):,} read" if paths else ""
 
 
 def require_sources(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import is_video
-from diffrl.gallery.thumbnails import DECODING, require_small, turn, unreadable
+from diffrl.gallery.thumbnails import DECODING, showing, upright
+from reward_models.errors import RewardError
 
 LARGEST = 2048
 """Longest edge, in pixels."""
@@ -34,13 +35,12 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
             raise GalleryError("The video cannot be read.", 404) from error
     from PIL import Image
 
-    try:
-        with DECODING, Image.open(here) as image:
-            require_small(image, "The image")
-            if getattr(image, "n_frames", 1) > 1:
-                return here.read_bytes(), "image/webp"
-            turn(image)
-            picture = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    from reward_models.image_files import frames_of
+
+    with DECODING, showing(here, "The image") as image:
+        if frames_of(image) > 1:
+            return here.read_bytes(), "image/webp"
+        picture = upright(image)
         longest = min(LARGEST, max(*picture.size, _longest(beside)))
         factor = longest / max(picture.size)
         if factor != 1:
@@ -51,18 +51,16 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
         out = io.BytesIO()
         clean.save(out, format="PNG", compress_level=1)
         return out.getvalue(), "image/png"
-    except unreadable() as error:
-        raise GalleryError("The image cannot be read.", 404) from error
 
 
 def _longest(path: Path) -> int:
     """Longest edge of an image; 0 of what cannot be read or is a video."""
-    from PIL import Image
+    from reward_models.image_files import opened
 
     try:
-        with Image.open(path) as image:
-            return max(image.size)
-    except unreadable():
+        with opened(path) as image:
+            return int(max(image.size))
+    except RewardError:
         return 0
 
 

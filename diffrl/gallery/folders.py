@@ -15,16 +15,15 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
-from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from reward_models.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
     from reward_models.scoring.items import Item
 
 FRESH = 3.0
 """Seconds for which a look at the folder counts; after them it is looked at again, and read if it has changed."""
-CAPTIONS = (".txt", ".jsonl")
 MEDIA = PICTURES + VIDEOS
-SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *CAPTIONS})
+SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *SIDECARS, *TABLES})
 """What a look at the folder notices: also what browsers do not show, which is counted."""
 
 
@@ -242,7 +241,7 @@ def look(root: Path) -> Look:
                 if link and not _lies_in(real, entry.path):
                     outside.add(file)
                 files[file] = (facts.st_size, facts.st_mtime_ns)
-    captions = sorted(file for file in outside if file.lower().endswith(CAPTIONS))
+    captions = sorted(file for file in outside if file.lower().endswith(SIDECARS + TABLES))
     return Look(files, frozenset(outside), tuple(captions), root.is_dir())
 
 
@@ -250,7 +249,7 @@ def read_folder(root: Path, seen: Look) -> Contents:
     """The pictures with their captions, and sentences about what was left out."""
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
-    if not any(file.lower().endswith(SEEN) and not file.lower().endswith(CAPTIONS) for file in seen.files):
+    if not any(file.lower().endswith(SEEN) and not file.lower().endswith(SIDECARS + TABLES) for file in seen.files):
         return Contents(seen.version, notes=[f"There is no image in {root}."])
     if seen.captions_outside:
         first = seen.captions_outside[0]
@@ -279,6 +278,8 @@ def read_folder(root: Path, seen: Look) -> Contents:
             entries.append(Entry(item, file, key, (file, *seen.files.get(file, (0, 0)), item.prompt)))
     notes = [f"{unknown} left out of {root.name}: browsers do not show their format."] if unknown else []
     notes += [f"{elsewhere} left out of {root.name}: links out of the folder, or to nothing."] if elsewhere else []
+    problems = [entry.item.problem for entry in entries if entry.item.problem is not None]
+    notes += [f"{len(problems)} without a prompt. {problems[0]}"] if problems else []
     return Contents(seen.version, entries, notes)
 
 

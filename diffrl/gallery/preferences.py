@@ -24,8 +24,8 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.records import Source
 from diffrl.gallery.site import Site
-from diffrl.gallery.thumbnails import unreadable
 from diffrl.gallery.votes import Side, Vote, source_of
+from reward_models.errors import RewardError
 
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
 
@@ -125,7 +125,7 @@ def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
 
 def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
     """The bytes of an image; "moving" of a video, None of what cannot be read."""
-    from PIL import Image
+    from reward_models.image_files import frames_of, opened
 
     source = source_of(sources, side)
     if source is None:
@@ -135,14 +135,12 @@ def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
         if is_video(path):
             return "moving"
         data = path.read_bytes()
-        with Image.open(io.BytesIO(data)) as image:
-            if getattr(image, "n_frames", 1) > 1:
+        with opened(io.BytesIO(data), path) as image:
+            if frames_of(image) > 1:
                 return "moving"
             image.load()
         return data
-    except GalleryError:
-        return None
-    except unreadable():
+    except (GalleryError, RewardError, OSError):
         return None
 
 

@@ -18,7 +18,7 @@ from diffrl.gallery.panels import HELD_OUT, OWN_POLICY, TRAINING, Panel, panels_
 from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
-from diffrl.gallery.thumbnails import shrink, unreadable
+from diffrl.gallery.thumbnails import showing, shrink
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import TREES, TreeRecord
 
@@ -45,16 +45,13 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
     Raises:
         GalleryError: it cannot be read.
     """
-    from PIL import Image
+    from reward_models.image_files import frames_of
 
-    try:
-        with Image.open(path) as image:
-            longest, moves = max(image.size), getattr(image, "n_frames", 1) > 1
+    with showing(path, f"The image {path.name}") as image:
+        longest, moves = max(image.size), frames_of(image) > 1
         whole = moves and longest <= size and path.stat().st_size <= MOVING
-        small = None if whole else shrink(path, size, still=True)
-        content = path.read_bytes() if small is None else small
-    except unreadable() as error:
-        raise GalleryError(f"The image {path.name} cannot be read: {error}.", 404) from error
+    small = None if whole else shrink(path, size, still=True)
+    content = path.read_bytes() if small is None else small
     kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
 

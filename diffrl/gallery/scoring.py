@@ -20,11 +20,10 @@ from diffrl.gallery.folders import Entry, FolderSource
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Source
 from reward_models.errors import RewardError
-from reward_models.scoring.cache import Score, ScoreCache, default_path, failure
+from reward_models.scoring.cache import Score, ScoreCache, default_path
 
 if TYPE_CHECKING:
     from reward_models.scoring.choices import Choice, Loaded
-    from reward_models.scoring.items import Item, Peek
 
 NICE = 10
 """How far the thread stands back behind training and behind the pages, from where the process stands."""
@@ -207,6 +206,7 @@ class Worker:
         scores.finish(label, problem)
 
     def _score_all(self, choice: Choice, scores: FolderScores, entries: Sequence[Entry], cache: ScoreCache) -> None:
+        from reward_models.scoring.checks import check_items
         from reward_models.scoring.choices import load
         from reward_models.scoring.items import peek
         from reward_models.scoring.run import score_items
@@ -216,18 +216,9 @@ class Worker:
         reward = self._loaded[choice.label]
         if not reward.scorer.spec.higher_is_better:
             scores.lower |= {reward.label}
-        able: list[tuple[Entry, Peek]] = []
-        first: str | None = None
-        for entry in entries:
-            seen = peek(entry.item.path)
-            why = why_not(reward, entry.item, seen)
-            if why is None:
-                able.append((entry, seen))
-            else:
-                scores.put(entry.mark, reward.label, failure(why))
-                first = first or why
-        if first is not None and not able:
-            raise RewardError(first)
+        items = [entry.item for entry in entries]
+        peeks = [peek(item.path) for item in items]
+        check_items([reward], items, peeks)
         done = 0
 
         def advance(count: int) -> None:
@@ -235,30 +226,12 @@ class Worker:
             done += count
             if self._stopped.is_set():
                 raise _StoppedError
-            scores.tell(f"scoring {done} of {len(able)} with {reward.label}")
+            scores.tell(f"scoring {done} of {len(items)} with {reward.label}")
 
         advance(0)
-        rows = score_items([reward], [entry.item for entry, _ in able], [seen for _, seen in able], cache, advance)
-        for (entry, _), row in zip(able, rows, strict=True):
+        rows = score_items([reward], items, peeks, cache, advance)
+        for entry, row in zip(entries, rows, strict=True):
             scores.put(entry.mark, reward.label, row.scores[reward.label])
-
-
-def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
-    """Why an image cannot be scored with a reward: no prompt, no metadata, or another kind of medium."""
-    spec = reward.scorer.spec
-    if spec.uses_prompt and item.prompt is None:
-        return (
-            f"{reward.label} compares images with their prompts. {item.path.name} has none. Put a caption beside it, "
-            f"{item.path.with_suffix('.txt').name}, or a metadata.jsonl."
-        )
-    lacking = [key for key in spec.requires if key not in item.metadata]
-    if lacking:
-        return f"{reward.label} needs {lacking[0]}, which metadata.jsonl does not give for {item.path.name}."
-    if spec.uses_source and "source" not in item.metadata:
-        return f"{reward.label} looks at the image that was edited, which nothing beside {item.path.name} names."
-    if seen.kind is not None and seen.kind not in spec.media:
-        return f"{reward.label} scores {' and '.join(spec.media)}s. {item.path.name} is {_a(seen.kind)}."
-    return None
 
 
 def score_on_demand(sources: Sequence[Source], names: Sequence[str], cache: Path | None = None) -> Worker | None:
@@ -321,8 +294,4 @@ class _StoppedError(Exception):
     """The gallery ends."""
 
 
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-__all__ = ["FolderScores", "Worker", "score_everything", "score_on_demand", "why_not"]
+__all__ = ["FolderScores", "Worker", "score_everything", "score_on_demand"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from markupsafe import escape
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.kept import Kept
+from reward_models.errors import RewardError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -71,58 +72,56 @@ class Thumbnails:
         return self._kept.get(key, lambda: shrink(path, size, still))
 
 
-def unreadable() -> tuple[type[Exception], ...]:
-    """What Pillow raises of files that are no images, or torn, or too large."""
-    from PIL import Image
-
-    return (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
-
-
 def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
     """See `Thumbnails.get`."""
     from PIL import Image
 
-    try:
-        with DECODING, Image.open(path) as image:
-            require_small(image, f"The image {path.name}")
-            moves = getattr(image, "n_frames", 1) > 1
-            large = size is not None and max(image.size) > size
-            if (moves and not still) or not (large or (moves and still)):
-                return None
-            if size is not None:
-                image.draft("RGB", (size, size))
-            turn(image)
-            small = image.convert("RGBA" if image.has_transparency_data else "RGB")
-            if large and size is not None:
-                small.thumbnail((size, size), Image.Resampling.LANCZOS)
-            out = io.BytesIO()
-            small.save(out, format="WEBP", quality=85, method=2)
-            return out.getvalue()
-    except Image.DecompressionBombError as error:
-        raise GalleryError(f"The image {path.name} is too large: {error}.", 413) from error
-    except unreadable() as error:
-        raise GalleryError(f"The image {path.name} cannot be read: {error}.", 404) from error
+    from reward_models.image_files import frames_of
+
+    with DECODING, showing(path, f"The image {path.name}") as image:
+        moves = frames_of(image) > 1
+        large = size is not None and max(image.size) > size
+        if (moves and not still) or not (large or (moves and still)):
+            return None
+        if size is not None:
+            image.draft("RGB", (size, size))
+        small = upright(image)
+        if large and size is not None:
+            small.thumbnail((size, size), Image.Resampling.LANCZOS)
+        out = io.BytesIO()
+        small.save(out, format="WEBP", quality=85, method=2)
+        return out.getvalue()
 
 
-def turn(image: Image.Image) -> None:
-    """Turn an image as its EXIF data say, where browsers do so with the file itself; broken data turn nothing."""
-    from PIL import ImageOps
+@contextlib.contextmanager
+def showing(path: Path, name: str) -> Iterator[Image.Image]:
+    """Open an image that is to be shown; whatever is raised while it is open says so in a sentence.
 
-    if image.format not in TURNED:
-        return
-    with contextlib.suppress(SyntaxError, ValueError, struct.error):
-        ImageOps.exif_transpose(image, in_place=True)
-
-
-def require_small(image: Image.Image, name: str) -> None:
-    """Refuse an image that was opened and is too large to be decoded here.
+    Args:
+        path: of the image.
+        name: how the sentence begins.
 
     Raises:
-        GalleryError: it has more than `PIXELS` (413).
+        GalleryError: it cannot be read (404), or has more than `PIXELS` (413).
     """
-    if image.width * image.height > PIXELS:
-        raise GalleryError(
-            f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of images up to "
-            f"{PIXELS // 10**6} megapixels. Make it smaller.",
-            413,
-        )
+    from reward_models.image_files import TooLargeError, opened
+
+    try:
+        with opened(path, name) as image:
+            if image.width * image.height > PIXELS:
+                raise TooLargeError(
+                    f"{name} has {image.width:,} x {image.height:,} pixels; the gallery makes small ones of images up "
+                    f"to {PIXELS // 10**6} megapixels. Make it smaller."
+                )
+            yield image
+    except TooLargeError as error:
+        raise GalleryError(str(error), 413) from error
+    except RewardError as error:
+        raise GalleryError(str(error), 404) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an opened image as RGB or RGBA, turned as its EXIF data say where browsers do so with the file itself."""
+    from reward_models.image_files import eight_bits, still_of
+
+    return still_of(image) if image.format in TURNED else eight_bits(image)

@@ -9,9 +9,11 @@ from contextlib import ExitStack
 import torch
 
 from diffrl.data.sources import read_source
+from diffrl.errors import ConfigError, SourceError
 from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, device_of
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 from diffrl.records import Prompt
+from reward_models.messages import quote
 
 
 class PromptEncodings:
@@ -71,7 +73,11 @@ class PromptEncodings:
     def _encoded(self, prompt: Prompt) -> Conditioning:
         if prompt.source is None or not isinstance(self._adapter, EditingAdapter):
             return self._adapter.encode_prompts([prompt.text])
-        return self._adapter.encode_edits([prompt.text], [read_source(prompt.source)])
+        source = read_source(prompt.source)
+        try:
+            return self._adapter.encode_edits([prompt.text], [source])
+        except ConfigError as error:  # it has another size than it had: the adapter sees pixels, not their file
+            raise SourceError(f"The image to edit {quote(prompt.source)} cannot be used. {error}") from error
 
 
 def _bytes(row: Conditioning) -> int:

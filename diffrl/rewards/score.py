@@ -10,12 +10,13 @@ from torch import Tensor
 
 from diffrl import pulse
 from diffrl.data.sources import read_source
-from diffrl.errors import GuardStop
+from diffrl.errors import GuardStop, SourceError
 from diffrl.functional.combine import scaled_reward
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.lanes import Lane, OverdueError, Pending, alarm
 from reward_models import RewardBatch, RewardOutput, Scorer
 from reward_models.asking import ask
+from reward_models.base import output_of_pieces
 from reward_models.media import batches_of
 
 LARGEST = 1e12
@@ -108,25 +109,40 @@ class Scoring:
         place = {first + i: part[i] for first, part in self._pictures.items() for i in range(len(part))}
         return torch.stack([place[row] for row in rows])
 
-    def _sources(self, rows: Sequence[int]) -> list[Tensor]:
-        """The images that these samples are edits of, each read once a batch; empty where a sample has none."""
-        paths = [path for row in rows if (path := self._prompts[row].source) is not None]
-        read = {path: read_source(path) for path in dict.fromkeys(paths)}
-        return [read[path] for path in paths] if len(paths) == len(rows) else []
+    def _sources(self, rows: Sequence[int]) -> dict[int, Tensor | str]:
+        """The images that these samples are edits of, by row, each read once a batch; of one that is gone, why."""
+        named = {row: path for row in rows if (path := self._prompts[row].source) is not None}
+        read: dict[str, Tensor | str] = {}
+        for path in dict.fromkeys(named.values()):
+            try:
+                read[path] = read_source(path)
+            except SourceError as error:
+                read[path] = str(error)
+        return {row: read[path] for row, path in named.items()}
 
     def _submit(self, stream: _Stream, rows: Sequence[int]) -> None:
         weighted = stream.weighted
+        sources = self._sources(rows) if weighted.scorer.spec.uses_source else {}
+        failed = {row: why for row, why in sources.items() if isinstance(why, str)}
+        able = [row for row in rows if row not in failed]
+        originals = [source for row in able if isinstance(source := sources.get(row), Tensor)]
+
         batch = RewardBatch(
-            self._media(rows),
-            [self._prompts[row].text for row in rows],
-            [self._prompts[row].metadata for row in rows],
+            self._media(able or rows),
+            [self._prompts[row].text for row in able or rows],
+            [self._prompts[row].metadata for row in able or rows],
             weighted.fps,
-            [self._groups[row] for row in rows] if self._groups else (),
-            self._sources(rows) if weighted.scorer.spec.uses_source else (),
+            [self._groups[row] for row in able or rows] if self._groups else (),
+            originals if len(originals) == len(able) else (),
         )
 
         def work() -> RewardOutput:
-            return ask(weighted.scorer, batch, weighted.name)
+            output = ask(weighted.scorer, batch, weighted.name) if able else None
+            if output is not None and not failed:
+                return output
+            places = [place for place, row in enumerate(rows) if row not in failed]
+            whys = {place: failed[row] for place, row in enumerate(rows) if row in failed}
+            return output_of_pieces([] if output is None else [(places, output)], len(rows), whys)
 
         lane = weighted.lane
         stream.pending.append(Pending(work) if lane is None else lane.submit(work, weighted.name, weighted.timeout))

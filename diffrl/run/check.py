@@ -15,7 +15,7 @@ from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
 from diffrl.data.prompts import load_prompts
-from diffrl.data.sources import require_sources
+from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
@@ -121,7 +121,7 @@ class _Checks:
             return f"{source} {NOT_HERE}"
         listed = load_prompts(source)
         self.sources(listed, "prompts.train")
-        return f"{len(listed):,} to train on{_images(listed)}"
+        return f"{len(listed):,} to train on{_images(listed, 'prompts.train')}"
 
     def held_out(self) -> str:
         source, train = self.config.prompts.held_out, self.config.prompts.train
@@ -130,12 +130,13 @@ class _Checks:
         if is_away(source):
             return f"{source} {NOT_HERE}"
         held_out = load_prompts(source)
-        self.sources(held_out[: self.config.eval.samples], "prompts.eval")
+        shown = held_out[: self.config.eval.samples]
+        self.sources(shown, "prompts.eval")
         listed = [prompt.key for prompt in held_out]
         trained = set() if is_away(train) else {prompt.key for prompt in load_prompts(train)}
         shared = sum(key in trained for key in listed)
         also = f"; {shared:,} of them are trained on too, and say nothing of other prompts" if shared else ""
-        return f"{len(listed):,} held out{also}"
+        return f"{len(listed):,} held out{_images(shown, 'prompts.eval')}{also}"
 
     def sources(self, prompts: Sequence[Prompt], where: str) -> None:
         """Refuse prompts that do not fit the family, and images of another shape where the configuration has one."""
@@ -263,9 +264,10 @@ def judged_by_model(config: Config) -> bool:
     return own or asked or others or r.latents_dtype != "float32"
 
 
-def _images(prompts: Sequence[Prompt]) -> str:
-    count = len({prompt.source for prompt in prompts} - {None})
-    return f", with {count:,} images" if count else ""
+def _images(prompts: Sequence[Prompt], where: str) -> str:
+    """How many of the images to edit were opened, as training will."""
+    read = read_sources(prompts, where)
+    return f", with images: {read}" if read else ""
 
 
 def _scorers(settings: Sequence[RewardSettings], where: str) -> tuple[list[WeightedScorer], list[WeightedScorer]]:

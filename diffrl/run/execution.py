@@ -9,7 +9,7 @@ import time
 from diffrl import pulse
 from diffrl.cost.meter import IterationCost, network_evaluations
 from diffrl.distributed.ranks import any_rank
-from diffrl.errors import DiffrlError
+from diffrl.errors import DiffrlError, SourceError
 from diffrl.records import Iteration
 from diffrl.run.beginning import evaluation_totals, iteration_totals
 from diffrl.run.callbacks import Callbacks
@@ -52,10 +52,11 @@ class TrainingRun:
 
         Raises:
             GuardStop: a guard ended the run.
+            SourceError: an image to edit cannot be read any more; after a checkpoint if anything was trained.
             Interruption: a signal or a callback ended it, after a checkpoint if anything was trained.
             Exception: whatever a callback raised, after a checkpoint likewise.
         """
-        trainer, run = self.trainer, self.config.run
+        trainer = self.trainer
         with self.stop.finishing():
             if trainer.iteration == 0:
                 row = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
@@ -66,21 +67,31 @@ class TrainingRun:
             if stop:
                 raise stop
             self.cost.begin(trainer.counts())
+            try:
+                self._iterate()
+            except SourceError as error:  # of the next iteration, before anything was drawn
+                if trainer.iteration > (self.journal.saved or 0):
+                    self.save()
+                raise SourceError(f"{error} {self.stop.kept()}") from error
+            self.counts = trainer.counts()
+
+    def _iterate(self) -> None:
+        """Take all iterations that are left."""
+        trainer, run = self.trainer, self.config.run
+        begun = time.monotonic()
+        self._begin_iteration()
+        for done in trainer.iterations():
+            self.write(done)
+            del done  # or its samples would be in memory beside the next ones
+            stop, last = self._asked_to_stop(), trainer.iteration == run.iterations
+            if stop or last or trainer.iteration % run.checkpoint_every == 0:
+                self.save()
+            self.callbacks.raise_failure()
+            if stop and not last:
+                raise stop
+            self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
             begun = time.monotonic()
             self._begin_iteration()
-            for done in trainer.iterations():
-                self.write(done)
-                del done  # or its samples would be in memory beside the next ones
-                stop, last = self._asked_to_stop(), trainer.iteration == run.iterations
-                if stop or last or trainer.iteration % run.checkpoint_every == 0:
-                    self.save()
-                self.callbacks.raise_failure()
-                if stop and not last:
-                    raise stop
-                self.stop.longest = max(self.stop.longest, time.monotonic() - begun)
-                begun = time.monotonic()
-                self._begin_iteration()
-            self.counts = trainer.counts()
 
     def _begin_iteration(self) -> None:
         """Show how far the next one is."""

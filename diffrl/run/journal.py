@@ -16,7 +16,7 @@ from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import gather_objects
-from diffrl.errors import GuardStop
+from diffrl.errors import GuardStop, SourceError
 from diffrl.files import write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
@@ -155,7 +155,10 @@ class Journal:
     def sources(self, metadata: Iterable[Mapping[str, Any]]) -> None:
         """Small copies of the images that samples, or trees, with such metadata are edits of, each once a run."""
         for path, name in {one["source"]: file for one in metadata if (file := source_file(one))}.items():
-            keep_source(path, self.run_dir / name)
+            try:
+                keep_source(path, self.run_dir / name)
+            except SourceError as error:  # it is gone since it was encoded: pages show the sample without it
+                self.log(f"No copy is kept. {error}")
 
     def trees(self, trees: Iterable[KeptTree]) -> None:
         """Trees of this rank's first prompts with their pictures, one after the other.

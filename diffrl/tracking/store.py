@@ -24,14 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of
 from diffrl.tracking.places import place
-from reward_models.media import read_media, save_media
+from reward_models.errors import RewardError
+from reward_models.media import open_media, save_media
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
@@ -203,10 +203,9 @@ class SampleStore:
         if not file.resolve().is_relative_to(place(self.run_dir, PICTURES).resolve()):
             raise DiffrlError(f"{self.index} names an image outside its run: {sample.file!r}. Do not trust this run.")
         try:
-            with Image.open(file) as image:
-                return read_media(image)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DiffrlError(f"Cannot read the image {file}: {error}.") from error
+            return open_media(file)[0]
+        except RewardError as error:
+            raise DiffrlError(str(error)) from error
 
     def sync(self) -> None:
         """Force the rows written so far onto the disk, without waiting for readers."""

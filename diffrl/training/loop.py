@@ -18,7 +18,8 @@ from diffrl.cost.meter import PhaseClock
 from diffrl.cost.process_memory import peak_bytes
 from diffrl.data.sampler import prompt_batch
 from diffrl.data.worlds import noise_stream
-from diffrl.distributed.ranks import sum_ranks
+from diffrl.distributed.ranks import any_rank, sum_ranks
+from diffrl.errors import SourceError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, GroupObjective
@@ -128,9 +129,22 @@ class Trainer:
         return prompt_batch(self.session.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
 
     def encoded(self, batch: PromptBatch) -> Conditioning:
-        """The batch's prompts as the network takes them, one row a prompt."""
+        """The batch's prompts as the network takes them, one row a prompt.
+
+        Raises:
+            SourceError: an image to edit cannot be read any more; on all ranks. Nothing was drawn yet.
+        """
+        conditioning: Conditioning | None = None
+        lost: SourceError | None = None
         with self.clock("rollout"):
-            return self.encode(batch.prompts)
+            try:
+                conditioning = self.encode(batch.prompts)
+            except SourceError as error:
+                lost = error
+        if self.config.model.facts.edits and any_rank(self.accelerator, lost is not None):
+            raise lost or SourceError("An image to edit cannot be read by another process, which names it.")
+        assert conditioning is not None
+        return conditioning
 
     def old_policy(self) -> AbstractContextManager[None]:
         """Inside, the weights are those of the policy that draws samples."""

@@ -19,7 +19,7 @@ from diffrl.files import discard
 from diffrl.trees.illustrations import illustration
 from diffrl.trees.read import NAME
 from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
-from reward_models.media import save_media, to_pil
+from reward_models.media import clip_options, save_media, to_pil
 
 CRISP = 64
 """Longest edge of pictures that are kept exactly: they are cheap, and every pixel of them shows."""
@@ -71,14 +71,8 @@ def save_illustration(media: Tensor, path: Path, fps: float) -> None:
         save_media(media, path, fps)
         return
     first, *others = (to_pil(frame) for frame in (media if media.ndim > 3 else media[None]))
-    moving = {
-        "save_all": True,
-        "append_images": others,
-        "duration": round(1000 / fps),
-        "loop": 0,
-        "xmp": f"frames={len(media)}".encode(),  # as `save_media` says how often equal frames come
-    }
-    first.save(path, format="WEBP", quality=QUALITY, method=2, **(moving if media.ndim > 3 else {}))
+    moving = clip_options(others, fps) if media.ndim > 3 else {}
+    first.save(path, format="WEBP", quality=QUALITY, method=2, **moving)
 
 
 def keep_source(path: str, file: Path) -> None:

@@ -17,6 +17,9 @@ from reward_models.self_test import Contrast, contrast, drawing, noise
 
 LUMA = (0.299, 0.587, 0.114)
 
+PIECE = 2**21
+"""Values of images that are measured at once."""
+
 
 def luma_of(pictures: Tensor) -> Tensor:
     """Luma (B, H, W) in [0, 255], float32, of uint8 pictures (B, 3, H, W)."""
@@ -58,6 +61,14 @@ def colourfulness(pictures: Tensor) -> Tensor:
     return spread + 0.3 * opponents.mean(dim=2).square().sum(0).sqrt()
 
 
+def in_pieces(measure: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+    """Measure images (B, 3, H, W) a few at a time, (B,).
+
+    Temporaries of a whole batch in float32 are gigabytes, which the system hands out and takes back page by page.
+    """
+    return torch.cat([measure(part) for part in pictures.split(max(1, PIECE // pictures[0].numel()))])
+
+
 class _PixelScorer(WithoutWeights):
     """Measures each picture on its own."""
 
@@ -71,7 +82,7 @@ class _PixelScorer(WithoutWeights):
             RewardError: the media are videos.
         """
         self.spec.require(batch)
-        return output_of_scores(self.measure(batch.media))
+        return output_of_scores(in_pieces(self.measure, batch.media))
 
 
 class SharpnessScorer(_PixelScorer):
@@ -134,14 +145,7 @@ class ContrastScorer(_PixelScorer):
         citation="https://doi.org/10.1364/JOSAA.7.002032",
     )
 
-    def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures.
-
-        Raises:
-            RewardError: the media are videos.
-        """
-        self.spec.require(batch)
-        return output_of_scores(rmscontrast(batch.media))
+    measure = staticmethod(rmscontrast)
 
     def contrasts(self) -> list[Contrast]:
         """A dark shape on light ground against a light one, and against a flat picture."""

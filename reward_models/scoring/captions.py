@@ -1,100 +1,107 @@
-"""Prompts and metadata that lie beside pictures.
+"""Prompts and metadata that come with images, looked for in this order; the first that is there counts.
 
-    cat.txt beside cat.png            the caption of one picture
-    metadata.jsonl                    {"file_name": "cat.png", "text": "a cat", ...}, as Hugging Face's imagefolder
-    metadata.jsonl of one line        without a file name: of all pictures below it, as GenEval's folders
+    --prompt, --prompts               what the command says
     samples.jsonl                     {"file": "0000-0.png", "prompt": "a cat", ...}, as `diffrl generate` writes it
+    cat.txt, cat.caption, cat.json    beside cat.png: its words, or a JSON object with a prompt and metadata
+    metadata.jsonl, .csv, .parquet    {"file_name": "cat.png", "text": "a cat", ...}, as Hugging Face's imagefolder
+    metadata.jsonl of one line        without a file name: of all images below it, as GenEval's folders
+    the image file itself             what A1111 and ComfyUI write into it (`embedded`)
 
-What `--prompt` and `--prompts` say goes before.
-
-A line's prompt is its "prompt", else its "text", else its "caption". "text" stays in the metadata as well, where it is
-what OCR looks for, also where another prompt goes before; unless something in it is in quotes: it is a caption then,
-'a sign that says "STOP"', and OCR finds its target there.
+Columns go by their names (`reward_models.columns`). "text" stays in the metadata as well, where it is what OCR looks
+for, also where another prompt goes before; unless something in it is in quotes: it is a caption then, 'a sign that
+says "STOP"', and OCR finds its target there. What cannot be read is a problem of its own image alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 from reward_models.errors import RewardError
-from reward_models.messages import show
+from reward_models.scoring.embedded import embedded_prompt
 from reward_models.scoring.items import Item
-from reward_models.text.quotes import quoted
-from reward_models.text.reading import Unreadable, parse_json, read_text
+from reward_models.scoring.tables import MOST_BYTES, Caption, read_captions, read_sidecar
+from reward_models.suffixes import SIDECARS, TABLES
+from reward_models.text.reading import Unreadable, read_text
 
-METADATA_INDEX, SAMPLES_INDEX = "metadata.jsonl", "samples.jsonl"
-MOST_BYTES = 256_000_000
-"""Of an index."""
-
-FILE_KEYS, PROMPT_KEYS = ("file", "file_name"), ("prompt", "text", "caption")
+INDICES, SAMPLES_INDEX = tuple(f"metadata{suffix}" for suffix in TABLES), "samples.jsonl"
+ORDER = (
+    f"--prompt or --prompts; {SAMPLES_INDEX}; a file beside the image ({', '.join(SIDECARS)}); {', '.join(INDICES)}; "
+    "the image file itself (A1111, ComfyUI)"
+)
 SAMPLE_KEYS = ("seed", "number")
-"""Keys of samples.jsonl that say where a picture comes from, and are no metadata."""
+"""Keys of samples.jsonl that say where an image comes from, and are no metadata."""
 
 
 @dataclass(frozen=True)
-class Caption:
-    """A line of an index: the file it speaks of, if it names one, its prompt and whatever else it says."""
+class Index:
+    """What the table of a folder says.
 
-    file: str | None
-    prompt: str | None
-    metadata: Mapping[str, Any]
-
-
-def read_captions(path: Path) -> list[Caption]:
-    """Read a .jsonl index.
-
-    Raises:
-        RewardError: it cannot be read, or a line is no JSON object.
+    Args:
+        name: of its file.
+        captions: by image, its path relative to the folder, with slashes; and again in small letters.
+        everyone: of all images below.
+        broken: why a row of it cannot be read.
     """
-    lines = _read_text(path).split("\n")
-    return [_caption(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
+    name: str
+    captions: Mapping[str, Caption] = field(default_factory=dict)
+    everyone: Caption | None = None
+    broken: str | None = None
 
-def _caption(line: str, where: str) -> Caption:
-    try:
-        record: Any = parse_json(line)
-    except Unreadable as error:
-        raise RewardError(
-            f"Each line of a .jsonl file of prompts must be a JSON object. {where}: it {error}."
-        ) from error
-    if not isinstance(record, dict):
-        raise RewardError(f"Each line of a .jsonl file of prompts must be a JSON object. {where} is {show(record)}.")
-    file = next((record.pop(key) for key in FILE_KEYS if key in record), None)
-    text = record.get("text")
-    prompt = next((record.pop(key) for key in PROMPT_KEYS if key in record), None)
-    if isinstance(text, str) and quoted(text) is None:
-        record["text"] = text
-    for what, value in (("file name", file), ("prompt", prompt)):
-        if value is not None and not isinstance(value, str):
-            raise RewardError(f"A {what} must be text. {where} has {show(value)}.")
-    return Caption(file, prompt.strip() if prompt is not None else None, record)
+    def of(self, folder: Path, image: Path) -> Caption | None:
+        """Return what it says of an image below its folder; names may begin with the folder's own."""
+        name = image.relative_to(folder).as_posix()
+        ways = [name, f"{folder.absolute().name}/{name}"]
+        ways += [way.casefold() for way in ways]
+        return next((self.captions[way] for way in ways if way in self.captions), self.everyone)
 
 
 def with_captions(items: Sequence[Item]) -> list[Item]:
-    """Give each item the prompt and metadata that lie beside it; what it already has goes before."""
-    index = lru_cache(maxsize=1024)(_folder_index)
-    return [item if item.prompt is not None else _captioned(item, index) for item in items]
+    """Give each item the prompt and metadata that come with it; what it already has goes before."""
+    tables = lru_cache(maxsize=1024)(_folder_tables)
+    return [item if item.prompt is not None else _captioned(item, tables) for item in items]
 
 
-def _captioned(item: Item, index: Callable[[Path], Mapping[Path | None, Caption]]) -> Item:
-    """The nearest word on a picture: its own caption file, its folder's index, those of the folders above."""
-    prompt = _side_file(item.path)
-    for folder in _folders_up(item):
-        found = index(folder).get(item.path) or index(folder).get(None)
+def _captioned(item: Item, tables: Callable[[Path], Sequence[Index]]) -> Item:
+    """The nearest word on an image: the file beside it, the tables of its folder and of those above, its own."""
+    said, source = _beside(item.path)
+    metadata: Mapping[str, object] = said.metadata if said is not None else {}
+    broken = item.problem
+    listed = [(index, folder) for folder in _folders_up(item) for index in tables(folder)]
+    for index, folder in listed:
+        found = index.of(folder, item.path)
+        broken = broken or index.broken
         if found is not None:
-            prompt = prompt if prompt is not None else found.prompt
-            return replace(item, prompt=prompt, metadata={**found.metadata, **item.metadata})
-    return replace(item, prompt=prompt)
+            said, source = (said, source) if said is not None else (found, index.name)
+            metadata = {**found.metadata, **metadata}
+            break
+    metadata = {**metadata, **item.metadata}
+    if said is not None and (said.prompt is not None or said.problem is not None):
+        return replace(item, prompt=said.prompt, metadata=metadata, problem=said.problem, prompt_from=source)
+    prompt, source, problem = embedded_prompt(item.path)
+    return replace(item, prompt=prompt, metadata=metadata, problem=problem or broken, prompt_from=source)
 
 
-def _side_file(path: Path) -> str | None:
-    caption = path.with_suffix(".txt")
-    text = _read_text(caption).strip() if caption.is_file() else ""
-    return text or None
+def _beside(path: Path) -> tuple[Caption | None, str | None]:
+    """What the file beside an image says, cat.txt or cat.png.txt, and the kind of that file."""
+    for suffix in SIDECARS:
+        for file in (path.with_suffix(suffix), path.with_name(f"{path.name}{suffix}")):
+            said = read_sidecar(file) if file.is_file() else None
+            if said is not None:
+                return said, suffix
+    return None, None
+
+
+def is_caption(path: Path, beside: Sequence[str]) -> bool:
+    """Whether a file holds captions: a table, or it lies beside an image that ends in one of `beside`."""
+    if path.name in (*INDICES, SAMPLES_INDEX):
+        return True
+    stem = path.with_suffix("")
+    names = [stem, *(path.with_suffix(suffix) for suffix in beside)]
+    return path.suffix in SIDECARS and any(name.is_file() for name in names)
 
 
 def _folders_up(item: Item) -> list[Path]:
@@ -102,37 +109,55 @@ def _folders_up(item: Item) -> list[Path]:
     return parents[: parents.index(item.root) + 1] if item.root in parents else parents[:1]
 
 
-def _folder_index(folder: Path) -> dict[Path | None, Caption]:
-    """What a folder's metadata.jsonl says, by path; None: of every picture below."""
-    index = folder / METADATA_INDEX
-    if not index.is_file():
-        return {}
-    captions = read_captions(index)
-    if len(captions) == 1 and captions[0].file is None:
-        return {None: captions[0]}
-    if any(caption.file is None for caption in captions):
-        raise RewardError(f'Each line of {index} must name its image as "file_name". At least one does not.')
-    return {folder / str(caption.file): caption for caption in captions}
+def _folder_tables(folder: Path) -> list[Index]:
+    """What a folder's tables say."""
+    return [_index(folder / name) for name in INDICES if (folder / name).is_file()]
+
+
+def _index(path: Path) -> Index:
+    try:
+        rows = read_captions(path)
+    except RewardError as error:
+        return Index(path.name, broken=str(error))
+    broken = next((row.problem for row in rows if row.broken), None)
+    whole = [row for row in rows if not row.broken]
+    if len(rows) == 1 and whole and whole[0].file is None:
+        return Index(path.name, everyone=whole[0])
+    captions: dict[str, Caption] = {}
+    for row in whole:
+        if row.file is None:
+            broken = broken or f'Each row of {path} must name its image as "file_name". At least one does not.'
+            continue
+        name = str(PurePosixPath(row.file))
+        known = captions.get(name)
+        if known is not None and known.prompt != row.prompt:
+            row = replace(row, prompt=None, problem=f"{path} says two prompts of {name}. Remove one of them.")
+        captions[name] = row
+    folded = {name.casefold(): row for name, row in captions.items()}
+    return Index(path.name, {**folded, **captions}, broken=broken)
 
 
 def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) -> list[Item]:
-    """Give prompts from `--prompts FILE`; pictures that it does not name have none.
+    """Give prompts from `--prompts FILE`; images that it does not name have none.
 
     Args:
-        items: all pictures, sorted.
-        file: .txt, one prompt a line, one line a picture; or .jsonl of objects with "file" and "prompt", or, as .txt,
-            one a picture, without "file".
+        items: all images, sorted.
+        file: .txt, one prompt a line, one line an image; or a table of rows with "file" and "prompt", or, as .txt, one
+            an image, without "file".
         roots: folders that "file" may be relative to, beside the file's own and the working directory.
 
     Raises:
-        RewardError: unreadable, as many lines as pictures where that is needed, or no picture that it names.
+        RewardError: unreadable, as many rows as images where that is needed, or no image that it names.
     """
-    if file.suffix.lower() not in (".txt", ".jsonl"):
-        raise RewardError(f"--prompts takes a .txt file (a prompt a line) or a .jsonl file. Got {file}.")
-    if file.suffix.lower() == ".txt":
-        captions = [Caption(None, line.strip(), {}) for line in _read_text(file).split("\n") if line.strip()]
-    else:
-        captions = read_captions(file)
+    kind = file.suffix.lower()
+    if kind not in (".txt", *TABLES):
+        raise RewardError(
+            f"--prompts takes a .txt file (a prompt a line) or a table ({', '.join(TABLES)}). Got {file}."
+        )
+    captions = _lines(file) if kind == ".txt" else read_captions(file)
+    broken = next((caption.problem for caption in captions if caption.broken), None)
+    if broken is not None:
+        raise RewardError(broken)
     named = [caption for caption in captions if caption.file is not None]
     if not named:
         if len(captions) != len(items):
@@ -156,18 +181,21 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
             f"None of the {len(named)} files that {file} names is among the images. The first is {named[0].file}; "
             f"paths count from {file.parent}, from the folders given and from the working directory."
         )
-    empty = Caption(None, None, {})
-    return [_given(item, found.get(item.path.resolve(), empty)) for item in items]
+    unlisted = Caption(problem=f"{file} does not name it.")
+    return [_given(item, found.get(item.path.resolve(), unlisted)) for item in items]
 
 
 def _given(item: Item, caption: Caption) -> Item:
-    return replace(item, prompt=caption.prompt, metadata={**item.metadata, **caption.metadata})
+    metadata = {**item.metadata, **caption.metadata}
+    return replace(item, prompt=caption.prompt, metadata=metadata, problem=caption.problem, prompt_from="--prompts")
 
 
-def _read_text(path: Path) -> str:
+def _lines(file: Path) -> list[Caption]:
+    """A prompt a line."""
     try:
-        return read_text(path, MOST_BYTES, "utf-8-sig")
+        text = read_text(file, MOST_BYTES, "utf-8-sig")
     except FileNotFoundError:
-        raise RewardError(f"There is no file {path}. Check the path.") from None
+        raise RewardError(f"There is no file {file}. Check the path.") from None
     except Unreadable as error:
-        raise RewardError(f"{path} {error}.") from error
+        raise RewardError(f"{file} {error}.") from error
+    return [Caption(prompt=line.strip()) for line in text.split("\n") if line.strip()]

@@ -1,4 +1,4 @@
-"""What is refused before anything is scored: prompts, metadata or media that a reward needs and does not get."""
+"""What a reward needs of a sample and does not get: its prompt, metadata, or another kind of medium."""
 
 from __future__ import annotations
 
@@ -10,58 +10,50 @@ from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item, Peek
 from reward_models.suffixes import VIDEO_SUFFIXES
 
-SHOWN = 3
-
 
 def check_items(rewards: Sequence[Loaded], items: Sequence[Item], peeks: Sequence[Peek]) -> None:
-    """Hold every sample against every reward.
+    """Refuse a reward that can score none of the samples; of others, those that it cannot score fail alone.
 
     Raises:
-        RewardError: names the files that a reward cannot work on.
+        RewardError: says why the first cannot be scored.
     """
-    videos = [item for item in items if item.path.suffix.lower() in VIDEO_SUFFIXES]
-    if videos and importlib.util.find_spec("av") is None:
-        raise RewardError(
-            f"Reading {_files(videos)} needs PyAV. Run: pip install 'diffrl[video]', or use --media image."
-        )
     for reward in rewards:
-        spec = reward.scorer.spec
-        wrong = [item for item, seen in zip(items, peeks, strict=True) if seen.kind not in (None, *spec.media)]
-        if wrong:
-            raise RewardError(_wrong_media(reward, wrong))
-        bare = [item for item in items if item.prompt is None]
-        if spec.uses_prompt and bare:
-            raise RewardError(
-                f"The reward {reward.label} compares images with their prompts. No prompt was found for "
-                f"{_files(bare)}. Give --prompt TEXT or --prompts FILE, or put captions beside the images "
-                f"({bare[0].path.with_suffix('.txt').name}) or a metadata.jsonl."
-            )
-        for key in (*spec.requires, *(["source"] if spec.uses_source else [])):
-            lacking = [item for item in items if key not in item.metadata]
-            if lacking:
-                raise RewardError(
-                    f"The reward {reward.label} needs {key} in the metadata of every sample. It is missing for "
-                    f'{_files(lacking)}. Give --prompts FILE.jsonl with lines {{"file": ..., "prompt": ..., "{key}": '
-                    "...}."
-                )
+        reasons = [why_not(reward, item, seen) for item, seen in zip(items, peeks, strict=True)]
+        if None not in reasons:
+            others = f" The same, or another reason, holds for all {len(items)} files." if len(items) > 1 else ""
+            raise RewardError(f"{reasons[0]}{others}")
 
 
-def _wrong_media(reward: Loaded, wrong: Sequence[Item]) -> str:
-    files = _files(wrong)
-    if "image" in reward.scorer.spec.media:
-        what = "is a video" if len(wrong) == 1 else "are videos"
+def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
+    """Why a sample cannot be scored with a reward, as its header and what came with it say; None if it can."""
+    spec, label = reward.scorer.spec, reward.label
+    if seen.kind is not None and seen.kind not in spec.media:
+        return _wrong_kind(reward, item)
+    if item.path.suffix.lower() in VIDEO_SUFFIXES and importlib.util.find_spec("av") is None:
+        return f"Reading {item.name} needs PyAV. Run: pip install 'diffrl[video]', or use --media image."
+    if spec.uses_prompt and item.prompt is None:
+        why = f" {item.problem}" if item.problem is not None else ""
         return (
-            f"The reward {reward.label} scores images. {files} {what}. Average it over frames, --reward video_mean "
-            f"--option video_mean.reward={reward.choice.name}, or score only the images, --media image."
+            f"The reward {label} compares images with their prompts. No prompt was found for {item.name}.{why} Give "
+            f"--prompt TEXT or --prompts FILE, or put a caption beside it ({item.path.with_suffix('.txt').name}) or a "
+            "metadata.jsonl."
         )
-    what = "is a still" if len(wrong) == 1 else "are stills"
+    for key in (*spec.requires, *(["source"] if spec.uses_source else [])):
+        if key not in item.metadata:
+            return (
+                f"The reward {label} needs {key} in the metadata of every sample. It is missing for {item.name}. Give "
+                f'--prompts FILE.jsonl with lines {{"file": ..., "prompt": ..., "{key}": ...}}.'
+            )
+    return None
+
+
+def _wrong_kind(reward: Loaded, item: Item) -> str:
+    if "image" in reward.scorer.spec.media:
+        return (
+            f"The reward {reward.label} scores images. {item.name} is a video. Average it over frames, --reward "
+            f"video_mean --option video_mean.reward={reward.choice.name}, or score only the images, --media image."
+        )
     return (
-        f"The reward {reward.label} scores videos. {files} {what}. Choose another reward, or score only the videos, "
-        "--media video."
+        f"The reward {reward.label} scores videos. {item.name} is a still. Choose another reward, or score only the "
+        "videos, --media video."
     )
-
-
-def _files(items: Sequence[Item]) -> str:
-    shown = ", ".join(item.name for item in items[:SHOWN])
-    rest = len(items) - SHOWN
-    return shown + (f" and {rest} other{'s' if rest > 1 else ''}" if rest > 0 else "")

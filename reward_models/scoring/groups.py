@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reward_models.errors import RewardError
-from reward_models.media import open_media
 from reward_models.scoring.cache import Score, ScoreCache, failure
+from reward_models.scoring.checks import why_not
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.identity import file_digest, sample_key
 from reward_models.scoring.items import Item, Peek
-from reward_models.scoring.samples import Read, call_scorer, title, wrong_kind
+from reward_models.scoring.samples import Read, call_scorer, title
 
 LARGEST, LARGEST_BYTES = 1024, 2**31
 """Samples of a group, and their pixels, all of which are in memory at once."""
@@ -59,49 +59,40 @@ def score_groups(
             )
     found: list[Known] = [Known(failure("not scored"))] * len(items)
     for rows in groups.values():
-        members = [items[row] for row in rows]
+        members = [(items[row], peeks[row]) for row in rows]
         for row, known in zip(rows, _score_group(reward, identity, members, cache), strict=True):
             found[row] = known
         advance(len(rows))
     return found
 
 
-def _score_group(reward: Loaded, identity: str, members: Sequence[Item], cache: ScoreCache) -> list[Known]:
-    scores: dict[int, Known] = {}
+def _score_group(reward: Loaded, identity: str, members: Sequence[tuple[Item, Peek]], cache: ScoreCache) -> list[Known]:
+    label = reward.label
+    samples = [Read(item) for item, _ in members]
     digests: dict[int, str] = {}
-    for place, item in enumerate(members):
+    for place, (item, seen) in enumerate(members):
+        why = why_not(reward, item, seen)
         try:
-            digests[place] = file_digest(item.path)
+            digests |= {} if why is not None else {place: file_digest(item.path)}
         except OSError as error:
-            scores[place] = Known(failure(f"{item.name} cannot be read: {error.strerror}."))
+            why = f"{item.name} cannot be read: {error.strerror}."
+        if why is not None:
+            samples[place].fail([label], why)
     everyone = list(digests.values())
-    keys = {
-        place: sample_key(identity, digest, members[place], reward.scorer.spec.uses_prompt, everyone)
-        for place, digest in digests.items()
-    }
-    known = {place: cache.get(key) for place, key in keys.items()}
-    if keys and all(score is not None for score in known.values()):
-        scores |= {place: Known(score, cached=True) for place, score in known.items() if score is not None}
-        return [scores[place] for place in range(len(members))]
-    opened: dict[int, Read] = {}
-    for place in keys:
-        try:
-            media, fps = open_media(members[place].path)
-        except RewardError as error:
-            scores[place] = Known(failure(str(error)))
-        else:
-            opened[place] = Read(members[place], media=media, fps=fps)
-            problem = wrong_kind(reward, opened[place])
-            if problem is not None:
-                del opened[place]
-                scores[place] = Known(failure(problem))
-    for place, score in zip(opened, _compare(reward, list(opened.values())), strict=True):
-        scores[place] = Known(score)
-    cache.put(
-        title(reward),
-        [(keys[place], scores[place].score) for place in opened],
-    )
-    return [scores[place] for place in range(len(members))]
+    for place, digest in digests.items():
+        item = samples[place].item
+        samples[place].keys[label] = sample_key(identity, digest, item, reward.scorer.spec.uses_prompt, everyone)
+    known = {place: cache.get(samples[place].keys[label]) for place in digests}
+    if all(score is not None for score in known.values()):
+        scores = {place: Known(score, cached=True) for place, score in known.items() if score is not None}
+        return [scores.get(place) or Known(sample.scores[label]) for place, sample in enumerate(samples)]
+    for place in digests:
+        samples[place].open([reward])
+    opened = [sample for sample in samples if label in sample.keys]
+    for sample, score in zip(opened, _compare(reward, opened), strict=True):
+        sample.scores[label] = score
+    cache.put(title(reward), [(sample.keys[label], sample.scores[label]) for sample in opened])
+    return [Known(sample.scores[label]) for sample in samples]
 
 
 def _compare(reward: Loaded, samples: Sequence[Read]) -> list[Score]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from reward_models.errors import RewardError
+from reward_models.image_files import MOST_BYTES, header_of, opened, require_fits
 from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_image
+from reward_models.video_files import video_bytes
 
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
-ANIMATED = (".gif", ".webp", ".png")
-VIDEO_BYTES = 64 * 2**20
-"""What a video file is taken to need, decoded, where its header does not say."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,8 @@ class Item:
         prompt: None if it has none.
         metadata: what scorers may need beside the prompt.
         sample: where it comes from (stage, iteration, seed, ...); copied to the rows.
+        problem: why it has no prompt, where something about it could not be read.
+        prompt_from: where its prompt was found.
         group: samples of the same key are a group; None: those of equal prompts, or of one folder, are.
     """
 
@@ -39,6 +39,8 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     sample: Mapping[str, Any] = field(default_factory=dict)
     group: tuple[Any, ...] | None = None
+    problem: str | None = None
+    prompt_from: str | None = None
 
     @property
     def group_key(self) -> tuple[Any, ...]:
@@ -69,32 +71,16 @@ class Peek:
 
 def peek(path: Path) -> Peek:
     """Look at a file's header, without decoding it."""
-    suffix = path.suffix.lower()
-    if suffix in VIDEO_SUFFIXES:
-        return Peek("video", _video_size(path))
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        size = video_bytes(path)
+        return Peek("video", size if size <= MOST_BYTES else 0)  # it will fail before it takes any
     try:
-        with Image.open(path) as image:
-            frames = getattr(image, "n_frames", 1) if suffix in ANIMATED else 1
-            size = 3 * image.width * image.height * frames
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError):
+        with opened(path) as image:
+            head = header_of(image)
+            require_fits(path, head.height, head.width, head.size // max(1, 3 * head.height * head.width))
+    except RewardError:
         return Peek(None, 0)
-    return Peek("video" if frames > 1 else "image", size)
-
-
-def _video_size(path: Path) -> int:
-    """About how many bytes a video has, decoded; `VIDEO_BYTES` where its header does not say."""
-    try:
-        import av
-    except ImportError:
-        return VIDEO_BYTES
-    try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            seconds = (container.duration or 0) / av.time_base
-            frames = stream.frames or round(seconds * float(stream.average_rate or 0))
-            return 3 * stream.width * stream.height * frames or VIDEO_BYTES
-    except (av.error.FFmpegError, IndexError, OSError, ValueError):
-        return VIDEO_BYTES
+    return Peek("video" if head.moves else "image", head.size)
 
 
 def is_media(path: Path) -> bool:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from reward_models.errors import RewardError
-from reward_models.media import open_media
-from reward_models.scoring.cache import Score, ScoreCache, failure
+from reward_models.scoring.cache import Score, ScoreCache
+from reward_models.scoring.checks import why_not
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.groups import Known, score_groups
 from reward_models.scoring.identity import file_digest, sample_key, scorer_identity
 from reward_models.scoring.items import Item, Peek
-from reward_models.scoring.samples import Read, call_scorer, title, wrong_kind
+from reward_models.scoring.samples import Read, call_scorer, title
 
 WINDOW_BATCHES = 4
 """Batches of the largest size that a window holds, so that pictures of one size find each other."""
@@ -63,7 +62,7 @@ def score_items(
     rows = range(len(items))
 
     def read(row: int) -> Read:
-        found = _read(items[row], single, identities, cache)
+        found = _read(items[row], peeks[row], single, identities, cache)
         known = {label: scores[row] for label, scores in of_groups.items()}
         found.scores |= {label: one.score for label, one in known.items()}
         found.cached |= {label for label, one in known.items() if one.cached}
@@ -106,31 +105,33 @@ def _read_ahead(windows: Iterator[list[int]], read: Callable[[int], Read]) -> It
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _read(item: Item, rewards: Sequence[Loaded], identities: Mapping[str, str], cache: ScoreCache) -> Read:
+def _read(item: Item, seen: Peek, rewards: Sequence[Loaded], identities: Mapping[str, str], cache: ScoreCache) -> Read:
     """Look a sample up; open its file only if something is left to score."""
     sample = Read(item)
-    if not rewards:
+    for reward in rewards:
+        why = why_not(reward, item, seen)
+        if why is not None:
+            sample.fail([reward.label], why)
+    able = [reward for reward in rewards if reward.label not in sample.scores]
+    if not able:
         return sample
     try:
         digest = file_digest(item.path)
     except OSError as error:
-        why = f"{item.name} cannot be read: {error.strerror}."
-        sample.scores = {reward.label: failure(why) for reward in rewards}
+        sample.fail([reward.label for reward in able], f"{item.name} cannot be read: {error.strerror}.")
         return sample
-    for reward in rewards:
+    cached = set()
+    for reward in able:
         key = sample_key(identities[reward.label], digest, item, reward.scorer.spec.uses_prompt)
         known = cache.get(key)
         if known is None:
             sample.keys[reward.label] = key
         else:
             sample.scores[reward.label] = known
-    sample.cached = frozenset(sample.scores)
+            cached.add(reward.label)
+    sample.cached = frozenset(cached)
     if sample.keys:
-        try:
-            sample.media, sample.fps = open_media(item.path)
-        except RewardError as error:
-            sample.scores |= {label: failure(str(error)) for label in sample.keys}
-            sample.keys = {}
+        sample.open(able)
     return sample
 
 
@@ -148,11 +149,7 @@ def _score_window(reward: Loaded, window: Sequence[Read], cache: ScoreCache, adv
         if known is not None:
             _give(label, samples, known, advance)
             continue
-        problem = wrong_kind(reward, samples[0])
-        if problem is not None:
-            _give(label, samples, failure(problem), advance)
-        else:
-            alike.setdefault((samples[0].shape, samples[0].fps), []).append(key)
+        alike.setdefault((samples[0].shape, samples[0].fps), []).append(key)
     for keys in alike.values():
         for start in range(0, len(keys), reward.batch_size):
             piece = keys[start : start + reward.batch_size]

@@ -89,4 +89,4 @@ def _item(run: Path, row: tuple[Any, ...]) -> Item:
         raise RewardError(f"{run / INDEX} names an image outside its run: {picture!r}. Do not trust this run.")
     sample = dict(zip(("stage", "iteration", "group", "root", "path", "seed"), address, strict=True))
     group = (str(run), sample["stage"], sample["iteration"], sample["group"])
-    return Item(path, str(path), run, prompt, json.loads(metadata), sample, group)
+    return Item(path, str(path), run, prompt, json.loads(metadata), sample, group, prompt_from=INDEX)

@@ -12,7 +12,7 @@ from torch import Tensor
 from reward_models.asking import ask
 from reward_models.base import RewardBatch
 from reward_models.errors import RewardError
-from reward_models.media import open_media
+from reward_models.media import open_media, open_still
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
@@ -28,6 +28,7 @@ class Read:
         keys: of what is not known, by label.
         media: its pixels, if there is anything left to score.
         fps: of a video.
+        source: pixels of the image that it is an edit of, if a reward looks at them.
         cached: labels of the scores that were known before this run.
     """
 
@@ -36,12 +37,31 @@ class Read:
     keys: dict[str, str] = field(default_factory=dict)
     media: Tensor | None = None
     fps: float | None = None
+    source: Tensor | None = None
     cached: frozenset[str] = frozenset()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of its pixels; empty if they are not held."""
         return () if self.media is None else tuple(self.media.shape)
+
+    def fail(self, labels: Sequence[str], why: str) -> None:
+        """Note why rewards cannot score it; nothing is asked of them any more."""
+        self.scores |= {label: failure(why) for label in labels}
+        self.keys = {label: key for label, key in self.keys.items() if label not in labels}
+
+    def open(self, rewards: Sequence[Loaded]) -> None:
+        """Read its pixels, and those of the image that it is an edit of if a reward looks at them."""
+        try:
+            self.media, self.fps = open_media(self.item.path)
+        except RewardError as error:
+            self.fail(list(self.keys), str(error))
+        looking = [reward.label for reward in rewards if reward.label in self.keys and reward.scorer.spec.uses_source]
+        if looking:
+            try:
+                self.source = open_still(self.item.path.parent / str(self.item.metadata["source"]))
+            except RewardError as error:
+                self.fail(looking, f"The image that {self.item.name} is an edit of cannot be read. {error}")
 
 
 def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) -> list[Score]:
@@ -56,7 +76,7 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         [sample.item.metadata for sample in samples],
         samples[0].fps,
         [0] * len(samples) if grouped else (),
-        [_source(sample.item) for sample in samples] if reward.scorer.spec.uses_source else (),
+        [sample.source for sample in samples if sample.source is not None] if reward.scorer.spec.uses_source else (),
     )
     try:
         output = ask(reward.scorer, batch, reward.choice.name)
@@ -79,34 +99,10 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
     return made
 
 
-def _source(item: Item) -> Tensor:
-    """The image that a sample is an edit of; relative paths are seen from the sample's folder.
-
-    Raises:
-        RewardError: its metadata names none, or one that cannot be read.
-    """
-    named = item.metadata.get("source")
-    if not isinstance(named, str):
-        raise RewardError(
-            f'{item.name} must name the image that it is an edit of: "source" beside its prompt. Got none. Add it.'
-        )
-    return open_media(item.path.parent / named)[0]
-
-
 def _is_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     known = "out of memory" in text or "can't allocate memory" in text
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and known)
-
-
-def wrong_kind(reward: Loaded, sample: Read) -> str | None:
-    """Why a sample's pixels are not what a reward scores: a file whose suffix says another thing than its content."""
-    kind = "video" if len(sample.shape) == 4 else "image"
-    return (
-        None
-        if kind in reward.scorer.spec.media
-        else f"{sample.item.name} is a {kind}, which {reward.label} cannot score."
-    )
 
 
 def title(reward: Loaded) -> str:

@@ -11,16 +11,15 @@ from pathlib import Path
 
 from reward_models.errors import RewardError
 from reward_models.scoring.captions import (
-    METADATA_INDEX,
     SAMPLE_KEYS,
     SAMPLES_INDEX,
-    Caption,
     from_prompts_file,
-    read_captions,
+    is_caption,
     with_captions,
 )
 from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
 from reward_models.scoring.runs import is_run, samples_of_run
+from reward_models.scoring.tables import Caption, read_captions
 
 HIDDEN, OTHER, UNLISTED = "hidden", "neither image nor video", f"not in {SAMPLES_INDEX}"
 
@@ -83,7 +82,10 @@ def collect(selection: Selection) -> Found:
             f"There is no {wanted} in {', '.join(selection.paths)}{f' ({reasons})' if reasons else ''}. {hint}"
         )
     if selection.prompt is not None:
-        items = [replace(item, prompt=selection.prompt) for item in with_captions(items)]
+        items = [
+            replace(item, prompt=selection.prompt, problem=None, prompt_from="--prompt")
+            for item in with_captions(items)
+        ]
     elif selection.prompts is not None:
         items = from_prompts_file(items, selection.prompts, [item.root for item in _one_a_root(items)])
     else:
@@ -120,7 +122,7 @@ def _of_path(text: str, skipped: Counter[str]) -> list[Item]:
         if is_media(match):
             files.setdefault(match.parent, []).append(match)
         else:
-            skipped[OTHER] += not _is_caption(match)
+            skipped[OTHER] += not is_caption(match, MEDIA_SUFFIXES)
     for folder, members in files.items():
         items += [replace(item, root=root) for item in _listed(folder, members, skipped)]
     return sorted(items, key=lambda item: item.path.parts)
@@ -143,15 +145,9 @@ def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
         folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
         visible = sorted(entry for entry in files if not entry.startswith("."))
         paths = [Path(name) / entry for entry in visible]
-        skipped[OTHER] += sum(not is_media(path) and not _is_caption(path) for path in paths)
+        skipped[OTHER] += sum(not is_media(path) and not is_caption(path, MEDIA_SUFFIXES) for path in paths)
         items += _listed(Path(name), [path for path in paths if is_media(path)], skipped, whole=True)
     return [replace(item, root=root) for item in sorted(items, key=lambda item: item.path.parts)]
-
-
-def _is_caption(path: Path) -> bool:
-    if path.name in (METADATA_INDEX, SAMPLES_INDEX):
-        return True
-    return path.suffix == ".txt" and any(path.with_suffix(suffix).exists() for suffix in MEDIA_SUFFIXES)
 
 
 def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:
@@ -166,13 +162,19 @@ def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: b
         whole: all are meant, also listed ones that are gone: they will fail.
     """
     index = folder / SAMPLES_INDEX
-    captions = read_captions(index) if index.is_file() else []
-    if not any(caption.file is not None for caption in captions):  # somebody else's file of that name
-        return [Item(path, str(path), folder) for path in files]
+    try:
+        captions = read_captions(index) if index.is_file() else []
+    except RewardError as error:
+        captions = [Caption(problem=str(error), broken=True)]
+    broken = next((caption.problem for caption in captions if caption.broken), None)
     by_path = {_inside(folder, caption, index): caption for caption in captions if caption.file is not None}
-    skipped[UNLISTED] += sum(path not in by_path for path in files)
+    unlisted = [path for path in files if path not in by_path]
+    if not by_path or broken is not None:  # somebody else's file of that name, or nobody knows what it was to list
+        rest = [Item(path, str(path), folder, problem=broken) for path in unlisted]
+    else:
+        rest, skipped[UNLISTED] = [], skipped[UNLISTED] + len(unlisted)
     chosen = by_path if whole else [path for path in files if path in by_path]
-    return [_generated(path, by_path[path], folder) for path in chosen]
+    return [*rest, *(_generated(path, by_path[path], folder) for path in chosen)]
 
 
 def _inside(folder: Path, caption: Caption, index: Path) -> Path:
@@ -185,4 +187,13 @@ def _inside(folder: Path, caption: Caption, index: Path) -> Path:
 def _generated(path: Path, caption: Caption, folder: Path) -> Item:
     metadata = {key: value for key, value in caption.metadata.items() if key not in SAMPLE_KEYS}
     sample = {key: caption.metadata[key] for key in SAMPLE_KEYS if key in caption.metadata}
-    return Item(path, str(path), folder, caption.prompt, metadata, sample)
+    return Item(
+        path,
+        str(path),
+        folder,
+        caption.prompt,
+        metadata,
+        sample,
+        problem=caption.problem,
+        prompt_from=SAMPLES_INDEX,
+    )

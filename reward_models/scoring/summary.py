@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reward_models.scoring.captions import ORDER
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.output import total_of
 from reward_models.scoring.run import Row
@@ -20,6 +22,8 @@ from reward_models.scoring.run import Row
 TOTAL = "total"
 EXTREMES = 3
 """How many of the best and of the worst are shown."""
+NOWHERE = "nowhere"
+"""In the place of where a prompt comes from, of images without."""
 STATISTICS = ("n", "mean", "std", "min", "median", "max", "failed")
 
 
@@ -91,10 +95,15 @@ class Summary:
         if any(reward.choice.weight for reward in rewards):
             self.series.append(Series(TOTAL))
         self.failed_files = 0
+        self._uses_prompts = any(reward.scorer.spec.uses_prompt for reward in rewards)
+        self._prompts_from: Counter[str] = Counter()
 
     def add(self, row: Row) -> None:
         """Add a row."""
         self.names.append(row.item.name)
+        if self._uses_prompts:
+            source = row.item.prompt_from if row.item.prompt is not None else None
+            self._prompts_from[source or NOWHERE] += 1
         self.failed_files += any(not score.ok for score in row.scores.values())
         for series in self.series[: len(self._rewards)]:
             score = row.scores[series.label]
@@ -130,7 +139,8 @@ class Summary:
                 "worst": [{"file": name, "raw": value} for name, value in worst],
                 "errors": [{"file": name, "error": error} for name, error in series.errors],
             }
-        return {"files": len(self.names), "failed_files": self.failed_files, "rewards": rewards}
+        files = {"files": len(self.names), "failed_files": self.failed_files}
+        return {**files, "prompts_from": dict(self._prompts_from), "rewards": rewards}
 
     def show(self, console: Console) -> None:
         """Print a table of statistics, and the best and the worst of each reward."""
@@ -152,8 +162,10 @@ class Summary:
                     console.print(line, soft_wrap=True)
 
     def notes(self) -> list[str]:
-        """A line for each reward whose cached scores may be older than what its server has by now."""
-        return [
+        """Where prompts come from; and a line for each reward whose cached scores its server may not give any more."""
+        sources = ", ".join(f"{count} from {name}" for name, count in self._prompts_from.items())
+        lines = [f"Prompts: {sources}. The first that is there counts: {ORDER}."] if sources else []
+        return lines + [
             f"{series.cached} scores of {series.label} are from the cache. What a server computes with cannot be seen "
             "from here: if its weights were changed, score with --no-cache."
             for series in self.series

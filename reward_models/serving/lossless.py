@@ -10,10 +10,10 @@ import io
 import struct
 from typing import Literal
 
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from reward_models.errors import RewardError
+from reward_models.image_files import SIXTEEN_BITS, TooLargeError, header_of, opened, orientation_of
 from reward_models.media import from_pil, require_webp, to_pil
 
 PictureFormat = Literal["png", "webp"]
@@ -27,7 +27,7 @@ class LossyPictureError(ValueError):
     """The bytes are a picture in a format that loses detail, or of an unknown one."""
 
 
-class HugePictureError(ValueError):
+class HugePictureError(TooLargeError):
     """The picture has more pixels than allowed."""
 
 
@@ -94,21 +94,19 @@ def decode_picture(data: bytes, max_pixels: int) -> Tensor:
     """
     _refuse_huge(*picture_size(data), max_pixels)
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "WEBP")) as image:
+        with opened(io.BytesIO(data), "it", formats=("PNG", "WEBP")) as image:
             _refuse_huge(*image.size, max_pixels)  # a PNG may state its size twice
-            if getattr(image, "n_frames", 1) != 1:
-                raise UnreadablePictureError("is an animation: send a clip as a list of frames")
+            if image.mode in SIXTEEN_BITS:
+                raise RewardError("an image must have 8 bits a channel. Got 16. Convert it first")
+            if header_of(image).moves:
+                raise RewardError("it is an animation. Send a clip as a list of frames")
+            if orientation_of(image) != 1:
+                raise RewardError("its EXIF data say that it is to be turned. Send it as it is shown")
             return from_pil(image)
+    except TooLargeError as error:
+        raise HugePictureError(str(error)) from None
     except RewardError as error:
-        raise UnreadablePictureError(f"cannot be read: {error}") from None
-    except Image.DecompressionBombError:
-        raise HugePictureError(f"has more than {max_pixels} pixels") from None
-    except UnidentifiedImageError:
-        raise UnreadablePictureError("is no whole image") from None
-    except (UnreadablePictureError, HugePictureError):
-        raise
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, IndexError) as error:
-        raise UnreadablePictureError(f"cannot be decoded ({str(error)[:100]})") from None
+        raise UnreadablePictureError(f"cannot be decoded: {error}") from None
 
 
 def _refuse_huge(width: int, height: int, max_pixels: int) -> None:

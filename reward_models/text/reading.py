@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import stat
 from pathlib import Path
@@ -18,19 +19,32 @@ class Unreadable(ValueError):  # noqa: N818 - a reason, not yet a message
     """Why a file or a text cannot be taken, to go on after its name: "is nested too deep"."""
 
 
-def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
+def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
     """The text of a file.
 
     Args:
         path: of the file; a link is followed.
         most: bytes that it may have.
-        encoding: utf-8, or utf-8-sig to leave out a byte order mark.
+        encoding: utf-8, or utf-8-sig to leave out a byte order mark, and to read UTF-16 where one says so.
+        errors: "surrogateescape" keeps what is no UTF-8 as lone surrogates; see `require_utf8`.
 
     Raises:
         FileNotFoundError: there is no such file.
         Unreadable: it is a folder, a pipe or a device, which may never end; it is too large, or no such text.
     """
-    return _decoded(read_bytes(path, most), encoding)
+    return _decoded(read_bytes(path, most), encoding, errors)
+
+
+def require_utf8(text: str) -> None:
+    """Refuse a text that was read with "surrogateescape" and holds something else than UTF-8.
+
+    Raises:
+        Unreadable: it does, such as a row that was written as Latin-1.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Unreadable(f"cannot be read as UTF-8 text: {ascii(text[error.start])}; save it as UTF-8") from error
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -71,9 +85,10 @@ def require_file(path: Path) -> int:
     return found.st_size
 
 
-def _decoded(data: bytes, encoding: str) -> str:
+def _decoded(data: bytes, encoding: str, errors: str) -> str:
+    marked = encoding == "utf-8-sig" and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode(encoding)
+        return data.decode("utf-16" if marked else encoding, errors)
     except UnicodeDecodeError as error:
         raise Unreadable(f"cannot be read as UTF-8 text: {error}; save it as UTF-8") from error
 

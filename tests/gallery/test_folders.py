@@ -201,8 +201,7 @@ def test_an_index_that_names_files_elsewhere_shows_none_of_them(tmp_path):
 
 def test_empty_gone_and_broken_folders_say_so(source):
     (source.path / "metadata.jsonl").write_text("{broken")
-    with pytest.raises(GalleryError, match="JSON object"):
-        source.states()
+    assert source.states() and any("JSON object" in note for note in source.notes())
     for entry in source.path.rglob("*.*"):
         entry.unlink()
     assert source.states() == [] and "no image" in source.notes()[0]
@@ -247,7 +246,7 @@ def test_scores_are_those_of_the_scorers_and_what_fails_says_why(drawn, tmp_path
     assert found["0.png"].rewards["correct"] > 0.9 > found["2.png"].rewards["correct"]
     assert found["0.png"].rewards["correct/colour"] == pytest.approx(1) and found["0.png"].error is None
     assert found["bare.png"].rewards["correct"] is None and found["bare.png"].rewards["sharpness"] is not None
-    assert "bare.png has none" in found["bare.png"].error and "bare.txt" in found["bare.png"].error
+    assert "No prompt was found for" in found["bare.png"].error and "bare.txt" in found["bare.png"].error
     assert found["torn.png"].rewards == {"sharpness": None, "jpeg_compressibility": None, "correct": None}
     assert "sharpness: " in found["torn.png"].error and "correct: " in found["torn.png"].error
     listed = drawn.reward_names(FOLDER)

@@ -176,9 +176,9 @@ def test_each_picture_is_made_once_and_two_at_a_time(tmp_path, monkeypatch):
         Image.effect_noise((200, 200), 50).save(path)
     inside, most, calls, lock = [0], [0], [], threading.Lock()
     full, third = threading.Event(), threading.Event()
-    turned = thumbnails.turn
+    upright = thumbnails.upright
 
-    def turn(image):
+    def wait(image):
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -189,11 +189,11 @@ def test_each_picture_is_made_once_and_two_at_a_time(tmp_path, monkeypatch):
                 third.set()
         assert full.wait(LONG)
         third.wait(0.2)  # nobody comes; a third one would come at once
-        turned(image)
         with lock:
             inside[0] -= 1
+        return upright(image)
 
-    monkeypatch.setattr(thumbnails, "turn", turn)
+    monkeypatch.setattr(thumbnails, "upright", wait)
     made = Thumbnails()
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda number: made.get(paths[number % 3], 128, False), range(12)))

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from reward_models import RewardBatch, RewardError, ScorerSpec, load_reward, score_media
 from reward_models.base import output_of_rows
-from reward_models.media import as_media, batches_of, from_pil, open_media, save_media, to_pil
+from reward_models.media import as_media, batches_of, open_media, save_media, to_pil
 from reward_models.serving.wire import encode_request
 
 
@@ -36,53 +35,10 @@ def test_clips_keep_their_frames_and_their_rate(tmp_path):
     assert torch.equal(as_media(clip.permute(0, 2, 3, 1).numpy())[0], clip)
 
 
-def test_a_video_file_is_read_frame_by_frame(tmp_path):
-    av = pytest.importorskip("av")
-    frames = [np.full((32, 48, 3), value, np.uint8) for value in (20, 90, 160, 230)]
-    with av.open(str(tmp_path / "v.mp4"), "w") as out:
-        stream = out.add_stream("mpeg4", rate=12)
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
-        for frame in frames:
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        out.mux(stream.encode(None))
-    media, fps = open_media(tmp_path / "v.mp4")
-    assert media.shape == (4, 3, 32, 48) and fps == 12
-    assert (media.float().mean((1, 2, 3)) - torch.tensor([20.0, 90.0, 160.0, 230.0])).abs().max() < 4
-    (tmp_path / "half.mp4").write_bytes((tmp_path / "v.mp4").read_bytes()[:200])
-    with pytest.raises(RewardError, match="cannot be read as a video"):
-        open_media(tmp_path / "half.mp4")
-
-
-def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
-    image = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
-    exif = image.getexif()
-    exif[274] = 6  # turned by 90 degrees
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    assert open_media(tmp_path / "turned.jpg")[0].shape == (3, 30, 20)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("gone.png", None, "There is no file"),
-        ("text.png", b"hello", "is no image that can be read"),
-        ("gone.mp4", None, "There is no file"),
-    ],
-)
-def test_what_is_no_picture(tmp_path, name, content, sentence):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(RewardError, match=sentence):
+@pytest.mark.parametrize("name", ["gone.png", "gone.mp4"])
+def test_a_file_that_is_not_there_is_named(tmp_path, name):
+    with pytest.raises(RewardError, match=rf"There is no file .*{name}"):
         open_media(tmp_path / name)
-
-
-def test_a_cut_off_picture_and_more_than_eight_bits(tmp_path):
-    to_pil(noise(3, 64, 64)).save(tmp_path / "whole.png")
-    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
-    with pytest.raises(RewardError, match=r"half.png cannot be read as an image"):
-        open_media(tmp_path / "half.png")
-    with pytest.raises(RewardError, match="8 bits a channel"):
-        from_pil(Image.fromarray(np.zeros((4, 4), np.uint16)))
 
 
 @pytest.mark.parametrize("item", [torch.rand(3, 4, 4), np.zeros((4, 4, 3)), torch.zeros(4, 4, 3, dtype=torch.uint8), 7])
@@ -133,16 +89,6 @@ def test_lengths_that_differ_are_refused():
 def test_a_failed_sample_keeps_its_place():
     output = score_media(load_reward("shapes"), [noise(3, 32, 32)] * 3, ["a red circle", "nonsense", "a red circle"])
     assert output.ok.tolist() == [True, False, True] and math.isnan(output.raw[1]) and output.errors[1]
-
-
-def test_what_is_transparent_shows_white():
-    layer = np.zeros((4, 6, 4), np.uint8)
-    layer[..., 0], layer[:, 3:, 3] = 255, 255  # red, of which the left half cannot be seen
-    media = from_pil(Image.fromarray(layer, "RGBA"))
-    assert media[:, 0, 0].tolist() == [255, 255, 255] and media[:, 0, 5].tolist() == [255, 0, 0]
-    palette = Image.fromarray(layer[..., :3]).quantize(2)
-    palette.info["transparency"] = palette.getpixel((0, 0))
-    assert from_pil(palette)[:, 0, 0].tolist() == [255, 255, 255]
 
 
 class Breaks(Sizes):

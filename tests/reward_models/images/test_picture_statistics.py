@@ -8,6 +8,8 @@ import torch
 from scipy import ndimage
 
 from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.images import picture_statistics
+from reward_models.images.picture_statistics import colourfulness, in_pieces, laplacian_variance, rmscontrast
 from reward_models.self_test import self_test
 
 NAMES = ("sharpness", "contrast", "colourfulness")
@@ -97,3 +99,19 @@ def test_batch_single_self_test_and_refusal(name):
     assert self_test(scorer).passed
     with pytest.raises(RewardError, match="scores images"):
         scorer(RewardBatch(media[:, None], ["a"] * 3))
+
+
+@pytest.mark.parametrize("measure", [laplacian_variance, rmscontrast, colourfulness])
+def test_a_batch_is_measured_in_pieces_and_each_image_as_if_alone(measure):
+    images = random_pictures(7)
+    most = []
+
+    def watched(part):
+        most.append(part.numel())
+        return measure(part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture_statistics, "PIECE", 2 * images[0].numel())
+        found = in_pieces(watched, images)
+    assert max(most) <= 2 * images[0].numel() and len(most) == 4
+    assert torch.equal(found, torch.cat([measure(image[None]) for image in images]))

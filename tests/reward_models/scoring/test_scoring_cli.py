@@ -77,7 +77,7 @@ def test_help_loads_nothing_heavy():
         (["IN", "--reward", "shapes", "--config", "no.yaml"], "no.yaml"),
         (["IN", "--reward", "shapes", "--media", "sound"], "--media is image or video"),
         (["IN", "--reward", "shapes", "--prompt", "x", "--prompts", "y.txt"], "Give one of them"),
-        (["IN", "--reward", "shapes", "--prompts", "y.csv"], ".txt file"),
+        (["IN", "--reward", "shapes", "--prompts", "y.yaml"], ".txt file"),
     ],
 )
 def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
