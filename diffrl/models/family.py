@@ -10,6 +10,7 @@ from typing import Any, Literal
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture
 from diffrl.models.geometry import Geometry, Size
+from diffrl.models.text_encoders import TextEncoder
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
@@ -59,6 +60,7 @@ class Family:
         vae_dtype: what the picture decoder needs; None = what the pipeline computes in.
         comfyui: the key under which ComfyUI looks for the LoRA of a layer, from the layer's name in diffusers; it gives
             None for a layer that ComfyUI does not know. None: it does not load such models or such LoRAs by itself.
+        text_encoders: what reads its prompts, and how far.
         packages: that loading its pipeline needs beside those of diffrl.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
@@ -86,6 +88,7 @@ class Family:
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
     vae_dtype: Literal["float32"] | None = None
     comfyui: Callable[[str], str | None] | None = None
+    text_encoders: tuple[TextEncoder, ...] = (TextEncoder("tokenizer", "text encoder"),)
     packages: tuple[str, ...] = ()
     geometry: Callable[[Architecture, Size], Geometry] | None = None
 

@@ -50,8 +50,9 @@ class Selection:
 
 
 def collect(selection: Selection) -> Found:
-    """Find the samples. The order is that of the paths given; within a folder by name, 2.png before 10.png;
-    runs by address.
+    """Find the samples, in the order of the paths given; within a folder by name, 2.png before 10.png.
+
+    Those of runs are in the order of their addresses.
 
     Raises:
         RewardError: a path that does not exist, no picture at all, or prompts that cannot be read.
