@@ -97,6 +97,11 @@ class GenEvalScorer:
         self.colors = ColorClassifier(clip_model, dtype_of(dtype), self.spec.name)
         self.spec = replace(self.spec, weights=f"{model} and {clip_model}")
 
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse metadata that is no list of conditions; see `prompt_checks`."""
+        read_conditions(metadata)
+
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Score a batch of pictures.
 

@@ -145,6 +145,11 @@ class OcrScorer(WithoutWeights):
             made.append(contrast(written(word), written(other), why, prompt))
         return made
 
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> str:
+        """Return the text that is looked for, in quotes; see `prompt_checks`."""
+        return f'"{target_of(prompt, metadata)}"'
+
     def _read_all(self, pictures: Tensor) -> list[str | Exception]:
         """What stands in each picture, or why that is not known: engines raise what they like."""
         if self.lines is None:

@@ -302,6 +302,11 @@ class MovingShapesScorer(WithoutWeights):
         verdicts = judge_clips(clips, videos, self.tolerances)
         return verdicts.output(self.summary, errors)
 
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse a prompt outside the grammar; see `prompt_checks`."""
+        parse_prompt(prompt)
+
 
 def _read(prompts: Sequence[str]) -> tuple[list[ClipSpec], list[str | None]]:
     """The clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
