@@ -92,7 +92,7 @@ class OcrScorer(WithoutWeights):
         name="ocr",
         description="Share of the quoted text that can be read in the image: 1 minus the normalised edit distance.",
         range=(0.0, 1.0),
-        version="rapidocr 1",
+        version="rapidocr 2",
         memory="0.3 GB",
         extra="ocr",
         weights="PP-OCRv6 small, in the wheel of rapidocr",
@@ -118,7 +118,7 @@ class OcrScorer(WithoutWeights):
             self.read: Reader = _rapidocr(threads) if engine == "rapidocr" else _tesseract()
         if engine == "tesseract":
             self.spec = replace(
-                self.spec, version="tesseract 1", memory=None, extra="tesseract", weights="of the program tesseract"
+                self.spec, version="tesseract 2", memory=None, extra="tesseract", weights="of the program tesseract"
             )
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:

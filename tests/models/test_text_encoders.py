@@ -9,7 +9,7 @@ from diffrl.models.text_encoders import TextReader, text_readers, tokenizers_of
 from diffrl.models.tiny import build_pipeline, save_pipeline, tiny_settings
 from diffrl.registry import resolve
 
-WORDS = "a red circle square".split()
+WORDS = ["a", "red", "circle", "square"]
 
 
 @pytest.fixture
