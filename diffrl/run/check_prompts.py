@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
@@ -11,9 +12,11 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.text_encoders import TextReader, text_readers, tokenizers_of
-from diffrl.rewards.score import WeightedScorer
 from diffrl.run.downloads import is_away
-from diffrl.training.prompt_report import PromptReport, add_encoders, report_prompts
+from diffrl.training.prompt_report import PromptReport, add_encoders, read_by_encoders, report_prompts
+
+if TYPE_CHECKING:  # a plan needs no torch
+    from diffrl.rewards.score import WeightedScorer
 
 
 def look_at_prompts(config: Config, scorers: Mapping[str, Sequence[WeightedScorer]]) -> PromptReport:
@@ -28,7 +31,8 @@ def look_at_prompts(config: Config, scorers: Mapping[str, Sequence[WeightedScore
     if "prompts.eval" in lists:
         lists["prompts.eval"] = lists["prompts.eval"][: config.eval.samples]
     report = report_prompts(config.prompts, lists, scorers)
-    add_encoders(report, config.prompts, lists, _encoders(config))
+    if read_by_encoders(config.prompts, lists):  # transformers takes seconds to import
+        add_encoders(report, config.prompts, lists, _encoders(config))
     return report
 
 

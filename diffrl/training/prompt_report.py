@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from diffrl.config.schema import PromptSettings
 from diffrl.data.normal import count_shared
+from diffrl.data.worlds import TOYS
 from diffrl.errors import ConfigError
 from diffrl.models.text_encoders import TextReader
 from diffrl.records import Prompt
-from diffrl.rewards.score import WeightedScorer
 from reward_models.errors import RewardError
 from reward_models.messages import cut, quote
 from reward_models.prompt_checks import asks_of, reading_of
+
+if TYPE_CHECKING:  # a plan needs no torch
+    from diffrl.rewards.score import WeightedScorer
 
 MOST_UNSCORED = 0.1
 """Share of a list that a reward may be unable to score."""
@@ -74,9 +78,17 @@ def add_encoders(
     lists: Mapping[str, Sequence[Prompt]],
     encoders: Sequence[TextReader],
 ) -> None:
-    """Add to a report which prompts the text encoders of the model cut."""
-    for place, prompts in lists.items():
+    """Add to a report which prompts the text encoders of the model cut; see `read_by_encoders`."""
+    for place, prompts in read_by_encoders(settings, lists).items():
         _too_long(report, settings, place, prompts, encoders)
+
+
+def read_by_encoders(settings: PromptSettings, lists: Mapping[str, Sequence[Prompt]]) -> dict[str, Sequence[Prompt]]:
+    """Return the lists that must be counted: sentences of toy worlds are shorter than what any model reads."""
+    if settings.too_long == "cut":
+        return {}
+    sources = {"prompts.train": settings.train, "prompts.eval": settings.held_out}
+    return {place: listed for place, listed in lists.items() if sources[place].partition(":")[0] not in TOYS}
 
 
 def _held_out(

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from diffrl.bundled import pipeline_folder
+from diffrl.data.prompts import load_prompts
+from diffrl.data.worlds import SPLITS
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.families import FAMILIES
+from diffrl.models.shipped import shipped_settings
 from diffrl.models.text_encoders import TextReader, text_readers, tokenizers_of
 from diffrl.models.tiny import build_pipeline, save_pipeline, tiny_settings
 from diffrl.registry import resolve
@@ -58,3 +62,12 @@ def test_most_prompts_are_not_tokenised_and_a_placeholder_reads_nothing():
     assert [reader.cuts("a" * n) for n in (17, 18, 19)] == [False, False, True] and len(asked) == 4
     assert not reader.cuts("\u00e4" * 5) and len(asked) == 5  # may be many tokens
     assert reader.reads_words and not TextReader("placeholder", 1, lambda text: 1).reads_words
+
+
+@pytest.mark.parametrize(("world", "name", "family"), [("shapes", "tiny-sd3", "sd3"), ("words", "tiny-words", "sd3")])
+def test_no_sentence_of_a_toy_world_is_cut_by_its_pipeline(world, name, family):
+    encoders, folder = FAMILIES[family].text_encoders, pipeline_folder(f"assets/{name}")
+    longest = shipped_settings(folder).get("max_sequence_length") or FAMILIES[family].max_sequence_length
+    readers = text_readers(encoders, tokenizers_of(encoders, folder), longest)
+    longest_texts = sorted((p.text for split in SPLITS for p in load_prompts(f"{world}:{split}")), key=len)[-300:]
+    assert readers and not any(reader.cuts(text) for reader in readers for text in longest_texts)
