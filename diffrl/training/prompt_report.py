@@ -66,7 +66,7 @@ def report_prompts(
     if {"prompts.train", "prompts.eval"} <= lists.keys():
         _held_out(report, settings, lists["prompts.eval"], lists["prompts.train"])
     for place, prompts in lists.items():
-        _too_long(report, settings, place, prompts, _readers(scorers.get(place, ())))
+        count_cut(report, settings.too_long, place, prompts, _readers(scorers.get(place, ())))
         for scorer in scorers.get(place, ()):
             _unscored(report, settings, place, prompts, scorer)
     return report
@@ -80,7 +80,7 @@ def add_encoders(
 ) -> None:
     """Add to a report which prompts the text encoders of the model cut; see `read_by_encoders`."""
     for place, prompts in read_by_encoders(settings, lists).items():
-        _too_long(report, settings, place, prompts, encoders)
+        count_cut(report, settings.too_long, place, prompts, encoders)
 
 
 def read_by_encoders(settings: PromptSettings, lists: Mapping[str, Sequence[Prompt]]) -> dict[str, Sequence[Prompt]]:
@@ -120,10 +120,11 @@ def _readers(scorers: Sequence[WeightedScorer]) -> list[TextReader]:
     return made
 
 
-def _too_long(
-    report: PromptReport, settings: PromptSettings, place: str, prompts: Sequence[Prompt], readers: Sequence[TextReader]
+def count_cut(
+    report: PromptReport, too_long: str, place: str, prompts: Sequence[Prompt], readers: Sequence[TextReader]
 ) -> None:
-    texts = _texts(prompts) if readers and settings.too_long != "cut" else []
+    """Add to a report which prompts some readers cut; `too_long` is as in the configuration."""
+    texts = _texts(prompts) if readers and too_long != "cut" else []
     for reader in readers:
         long = [text for text in texts if reader.cuts(text)]
         if not long:
@@ -132,7 +133,7 @@ def _too_long(
             f"{len(long):,} of the {len(texts):,} texts of {place} are longer than {reader.name} reads; the rest "
             f"is cut off. The first begins: {quote(cut(long[0], 80))}."
         )
-        if settings.too_long == "refuse":
+        if too_long == "refuse":
             report.problems.append(f"{words} Shorten them, or set prompts.too_long=warn.")
         else:
             report.notes.append(words)
