@@ -27,11 +27,13 @@ class Prompt:
         text: of the prompt.
         metadata: what stood beside it.
         source: file of the image that it asks to edit, as an absolute path; None where it asks for a new one.
+        captions: texts of which training takes one an epoch (`data.sampler`), `text` the first; empty: `text` alone.
     """
 
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
+    captions: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str | None]:

@@ -47,7 +47,7 @@ def prompts_of(family, folder):
     if not FAMILIES[family].edits:
         return {"train": "shapes:train", "eval": "shapes:tune"}
     path = write_edits(folder)
-    return {"train": path, "eval": path}
+    return {"train": path, "eval": path, "eval_on_train": True}
 
 
 def encoded(adapter, prompts):

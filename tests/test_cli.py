@@ -201,7 +201,12 @@ def test_check_tells_held_out_prompts_that_are_trained_on(config_file, tmp_path,
     (tmp_path / "other.txt").write_text("a blue square\na green square\n")
     files = [f"prompts.train={tmp_path / 'one.txt'}", f"prompts.eval={tmp_path / 'other.txt'}"]
     assert run("check", config_file, *files) == 0
-    assert "2 held out; 1 of them are trained on too" in capsys.readouterr().out
+    assert "1 of the 2 prompts that are evaluated are trained on too" in capsys.readouterr().out
+    (tmp_path / "other.txt").write_text("A  blue square.\na red CIRCLE\n")
+    assert "or nothing is held out. 2 of the 2 prompts" in expect_refusal(capsys, "check", config_file, *files)
+    assert "or nothing is held out" in expect_refusal(capsys, "train", config_file, "run.name=seen", *files)
+    assert run("check", config_file, *files, "prompts.eval_on_train=true") == 0
+    assert "2 of the 2 prompts that are evaluated are trained on too" in capsys.readouterr().out
 
 
 def test_check_lists_every_problem(config_file, tmp_path, capsys):

@@ -30,7 +30,9 @@ def generate(
     image: Annotated[
         str | None, typer.Option(help="The image that every --prompt edits, with a family that edits.")
     ] = None,
-    prompts: Annotated[str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, or hub:<dataset>.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="shapes:tune, a .txt or .jsonl file, a table, or hub:<dataset>.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Take only the first prompts.")] = None,
     per_prompt: Annotated[int, typer.Option(min=1, max=100_000, help="Images of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,

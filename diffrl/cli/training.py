@@ -120,6 +120,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
+    from diffrl.run.check_prompts import plan_notes
     from diffrl.run.downloads import downloads, told
 
     resolved = load(config, overrides)
@@ -128,9 +129,10 @@ def plan(
     fetched = downloads(resolved)
     if as_json:
         hours = {one.title: hours_of(made, one, share) for one in gpus}
+        found = plan_notes(resolved)
         more = {"utilisation": share, "hours": hours} if gpus else {}
-        typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more}))
+        typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": found}))
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
     first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
-    typer.echo(plan_text(made, rows, (*notes, *first)))
+    typer.echo(plan_text(made, rows, (*notes, *plan_notes(resolved), *first)))

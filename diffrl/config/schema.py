@@ -26,7 +26,7 @@ from diffrl.config.model import ModelSettings
 from diffrl.config.objective import GrpoSettings, OneObjective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
-from diffrl.data.worlds import SOURCES, SPLITS, WORLDS, part_of, split_hint
+from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
 from reward_models.messages import closest
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -51,14 +51,20 @@ DATASET = re.compile(r"(?!.*(--|\.\.))\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCI
 """Names that the hub allows: huggingface_hub.utils.validate_repo_id."""
 
 
+FOLDERS = ("/", "./", "../")
+"""How the name of a dataset begins that is a folder."""
+
+
 def _prompt_source(source: str) -> str:
-    whole, _ = part_of(source)
-    if source in SOURCES or whole.endswith((".txt", ".jsonl")):
+    whole, _ = column_of(part_of(source)[0])
+    if source in SOURCES or whole.lower().endswith(FILE_SUFFIXES):
         return source
     if whole.startswith("hub:"):
         name = whole.removeprefix("hub:").partition(":")[0]
-        if len(name) > 96 or not DATASET.fullmatch(name):
-            raise rule(f"must name a dataset of the hub, OWNER/NAME. Got {show(source)}. Correct the name.")
+        if not name.startswith(FOLDERS) and (len(name) > 96 or not DATASET.fullmatch(name)):
+            raise rule(
+                f"must name a dataset of the hub, OWNER/NAME, or a folder, ./NAME. Got {show(source)}. Correct it."
+            )
         return source
     world, _, split = source.partition(":")
     close = f"{source}:train" if source in WORLDS else closest(source, SOURCES)
@@ -67,7 +73,8 @@ def _prompt_source(source: str) -> str:
     else:
         hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a dataset."
     raise rule(
-        f"must be a .txt or .jsonl file or hub:<dataset>, either with @{', @'.join(SPLITS)} behind it for a part, or "
+        f"must be a file ({', '.join(FILE_SUFFIXES)}) or hub:<dataset>, either with @{', @'.join(SPLITS)} behind it "
+        "for a part, or "
         f"one of {', '.join(WORLDS)} with :{', :'.join(SPLITS)}. Got {show(source)}. {hint}"
     )
 
@@ -118,8 +125,9 @@ class PromptSettings(Section):
 
     train: PromptSource = Field(
         description="geneval:train or ocr:train, of the toys shapes:train, moving:train or words:train, a .txt (a "
-        "prompt a line) or .jsonl file, or hub:<dataset>[:<split>]; of files and datasets @train, @tune or @report "
-        "behind them is a part, which has no prompt of the others."
+        "prompt a line), .jsonl, .json, .csv, .tsv or .parquet file, or hub:<dataset>[[:<config>]:<split>]; of files "
+        "and datasets #<column> behind them names the column, and @train, @tune or @report a part, which has no prompt "
+        "of the others."
     )
     eval: PromptSource | None = Field(
         None,
@@ -128,6 +136,19 @@ class PromptSettings(Section):
     )
     per_iteration: int = Field(
         ge=1, le=MOST_SAMPLES, description="Prompts of one iteration, over all processes; each is one group."
+    )
+    eval_on_train: bool = Field(
+        False, description="Evaluate even if all prompts of eval are trained on, so that nothing is held out."
+    )
+    too_long: Literal["warn", "refuse", "cut"] = Field(
+        "warn",
+        description="What becomes of prompts longer than a text encoder or a reward reads: they are cut there and "
+        "counted, refused, or cut without a word.",
+    )
+    unscored: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="What becomes of a list of which a reward cannot score more than a tenth of the prompts, whatever "
+        "the image: it is refused, or the prompts are counted.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Where prompts come from: an embedded world, a text file, a JSON-lines file, or a dataset on the hub."""
+"""Where prompts come from: an embedded world, a file of lines or of a table, or a dataset on the hub."""
 
 from __future__ import annotations
 
@@ -6,58 +6,74 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from diffrl.data.hub import read_dataset
+from diffrl.data.normal import normalised
 from diffrl.data.sources import SOURCE_KEYS, require_source
-from diffrl.data.worlds import SPLITS, WORLDS, Split, embedded_prompts, part_of, split_of
+from diffrl.data.tables import Table, read_table, require_short
+from diffrl.data.worlds import SPLITS, Split, column_of, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
-from reward_models.messages import cut, quote
+from reward_models.columns import LOOKED_AT, PROMPT_COLUMNS, text_column
+from reward_models.messages import quote, show
 from reward_models.suffixes import is_image
-from reward_models.text.reading import Unreadable, parse_json, read_text
-
-MOST_BYTES = 64_000_000
-"""Of a file of prompts."""
 
 MOST_PROMPTS = 1_000_000
 
 LONGEST_PROMPT = 10_000
 """Characters; text encoders read a tenth of it, and tokenising a thousand times as much takes for ever."""
 
-LONGEST_RECORD = 100_000
-"""Characters of a prompt and all that scorers need beside it, as JSON."""
-
 HELD_OUT_ONE_OF = 32
 """One distinct prompt of so many is in the part tune of a list, and one in its part report."""
 
+MOST_LEFT_OUT = 0.1
+"""Share of the rows of a table that may be without a prompt."""
+
+
+class PromptList(NamedTuple):
+    """Prompts in their order, and what the user should know of how they were read."""
+
+    prompts: list[Prompt]
+    notes: list[str]
+
 
 def load_prompts(source: str) -> list[Prompt]:
+    """Read prompts in their order; see `read_prompts`."""
+    return read_prompts(source).prompts
+
+
+def read_prompts(source: str) -> PromptList:
     """Read prompts in their order.
 
     Args:
-        source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`, a path ending in .txt
-            (one prompt a line) or .jsonl (objects with "prompt", with "source" or "image" if it asks to edit an image,
-            and whatever scorers need beside it), or
-            `hub:<dataset>[:<split>]` (column "prompt", "text" or "caption"; the split may be a slice, `train[:50000]`).
-            A file or dataset that ends in `@train`, `@tune` or `@report` is that part of it: see `parts`.
+        source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`; a file, .txt (one
+            prompt a line; "# ..." is one too) or a table (`data.tables`) with a column of prompts, with "source" or
+            "image" if they ask to edit an image, and whatever scorers need beside them; or
+            `hub:<dataset>[[:<config>]:<split>]` (the split may be a slice, `train[:50000]`). The column is the
+            likeliest by its name (`reward_models.columns`), or the one named behind a #: `prompts.csv#title`. A cell
+            that is a list of texts gives one prompt, of which each epoch takes one of the texts. A source that ends
+            in `@train`, `@tune` or `@report` is that part of it: see `parts`.
 
     Raises:
-        ConfigError: no such source, an unreadable line, no prompt in it, a prompt or list that is too long, or an image
-            to edit that is not there.
+        ConfigError: no such source, an unreadable line, no prompt in it, more than a tenth of its rows without one, a
+            prompt or list that is too long, or an image to edit that is not there.
     """
     embedded = split_of(source)
     whole, part = part_of(source)
-    listed: Iterable[Prompt]
     if embedded is not None:
-        listed = embedded_prompts(*embedded)
-    elif whole.startswith("hub:"):
-        listed = _from_hub(whole.removeprefix("hub:"))
-    else:
-        listed = _from_file(Path(whole))
-    chosen = listed if embedded is not None or part is None else parts(listed, part, Path(whole).parent)
-    prompts = list(islice(chosen, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
+        return PromptList(embedded_prompts(*embedded), [])
+    path, column = column_of(whole)
+    hub = path.startswith("hub:")
+    table = read_dataset(path.removeprefix("hub:"), column) if hub else read_table(Path(path))
+    made = _Made(table, path, column)
+    listed: Iterable[Prompt] = made
+    if part is not None:
+        listed = parts(made, part, Path(path).parent, repeats=not hub)
+    prompts = list(islice(listed, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
+    made.require_most()
     if not prompts:
         raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}. {_none(part)}")
     if len(prompts) > MOST_PROMPTS:
@@ -65,7 +81,84 @@ def load_prompts(source: str) -> list[Prompt]:
             f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} or more in "
             f"{quote(source)}. Take a part, of a dataset such as hub:<dataset>:train[:100000]."
         )
-    return prompts
+    return PromptList(prompts, [*table.notes, *made.notes])
+
+
+class _Made:
+    """The prompts of a table's rows, with a count of the rows that have none."""
+
+    def __init__(self, table: Table, path: str, column: str | None):
+        rows = iter(table.rows)
+        first = list(islice(rows, LOOKED_AT))
+        self._rows, self._path = chain(first, rows), path
+        self.column = _column(table, [row.record for row in first], path, column)
+        self._read, self._left_out = 0, 0
+        self._examples: list[str] = []
+
+    def __iter__(self) -> Iterator[Prompt]:
+        known: set[str] = set()  # images that were looked at
+        for row in self._rows:
+            self._read += 1
+            record = dict(row.record)
+            texts = _texts(record.pop(self.column, None))
+            if record:
+                require_short(len(json.dumps([texts, record], default=str)), row.where)
+            if texts:
+                source = _take_source(record, row.where, Path(self._path).parent, known)
+                yield make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
+                continue
+            self._left_out += 1
+            if len(self._examples) < 3:
+                self._examples.append(f"{row.where} is {show(row.record, 60)}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, and which column was read where it has not the usual name."""
+        column = [] if self.column == "prompt" else [f"The prompts of {self._path} are its column {self.column}."]
+        return column + ([f"{self._words()} They are left out."] if self._left_out else [])
+
+    def require_most(self) -> None:
+        """Refuse a table of which too many rows have no prompt.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if self._left_out > MOST_LEFT_OUT * self._read:
+            raise ConfigError(
+                f"At least {1 - MOST_LEFT_OUT:.0%} of the rows of a table must have a prompt. {self._words()} Remove "
+                f"them, or name another column: {self._path}#COLUMN."
+            )
+
+    def _words(self) -> str:
+        return (
+            f"{self._left_out:,} of the {self._read:,} rows of {self._path} have no text in the column "
+            f"{self.column}: {'; '.join(self._examples)}{'; ...' if self._left_out > 3 else '.'}"
+        )
+
+
+def _column(table: Table, rows: list[dict[str, Any]], path: str, named: str | None) -> str:
+    """The column that holds the prompts.
+
+    Raises:
+        ConfigError: there is none of that name, or none that is known.
+    """
+    if not rows:
+        return "prompt"
+    if named is not None and named not in table.columns:
+        raise ConfigError(f"The column of the prompts must be one of {table.columns}. Got {quote(named)} for {path}.")
+    column = named or text_column(table.columns, rows) or ("txt" if "txt" in table.columns else None)
+    if column is None:
+        raise ConfigError(
+            f"A table of prompts needs a column such as {', '.join(PROMPT_COLUMNS[:6])}. {path} has {table.columns}. "
+            f"Name the one that holds them: {path}#COLUMN."
+        )
+    return column
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The texts of a cell without blanks around them: one, several of a list, none of what is no text."""
+    cells = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    return tuple(dict.fromkeys(cell.strip() for cell in cells if isinstance(cell, str) and cell.strip()))
 
 
 def _none(part: Split | None) -> str:
@@ -75,57 +168,55 @@ def _none(part: Split | None) -> str:
     return f"The part {part} of a short list may be empty: add prompts, or leave @{part} out."
 
 
-def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path()) -> Iterator[Prompt]:
-    """The prompts of one part of a list, in its order, each once: the first of equal ones.
+def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path(), repeats: bool = True) -> Iterator[Prompt]:
+    """Yield the prompts of one part of a list, in its order, each once: the first of equal ones.
 
-    The text alone decides which part it is in, or the name of the image that it asks to edit, so that the parts have
-    no text, or no image, in common whatever is repeated or added.
+    The text alone decides which part it is in, as `normalised` has it, or the name of the image that it asks to edit,
+    so that the parts have no text, or no image, in common whatever is repeated, added or spelled otherwise.
 
     Args:
         listed: all of them.
         part: which.
         folder: that the paths of images are seen from: the same list elsewhere has the same parts.
+        repeats: whether a prompt that stands there again with other metadata is another one.
     """
-    seen: set[tuple[str, str | None]] = set()
+    seen: set[tuple[Any, ...]] = set()
     for prompt in listed:
-        name = prompt.text if prompt.source is None else Path(os.path.relpath(prompt.source, folder)).as_posix()
+        name = normalised(prompt.text)
+        if prompt.source is not None:
+            name = Path(os.path.relpath(prompt.source, folder)).as_posix()
         digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
-        if SPLITS[digest + 1 if digest < 2 else 0] == part and prompt.key not in seen:
-            seen.add(prompt.key)
+        beside = json.dumps(prompt.metadata, sort_keys=True, default=str) if repeats else ""
+        if SPLITS[digest + 1 if digest < 2 else 0] == part and (*prompt.key, beside) not in seen:
+            seen.add((*prompt.key, beside))
             yield prompt
 
 
-def _from_file(path: Path) -> list[Prompt]:
-    if path.suffix not in (".txt", ".jsonl"):
-        raise ConfigError(
-            f"Prompts come from {', '.join(f'{world}:<split>' for world in WORLDS)}, hub:<dataset> or a .txt or .jsonl "
-            f"file. Got {str(path)!r}."
-        )
-    try:
-        lines = read_text(path, MOST_BYTES, "utf-8-sig").split("\n")
-    except FileNotFoundError as error:
-        raise ConfigError(f"The prompt file {str(path)!r} does not exist. Check the path.") from error
-    except Unreadable as error:
-        raise ConfigError(f"The prompt file {str(path)!r} {error}.") from error
-    numbered = [(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if path.suffix == ".txt":
-        return [make_prompt(line, where) for line, where in numbered]
-    known: set[str] = set()
-    return [_from_json(line, where, path.parent, known) for line, where in numbered]
-
-
-def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None, source: str | None = None) -> Prompt:
-    """A prompt that a text encoder can read and a file can store.
+def make_prompt(
+    text: str,
+    where: str,
+    metadata: Mapping[str, Any] | None = None,
+    source: str | None = None,
+    captions: tuple[str, ...] = (),
+) -> Prompt:
+    """Make a prompt that a text encoder can read and a file can store.
 
     Args:
         text: of the prompt.
         where: it stands, for the message.
         metadata: what scorers need beside it.
         source: path of the image that it asks to edit.
+        captions: all texts that it may have; see `records.Prompt`.
 
     Raises:
         ConfigError: it is too long, or holds half of a surrogate pair.
     """
+    for one in captions or (text,):
+        _require_text(one, where)
+    return Prompt(text.strip(), {} if metadata is None else metadata, source, captions)
+
+
+def _require_text(text: str, where: str) -> None:
     if len(text) > LONGEST_PROMPT:
         raise ConfigError(
             f"A prompt must have at most {LONGEST_PROMPT:,} characters. {where} has {len(text):,}. Shorten it."
@@ -137,22 +228,6 @@ def make_prompt(text: str, where: str, metadata: Mapping[str, Any] | None = None
             f"A prompt must be text of UTF-8. {where} holds {ascii(text[error.start])}, half of a surrogate pair. "
             "Remove it."
         ) from error
-    return Prompt(text.strip(), {} if metadata is None else metadata, source)
-
-
-def _from_json(line: str, where: str, folder: Path, known: set[str]) -> Prompt:
-    """The prompt of a line; `known` are the images that were looked at."""
-    _require_short(len(line), where)
-    try:
-        record: Any = parse_json(line)
-    except Unreadable as error:
-        raise ConfigError(f"Each line of a .jsonl prompt file must be a JSON object. {where}: it {error}.") from error
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"].strip():
-        raise ConfigError(
-            f'Each line of a .jsonl prompt file must be an object such as {{"prompt": "a red circle"}}, its text not '
-            f"empty. {where} is {cut(json.dumps(record), 100)}."
-        )
-    return make_prompt(record.pop("prompt"), where, record, _take_source(record, where, folder, known))
 
 
 def _take_source(record: dict[str, Any], where: str, folder: Path, known: set[str]) -> str | None:
@@ -168,41 +243,3 @@ def _take_source(record: dict[str, Any], where: str, folder: Path, known: set[st
             known.add(path)
         return path
     return None
-
-
-def _require_short(length: int, where: str) -> None:
-    if length > LONGEST_RECORD:
-        raise ConfigError(
-            f"A prompt with all that stands beside it must have at most {LONGEST_RECORD:,} characters. {where} has "
-            f"{length:,}. Shorten it."
-        )
-
-
-def _from_hub(name: str) -> Iterator[Prompt]:
-    dataset, _, split = name.partition(":")
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ConfigError("hub: prompts need the datasets package. Run: pip install 'diffrl[datasets]'.") from error
-    try:
-        rows = load_dataset(dataset, split=split or "train")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The dataset {quote(dataset)} cannot be loaded: {cut(str(error), 500)}.") from error
-    column = next((c for c in ("prompt", "text", "caption") if c in rows.column_names), None)
-    if column is None:
-        raise ConfigError(f"A prompt dataset needs a column prompt, text or caption. Got {rows.column_names}.")
-    for number, row in enumerate(rows):
-        text = row[column]
-        if isinstance(text, str) and text.strip():
-            yield _from_row(text, _plain(row, column), f"Row {number} of {name}")
-
-
-def _from_row(text: str, metadata: dict[str, Any], where: str) -> Prompt:
-    _require_short(len(text) + len(json.dumps(metadata, default=str)), where)
-    return make_prompt(text, where, metadata)
-
-
-def _plain(row: dict[str, Any], column: str) -> dict[str, Any]:
-    """The other columns of a row, those that are plain values; pictures and the like are left out."""
-    plain = (str, int, float, bool, list, dict, type(None))
-    return {name: value for name, value in row.items() if name != column and isinstance(value, plain)}

@@ -5,7 +5,9 @@ There is no state, so a resumed run stands where it stood, and every rank knows 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,4 +44,16 @@ def prompt_batch(
     own = per_iteration // world_size
     indices = prompt_indices(len(prompts), per_iteration, seed, iteration)
     groups = range(rank * own, (rank + 1) * own)
-    return PromptBatch(tuple(prompts[indices[g]] for g in groups), tuple(groups), iteration)
+    epochs = [(iteration * per_iteration + g) // len(prompts) for g in groups]
+    taken = [
+        captioned(prompts[indices[g]], f"{seed} {epoch} {indices[g]}") for g, epoch in zip(groups, epochs, strict=True)
+    ]
+    return PromptBatch(tuple(taken), tuple(groups), iteration)
+
+
+def captioned(prompt: Prompt, address: str) -> Prompt:
+    """Return a prompt with the one of its captions that follows from an address; itself where it has one text."""
+    if not prompt.captions:
+        return prompt
+    number = int.from_bytes(hashlib.sha256(f"caption {address}".encode()).digest()[:8], "big")
+    return replace(prompt, text=prompt.captions[number % len(prompt.captions)], captions=())

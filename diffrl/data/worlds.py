@@ -36,6 +36,10 @@ SOURCES = tuple(f"{world}:{split}" for world in WORLDS for split in SPLITS)
 """Every prompt source that is built in."""
 
 
+FILE_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Of files of prompts."""
+
+
 def split_of(source: str) -> tuple[str, str] | None:
     """World and split that a prompt source names; None if it names no embedded world.
 
@@ -57,6 +61,13 @@ def part_of(source: str) -> tuple[str, Split | None]:
     whole, _, part = source.rpartition("@")
     found = next((split for split in SPLITS if whole and split == part), None)
     return (source, None) if found is None else (whole, found)
+
+
+def column_of(whole: str) -> tuple[str, str | None]:
+    """Return a list of prompts and the column that is asked for: ("a.csv", "title") for `a.csv#title`, None for any."""
+    path, mark, column = whole.rpartition("#")
+    named = mark and column and (path.startswith("hub:") or path.lower().endswith(FILE_SUFFIXES))
+    return (path, column) if named else (whole, None)
 
 
 def split_of_combinations(combinations: Iterable[str], held_out: Mapping[str, Split]) -> Split | None:

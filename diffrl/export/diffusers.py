@@ -17,6 +17,7 @@ from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
 from diffrl.models.adapter import EditingAdapter
+from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
 from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
 from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
@@ -152,6 +153,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
         "",
         *_gains(model),
+        *_prompt_notes(model.run_dir),
         "## Use",
         "",
         use,
@@ -226,6 +228,15 @@ def _origin(config: Config) -> str:
     if start is not None:
         return f" from the LoRA {start.path}"
     return "" if begun is None else f" from the weights of the run {begun.run} after its iteration {begun.step}"
+
+
+def _prompt_notes(run_dir: Path) -> list[str]:
+    """What the run's record says of its prompts: cut, trained on and evaluated, beyond what a reward can score."""
+    try:
+        said = read_object(run_dir / "environment.json", missing={}).get("prompts")
+    except ConfigError:  # a damaged record takes no weights from anybody
+        said = None
+    return ["## Prompts", "", *(f"- {line}" for line in said), ""] if isinstance(said, list) and said else []
 
 
 def _gains(model: AlignedModel) -> list[str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from diffrl import pulse
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import EvalSettings
-from diffrl.data.prompts import load_prompts
+from diffrl.data.prompts import read_prompts
 from diffrl.data.worlds import noise_stream
 from diffrl.distributed.ranks import OneProcess
 from diffrl.errors import ConfigError, DiffrlError, GuardStop
@@ -37,7 +37,9 @@ from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
 from diffrl.run.choose import Choice
 from diffrl.run.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
+from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
+from diffrl.training.session import encoders_of
 from reward_models import RewardError
 from reward_models.scoring.choices import choose
 
@@ -59,6 +61,7 @@ class _Setting:
         guidances: one row each.
         decode_batch: samples a decoder call.
         run: whose model it is; None for a pipeline.
+        notes: of how the prompts were read.
     """
 
     adapter: ModelAdapter
@@ -70,6 +73,7 @@ class _Setting:
     guidances: Sequence[float]
     decode_batch: int
     run: AlignedModel | None
+    notes: Sequence[str]
 
 
 def show_evaluation(request: EvaluateRequest, console: Console) -> None:
@@ -136,9 +140,10 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
     if request.out is not None:
         require_empty(request.out, "--out")
     setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request, tell)
-    for line in setting.run.messages if setting.run is not None else ():
+    prompts, report = setting.prompts[: setting.settings.samples], PromptReport([*setting.notes])
+    count_cut(report, "warn", setting.source, prompts, encoders_of(setting.adapter))
+    for line in [*(setting.run.messages if setting.run is not None else ()), *report.notes]:
         tell(line)
-    prompts = setting.prompts[: setting.settings.samples]
     _require_fit(setting, prompts)
     encode = PromptEncodings(setting.adapter)(prompts)
     before = ["base"] if request.base else []
@@ -207,16 +212,18 @@ def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     run = open_run_model(directory, device, Choice(request.step, request.best))
     config, source = run.config, request.prompts or run.config.prompts.held_out
     settings, fps = _replaced(config.eval, request), config.model.frame_rate
+    listed = read_prompts(source)
     return _Setting(
         adapter=run.adapter,
         family=config.model.family,
         source=source,
-        prompts=load_prompts(source),
+        prompts=listed.prompts,
         scorers=make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps),
         settings=settings,
         guidances=_guidances(request, config.eval.guidance_scale),
         decode_batch=config.rollout.decode_batch,
         run=run,
+        notes=listed.notes,
     )
 
 
@@ -233,19 +240,20 @@ def _of_pipeline(request: EvaluateRequest, tell: Callable[[str], None]) -> _Sett
         ),
         request,
     )
-    prompts, device = load_prompts(request.prompts), choose_device(request.device)
+    listed, device = read_prompts(request.prompts), choose_device(request.device)
     model, sizes = str(request.model), (request.height, request.width, request.frames)
     adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes, request.lora, tell)
     return _Setting(
         adapter=adapter,
         family=family,
         source=request.prompts,
-        prompts=prompts,
+        prompts=listed.prompts,
         scorers=make_scorers(rewards, "--reward", device, find_family(family).fps),
         settings=settings,
         guidances=_guidances(request, 1.0),
         decode_batch=settings.batch,
         run=None,
+        notes=listed.notes,
     )
 
 

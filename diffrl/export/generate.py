@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffrl import pulse
-from diffrl.data.prompts import load_prompts, make_prompt
+from diffrl.data.prompts import PromptList, make_prompt, read_prompts
 from diffrl.data.sources import require_source
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
@@ -27,7 +27,9 @@ from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
 from diffrl.run.aligned import load_aligned, require_empty
 from diffrl.run.choose import NEWEST, Choice
+from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import require_sources
+from diffrl.training.session import encoders_of
 
 DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
@@ -68,11 +70,13 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
     Raises:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
-    prompts = _prompts(request)
+    prompts, notes = _prompts(request)
     if request.out is None:
         raise ConfigError("diffrl generate writes into a folder. Got none. Give --out FOLDER.")
     require_empty(request.out, "--out")
-    return _write(request.out, request, prompts, open_drawing(request))
+    drawing, report = open_drawing(request), PromptReport(notes)
+    count_cut(report, "warn", "the prompts", prompts, encoders_of(drawing.adapter))
+    return [*report.notes, *_write(request.out, request, prompts, drawing)]
 
 
 @dataclass(frozen=True)
@@ -204,9 +208,9 @@ def asked_prompts(texts: Sequence[str], image: str | None, name: str) -> list[Pr
     return [make_prompt(text, "--prompt", None, path) for text in texts]
 
 
-def _prompts(request: GenerateRequest) -> list[Prompt]:
-    listed = load_prompts(request.source) if request.source else []
+def _prompts(request: GenerateRequest) -> PromptList:
+    listed, notes = read_prompts(request.source) if request.source else PromptList([], [])
     prompts = asked_prompts([text for text in request.prompts if text.strip()], request.image, "--image") + listed
     if not prompts:
         raise ConfigError("At least one prompt is needed. Give --prompt TEXT or --prompts SOURCE.")
-    return prompts[: request.limit]
+    return PromptList(prompts[: request.limit], notes)

@@ -36,7 +36,10 @@ class EvaluateRequest:
 
     prompts: Annotated[
         str | None,
-        in_panel(MEASURED, "shapes:report, a .txt or .jsonl file, or hub:<dataset>. Default: the run's held-out ones."),
+        in_panel(
+            MEASURED,
+            "shapes:report, a .txt or .jsonl file, a table, or hub:<dataset>. Default: the run's held-out ones.",
+        ),
     ] = None
     samples: Annotated[
         int | None, in_panel(MEASURED, "Samples; prompts in turn. Default: the run's, else 500.", min=1, max=100_000)

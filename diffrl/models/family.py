@@ -10,6 +10,7 @@ from typing import Any, Literal
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture
 from diffrl.models.geometry import Geometry, Size
+from diffrl.models.text_encoders import TextEncoder
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
@@ -64,6 +65,7 @@ class Family:
         original: the layers' names in the code of the network's makers, which kohya's scripts and ComfyUI keep: by the
             name of a list of blocks, diffusers' name for it and, by each layer's name in a block, the layers in
             diffusers that make it up, in the order of its rows. "": layers that are in no block.
+        text_encoders: what reads its prompts, and how far.
         packages: that loading its pipeline needs beside those of diffrl.
         geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
@@ -92,6 +94,7 @@ class Family:
     vae_dtype: Literal["float32"] | None = None
     comfyui: Callable[[str], str | None] | None = None
     original: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
+    text_encoders: tuple[TextEncoder, ...] = (TextEncoder("tokenizer", "text encoder"),)
     packages: tuple[str, ...] = ()
     geometry: Callable[[Architecture, Size], Geometry] | None = None
 

@@ -14,7 +14,7 @@ from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
-from diffrl.data.prompts import load_prompts
+from diffrl.data.prompts import load_prompts, read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
@@ -27,6 +27,7 @@ from diffrl.precision.backends import find_backend
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.select import own_selection
+from diffrl.run.check_prompts import look_at_prompts
 from diffrl.run.directory import new_run_dir
 from diffrl.run.downloads import downloads, is_away, require_reader, told, weights_away
 from diffrl.run.elsewhere import Elsewhere, runs_on
@@ -119,24 +120,21 @@ class _Checks:
             require_reader(source)
         if is_away(source):
             return f"{source} {NOT_HERE}"
-        listed = load_prompts(source)
+        listed, notes = read_prompts(source)
         self.sources(listed, "prompts.train")
-        return f"{len(listed):,} to train on{_images(listed, 'prompts.train')}"
+        return _lines(f"{len(listed):,} to train on{_images(listed, 'prompts.train')}", notes)
 
     def held_out(self) -> str:
-        source, train = self.config.prompts.held_out, self.config.prompts.train
+        source = self.config.prompts.held_out
         if self.elsewhere is None:
             require_reader(source)
         if is_away(source):
             return f"{source} {NOT_HERE}"
-        held_out = load_prompts(source)
+        held_out, notes = read_prompts(source)
         shown = held_out[: self.config.eval.samples]
         self.sources(shown, "prompts.eval")
-        listed = [prompt.key for prompt in held_out]
-        trained = set() if is_away(train) else {prompt.key for prompt in load_prompts(train)}
-        shared = sum(key in trained for key in listed)
-        also = f"; {shared:,} of them are trained on too, and say nothing of other prompts" if shared else ""
-        return f"{len(listed):,} held out{_images(shown, 'prompts.eval')}{also}"
+        said = [] if source == self.config.prompts.train else notes
+        return _lines(f"{len(held_out):,} held out{_images(shown, 'prompts.eval')}", said)
 
     def sources(self, prompts: Sequence[Prompt], where: str) -> None:
         """Refuse prompts that do not fit the family, and images of another shape where the configuration has one."""
@@ -156,12 +154,14 @@ class _Checks:
             shown = load_prompts(config.prompts.held_out)[: config.eval.samples]
             require_metadata(held_out, shown, "prompts.eval")
             require_pairs(held_out, config.eval.samples, len(shown))
+        report = look_at_prompts(config, {"prompts.train": scorers, "prompts.eval": held_out})
+        report.require()
         names = f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
         if not self.ask_rewards or is_away(train) or not (here or here_too):
-            return f"{names}; not asked"
+            return _lines(f"{names}; not asked", report.notes)
         refused = try_rewards(config, [*here, *here_too], load_prompts(train)[0])
         asked = "each was asked once" if not (away or away_too) else "those that are here were asked once"
-        return "\n".join([f"{names}; {asked}", *(f"{'':<12} {line}" for line in refused)])
+        return _lines(f"{names}; {asked}", [*report.notes, *refused])
 
     @property
     def every_reward(self) -> list[RewardSettings]:
@@ -247,6 +247,11 @@ class _Checks:
         if self.config.guards.memory == "stop":
             check_memory(needed, device)
         return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+
+
+def _lines(first: str, more: Sequence[str]) -> str:
+    """What a look found, and further lines below it."""
+    return "\n".join([first, *(f"{'':<12} {line}" for line in more)])
 
 
 def _own_selection(config: Config) -> bool:

@@ -16,7 +16,7 @@ from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.scorers import inner_name, weights_of
-from diffrl.data.worlds import part_of
+from diffrl.data.worlds import column_of, part_of
 from diffrl.errors import NotHereError
 from diffrl.models.hub import is_hub_id
 from diffrl.run.repositories import NOT_KNOWN, size_of, size_words, terms_words
@@ -125,7 +125,7 @@ def _needed(config: Config) -> Iterator[tuple[str, Kind, str]]:
 
 def _dataset(source: str) -> str | None:
     """The dataset on the hub that prompts come from; None if they come from elsewhere, or it is a folder."""
-    name = part_of(source)[0].removeprefix("hub:").partition(":")[0]
+    name = column_of(part_of(source)[0])[0].removeprefix("hub:").partition(":")[0]
     return name if source.startswith("hub:") and not Path(name).exists() else None
 
 

@@ -19,6 +19,7 @@ MAY_CHANGE = (
     *("train.micro_batch", "train.gradient_checkpointing"),
     *("model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile"),
     *("model.init_from.run", "model.lora.start.path"),
+    *("prompts.eval_on_train", "prompts.too_long", "prompts.unscored"),
 )
 """Keys of config.yaml, or their beginnings, that change what is kept, watched and held in memory, how long the run is
 and where what it began with lies, and not what has been trained but for rounding."""

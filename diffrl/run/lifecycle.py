@@ -115,7 +115,7 @@ def resume(
             return run_dir
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
-        session = _open(config, run_dir, console)
+        session = _open(config, run_dir, console, resumes=True)
         with _one_trainer(session, run_dir):
             _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before)
     return run_dir
@@ -159,14 +159,14 @@ def _go_on(
     _see_through(session, run_dir, checkpoint, console, stop, callbacks)
 
 
-def _open(config: Config, run_dir: Path, console: Console) -> Session:
+def _open(config: Config, run_dir: Path, console: Console, resumes: bool = False) -> Session:
     """Load everything; who waits for it on the first rank is told so."""
     if not _first_rank():
-        return open_session(config, run_dir)
+        return open_session(config, run_dir, resumes)
     if not console.is_terminal:
         _printer(console)(f"Loading {config.model.path}.")
     with watched(console, f"loading {config.model.path}"):
-        return open_session(config, run_dir)
+        return open_session(config, run_dir, resumes)
 
 
 def _begin(session: Session) -> None:
@@ -190,7 +190,8 @@ def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None
 
 
 def _environment(session: Session) -> dict[str, Any]:
-    return environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+    made = environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+    return made | ({"prompts": list(session.prompt_notes)} if session.prompt_notes else {})
 
 
 def _rewards(session: Session) -> dict[str, Any]:

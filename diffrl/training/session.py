@@ -16,7 +16,7 @@ from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
 from diffrl.cost.process_memory import check_memory
 from diffrl.data import sources
-from diffrl.data.prompts import load_prompts
+from diffrl.data.prompts import read_prompts
 from diffrl.distributed.ranks import keep_in_step, make_accelerator
 from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError, NotHereError
@@ -24,7 +24,9 @@ from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.loading import DTYPES, choose_device, load_adapter
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.placement import Placement
+from diffrl.models.text_encoders import TextReader, text_readers
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
@@ -35,6 +37,7 @@ from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
+from diffrl.training.prompt_report import add_encoders, report_prompts
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
 from diffrl.training.update import LossTerm
 from reward_models.neural import Copies
@@ -64,6 +67,7 @@ class Session:
         eval_prompts: held-out prompts that are evaluated.
         sigmas: (T + 1,) the rollout's grid.
         notes: what the user should know before the run begins.
+        prompt_notes: those of them that are about its prompts.
     """
 
     config: Config
@@ -82,6 +86,7 @@ class Session:
     eval_prompts: Sequence[Prompt]
     sigmas: Tensor
     notes: Sequence[str] = ()
+    prompt_notes: Sequence[str] = ()
 
     @property
     def device(self) -> torch.device:
@@ -95,14 +100,20 @@ class Session:
         return [replace(s, weight=r.weight_at(iteration)) for s, r in pairs if r.asked(iteration)]
 
 
-def open_session(config: Config, run_dir: Path) -> Session:
+def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Session:
     """Load prompts, scorers and model, and prepare the policy for training.
+
+    Args:
+        config: of the run.
+        run_dir: its directory.
+        resumes: whether it has begun: what its prompts are like is said then, and no longer refused.
 
     Raises:
         ConfigError: anything in the configuration that cannot be had on this machine.
     """
-    prompts = load_prompts(config.prompts.train)
-    eval_prompts = load_prompts(config.prompts.held_out)[: config.eval.samples]  # taken in turn, so no others are used
+    train_list, eval_list = (read_prompts(source) for source in (config.prompts.train, config.prompts.held_out))
+    prompts = train_list.prompts
+    eval_prompts = eval_list.prompts[: config.eval.samples]  # taken in turn, so no others are used
     accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}
@@ -116,6 +127,10 @@ def open_session(config: Config, run_dir: Path) -> Session:
     require_metadata(eval_scorers, eval_prompts, "prompts.eval")
     require_pairs(eval_scorers, config.eval.samples, len(eval_prompts))
     lists = {"prompts.train": prompts, "prompts.eval": eval_prompts}
+    scored = {"prompts.train": scorers, "prompts.eval": eval_scorers}
+    report = report_prompts(config.prompts, lists, scored)
+    if not resumes:
+        report.require()  # before the model is loaded
     for where, listed in lists.items():  # before the model is loaded; its size is not known yet
         sources.require_sources(listed, where, config.model.family, config.model.facts.edits)
     refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
@@ -125,6 +140,10 @@ def open_session(config: Config, run_dir: Path) -> Session:
     notes = memory_notes(config, plan, accelerator.device)
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)
+    add_encoders(report, config.prompts, lists, encoders_of(adapter))
+    if not resumes:
+        report.require()
+    listing = tuple(dict.fromkeys([*train_list.notes, *eval_list.notes, *report.notes, *report.problems]))
     sharded = config.train.sharding == "fsdp" and world > 1
     policy = Policy(
         adapter,
@@ -164,8 +183,16 @@ def open_session(config: Config, run_dir: Path) -> Session:
         prompts,
         eval_prompts,
         sigmas,
-        notes,
+        (*notes, *listing),
+        listing,
     )
+
+
+def encoders_of(adapter: ModelAdapter) -> list[TextReader]:
+    """Return the text encoders of a pipeline's adapter as readers; none of another adapter."""
+    if not isinstance(adapter, PipelineAdapter):
+        return []
+    return text_readers(adapter.family.text_encoders, adapter.pipeline.components, adapter.max_sequence_length)
 
 
 def memory_notes(config: Config, plan: Plan, device: torch.device) -> tuple[str, ...]:

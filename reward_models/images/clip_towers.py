@@ -91,13 +91,21 @@ class TransformersClip:
         output: Tensor = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         return output
 
+    @property
+    def text_limit(self) -> int | None:
+        """Tokens of a prompt that are read; None without the text tower."""
+        return None if self.tokenizer is None else int(self.model.config.text_config.max_position_embeddings)
+
+    def text_length(self, prompt: str) -> int:
+        """Return the tokens of a prompt, its start and end included."""
+        return len(self.tokenizer(prompt, truncation=False, verbose=False)["input_ids"])
+
     def texts(self, prompts: Sequence[str]) -> Tensor:
         """Embeddings (N, D); prompts longer than the model's context are cut, their last token is the end token."""
         if self.tokenizer is None:
             raise ValueError("This model was loaded without its text tower.")
-        length = self.model.config.text_config.max_position_embeddings
         tokens = self.tokenizer(
-            list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+            list(prompts), padding="max_length", truncation=True, max_length=self.text_limit, return_tensors="pt"
         ).to(self.device)
         output: Tensor = self.model.get_text_features(
             input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True
@@ -150,6 +158,16 @@ class OpenClip:
         """Embeddings (B, D) of uint8 pictures (B, 3, H, W); not normalised."""
         output: Tensor = self.model.encode_image(self.transform(media).to(self.device, self.dtype))
         return output
+
+    @property
+    def text_limit(self) -> int | None:
+        """Tokens of a prompt that are read."""
+        return getattr(self.tokenizer, "context_length", None)
+
+    def text_length(self, prompt: str) -> int:
+        """Return the tokens of a prompt, its start and end included."""
+        inner = getattr(self.tokenizer, "tokenizer", None)  # of transformers; open_clip's own has none
+        return len(inner(prompt)["input_ids"]) if inner is not None else len(self.tokenizer.encode(prompt)) + 2
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
         """Embeddings (N, D); prompts longer than the model's context are cut, their last token is the end token."""

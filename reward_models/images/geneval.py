@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -96,6 +97,11 @@ class GenEvalScorer:
         self.detector = Detector(model, dtype_of(dtype), self.spec.name, side)
         self.colors = ColorClassifier(clip_model, dtype_of(dtype), self.spec.name)
         self.spec = replace(self.spec, weights=f"{model} and {clip_model}")
+
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse metadata that is no list of conditions; see `prompt_checks`."""
+        read_conditions(metadata)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Score a batch of pictures.

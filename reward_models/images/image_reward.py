@@ -132,6 +132,12 @@ class ImageRewardScorer:
             )
         self.crop = CenterCrop(sizes[0]["image_size"])
 
+    text_limit = MAX_TOKENS
+
+    def text_length(self, prompt: str) -> int:
+        """Return the tokens of a prompt, its start and end included."""
+        return len(self.tokenizer(prompt, truncation=False, verbose=False)["input_ids"])
+
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Scores of the batch."""
         self.spec.require(batch)

@@ -8,7 +8,8 @@ each asked object's outline, colour and size fit, how clearly the relations hold
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights
 from reward_models.errors import RewardError
@@ -77,6 +78,11 @@ class ShapesScorer(WithoutWeights):
         pictures = batch.media.cpu().permute(0, 2, 3, 1).contiguous().numpy()  # (B, H, W, 3)
         verdicts = judge(scenes, perceive(pictures), self.tolerances)
         return verdicts.output(self.summary, errors)
+
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse a prompt outside the grammar; see `prompt_checks`."""
+        parse_prompt(prompt)
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:

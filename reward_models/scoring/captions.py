@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from reward_models.errors import RewardError
 from reward_models.scoring.embedded import embedded_prompt
 from reward_models.scoring.items import Item
+from reward_models.scoring.order import natural_key
 from reward_models.scoring.tables import MOST_BYTES, Caption, read_captions, read_sidecar
 from reward_models.suffixes import SIDECARS, TABLES
 from reward_models.text.reading import Unreadable, read_text
@@ -166,6 +168,7 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
                 f'{file} and {len(items)} images. Name each line\'s image in a .jsonl file: {{"file": ..., '
                 '"prompt": ...}.'
             )
+        _require_own_order(items, file)
         return [_given(item, caption) for item, caption in zip(items, captions, strict=True)]
     if len(named) != len(captions):
         raise RewardError(f'Either every line of {file} names its "file" or none does. Got {len(named)} that do.')
@@ -183,6 +186,17 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
         )
     unlisted = Caption(problem=f"{file} does not name it.")
     return [_given(item, found.get(item.path.resolve(), unlisted)) for item in items]
+
+
+def _require_own_order(items: Sequence[Item], file: Path) -> None:
+    """Refuse files in the order in which a shell lists them, where lines count: 10.png stands before 2.png there."""
+    paths = [item.path for item in items]
+    if paths == sorted(paths, key=str) and paths != sorted(paths, key=natural_key):
+        first, second = next(pair for pair in pairwise(paths) if natural_key(pair[0]) > natural_key(pair[1]))
+        raise RewardError(
+            f"A file of prompts without file names goes by the order of the images. {file} has a line an image, and "
+            f"{first} before {second}. Give their folder in place of the files, or name each line's image."
+        )
 
 
 def _given(item: Item, caption: Caption) -> Item:

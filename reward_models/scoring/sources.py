@@ -18,6 +18,7 @@ from reward_models.scoring.captions import (
     with_captions,
 )
 from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
+from reward_models.scoring.order import natural_key
 from reward_models.scoring.runs import is_run, samples_of_run
 from reward_models.scoring.tables import Caption, read_captions
 
@@ -48,7 +49,9 @@ class Selection:
 
 
 def collect(selection: Selection) -> Found:
-    """Find the samples. The order is that of the paths given; within a folder by name, runs by address.
+    """Find the samples, in the order of the paths given; within a folder by name, 2.png before 10.png.
+
+    Those of runs are in the order of their addresses.
 
     Raises:
         RewardError: a path that does not exist, no picture at all, or prompts that cannot be read.
@@ -110,7 +113,7 @@ def _of_path(text: str, skipped: Counter[str]) -> list[Item]:
         return listed or [Item(path, str(path), path.parent)]
     if not glob.has_magic(text):
         raise RewardError(f"There is no file or folder {text}. Check the path; put patterns in quotes.")
-    matches = sorted(Path(match) for match in glob.glob(text, recursive=True))
+    matches = sorted(map(Path, glob.glob(text, recursive=True)), key=natural_key)
     if not matches:
         raise RewardError(f"No file matches {text!r}. Check the pattern; ** stands for any depth of folders.")
     root = Path(*_before_magic(path.parts))
@@ -125,7 +128,7 @@ def _of_path(text: str, skipped: Counter[str]) -> list[Item]:
             skipped[OTHER] += not is_caption(match, MEDIA_SUFFIXES)
     for folder, members in files.items():
         items += [replace(item, root=root) for item in _listed(folder, members, skipped)]
-    return sorted(items, key=lambda item: item.path.parts)
+    return sorted(items, key=lambda item: natural_key(item.path))
 
 
 def _before_magic(parts: Sequence[str]) -> list[str]:
@@ -147,7 +150,7 @@ def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
         paths = [Path(name) / entry for entry in visible]
         skipped[OTHER] += sum(not is_media(path) and not is_caption(path, MEDIA_SUFFIXES) for path in paths)
         items += _listed(Path(name), [path for path in paths if is_media(path)], skipped, whole=True)
-    return [replace(item, root=root) for item in sorted(items, key=lambda item: item.path.parts)]
+    return [replace(item, root=root) for item in sorted(items, key=lambda item: natural_key(item.path))]
 
 
 def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:

@@ -92,7 +92,7 @@ class OcrScorer(WithoutWeights):
         name="ocr",
         description="Share of the quoted text that can be read in the image: 1 minus the normalised edit distance.",
         range=(0.0, 1.0),
-        version="rapidocr 1",
+        version="rapidocr 2",
         memory="0.3 GB",
         extra="ocr",
         weights="PP-OCRv6 small, in the wheel of rapidocr",
@@ -118,7 +118,7 @@ class OcrScorer(WithoutWeights):
             self.read: Reader = _rapidocr(threads) if engine == "rapidocr" else _tesseract()
         if engine == "tesseract":
             self.spec = replace(
-                self.spec, version="tesseract 1", memory=None, extra="tesseract", weights="of the program tesseract"
+                self.spec, version="tesseract 2", memory=None, extra="tesseract", weights="of the program tesseract"
             )
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
@@ -144,6 +144,11 @@ class OcrScorer(WithoutWeights):
             why = f"the word {word} can be read in it"
             made.append(contrast(written(word), written(other), why, prompt))
         return made
+
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> str:
+        """Return the text that is looked for, in quotes; see `prompt_checks`."""
+        return f'"{target_of(prompt, metadata)}"'
 
     def _read_all(self, pictures: Tensor) -> list[str | Exception]:
         """What stands in each picture, or why that is not known: engines raise what they like."""

@@ -15,6 +15,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,6 +302,11 @@ class MovingShapesScorer(WithoutWeights):
             return output_of_rows([(math.nan, {}, error or short) for error in errors], PARTS)
         verdicts = judge_clips(clips, videos, self.tolerances)
         return verdicts.output(self.summary, errors)
+
+    @staticmethod
+    def asks(prompt: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse a prompt outside the grammar; see `prompt_checks`."""
+        parse_prompt(prompt)
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[ClipSpec], list[str | None]]:

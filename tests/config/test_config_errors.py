@@ -120,7 +120,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("prompts.train=shapes:tran", "shapes, moving, words, geneval, ocr with :train, :tune, :report"),
         ("prompts.eval=shapes:held_out", "held_out is now two splits: shapes:tune, to choose settings by, and shapes:"),
         ("prompts={train: mine.txt, per_iteration: 2}", "prompts.eval must be given unless prompts.train is the train"),
-        ("prompts.train=prompts.csv", "a .txt or .jsonl file"),
+        ("prompts.train=prompts.md", ".csv, .tsv, .parquet) or hub:<dataset>"),
         ("prompts.train='hub:'", "must name a dataset of the hub"),
         ("rollout.steps=1", "rollout.steps must be >= 2"),
         ("rollout.guidance_scale=0.5", "rollout.guidance_scale must be >= 1"),

@@ -48,10 +48,15 @@ def test_the_embedded_world_is_there():
         ("prompts.txt", b" \n\n", "at least one prompt. Got none"),
         ("prompts.jsonl", b"\n", "at least one prompt. Got none"),
         ("prompts.txt", b"caf\xe9", "cannot be read as UTF-8 text"),
-        ("prompts.csv", b"a red circle", r"a \.txt or \.jsonl file. Got '.*prompts.csv'"),
+        ("prompts.md", b"a red circle", r"a file that ends in .txt, .*Got '.*prompts.md'"),
+        (
+            "prompts.csv",
+            b"a red circle\na blue square",
+            r"needs a column such as prompt, .* has \['a red circle'\]. Name the one",
+        ),
         ("prompts.jsonl", b'{"prompt": "a"}\n\n{"prompt": \n', r"must be a JSON object. .*prompts.jsonl:3: "),
         ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r"must be an object such as .*prompts.jsonl:2 is \[\"b\"\]"),
-        ("prompts.jsonl", b'{"text": "a"}', r"prompts.jsonl:1 is \{"),
+        ("prompts.jsonl", b'{"words": "a"}', r"needs a column such as prompt, .* has \['words'\]"),
         ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", rb'{"prompt": "a \ud800"}', r"prompts.jsonl:1: it holds '\\ud800', half of a surrogate pair"),
@@ -82,12 +87,11 @@ def test_parts_of_a_list_share_it_out_by_text_alone(tmp_path):
     texts = [f"prompt {i % 900}" for i in range(1000)]
     (short := tmp_path / "short.txt").write_text("\n".join(texts[:500]))
     (path := tmp_path / "all.jsonl").write_text(
-        "\n".join(json.dumps({"prompt": t, "n": i}) for i, t in enumerate(texts))
+        "\n".join(json.dumps({"prompt": t, "n": i}) for i, t in [*enumerate(texts), (3, texts[3])])
     )
     found = {part: load_prompts(f"{path}@{part}") for part in SPLITS}
     listed = [prompt.text for part in found.values() for prompt in part]
-    assert sorted(listed) == sorted(set(texts))
-    assert all(prompt.metadata["n"] < 900 for part in found.values() for prompt in part)  # of equal texts the first
+    assert sorted(listed) == sorted(texts)  # with other metadata it is another prompt
     assert 10 < len(found["tune"]) < 60 and 10 < len(found["report"]) < 60
     for part in SPLITS:
         own = {prompt.text for prompt in found[part]}

@@ -59,7 +59,7 @@ def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     for reward in rewards:
         reward["options"] = {"reward": "contrast"} if reward["name"] == "video_mean" else {}
     data = settings(random_pipelines(family), tmp_path, rewards=rewards, model=model)
-    data["prompts"] |= {"train": str(prompts), "eval": str(prompts)}
+    data["prompts"] |= {"train": str(prompts), "eval": str(prompts), "eval_on_train": True, "unscored": "warn"}
     data["guards"] = {"failed_samples": {"limit": 1.0}, "memory": "warn"}  # the plan counts published weights
     trainer = make_trainer(data)
     done = trainer.iterate()
@@ -113,7 +113,7 @@ def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random
     data["train"]["optimizer"] = "adamw"  # for the 8-bit one of 24gb, which needs CUDA
     if own["prompts"]["train"].startswith("hub:"):  # three prompts in place of the dataset
         (listed := tmp_path / "prompts.txt").write_text("a red circle\na blue square\na green circle\n")
-        data["prompts"] |= {"train": str(listed), "eval": str(listed)}
+        data["prompts"] |= {"train": str(listed), "eval": str(listed), "eval_on_train": True, "unscored": "warn"}
     if FAMILIES[family].edits:
         captions = {"source_caption": "a red circle", "target_caption": "a blue square"}
         data["prompts"] |= dict.fromkeys(("train", "eval"), write_edits(tmp_path, **captions))

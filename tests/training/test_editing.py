@@ -47,7 +47,7 @@ def data(family, random_pipelines, tmp_path):
         tmp_path,
         model={"family": family, "lora": {"rank": 2, "alpha": 4}},
         run={"iterations": 1, "checkpoint_every": 1},
-        prompts={"train": path, "eval": path, "per_iteration": 3},
+        prompts={"train": path, "eval": path, "eval_on_train": True, "per_iteration": 3},
         eval={"rewards": [{"name": "diversity"}], "samples": 18, "steps": 1},
     )
 

@@ -28,7 +28,7 @@ def data_of(folder, directory):
         directory,
         model={"family": "wan_i2v", "lora": {"rank": 2, "alpha": 4}},
         run={"iterations": 1, "checkpoint_every": 1},
-        prompts={"train": path, "eval": path, "per_iteration": 2},
+        prompts={"train": path, "eval": path, "eval_on_train": True, "per_iteration": 2},
         rollout={"steps": 4, "guidance_scale": 2.0, "micro_batch": 4},
         rewards=[PRESERVED],
         train={"micro_batch": 4, "learning_rate": 1.0e-2, "updates_per_iteration": 1},

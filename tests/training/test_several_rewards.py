@@ -114,7 +114,7 @@ def test_held_out_diversity_needs_two_samples_a_prompt(random_sd3, tmp_path):
         prompts = tmp_path / "prompts.txt"
         prompts.write_text("a red circle\ntwo blue squares\na green triangle\n")
         data = settings(random_sd3, tmp_path / folder, eval=evaluation)
-        data["prompts"] |= {"eval": str(prompts)}
+        data["prompts"] |= {"eval": str(prompts), "eval_on_train": True}
         return make_trainer(data)
 
     with pytest.raises(ConfigError, match="eval.samples must be at least twice .* Got 5 samples of 3 prompts"):

@@ -10,6 +10,7 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
+from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,7 @@ FAMILY = Family(
         "single_blocks": ("single_transformer_blocks", SINGLE_BLOCK),
         "": ("", EMBEDDERS | ENDS),
     },
+    text_encoders=(CLIP, TextEncoder("tokenizer_2", "T5")),
     geometry=read_sizes,
 )
 

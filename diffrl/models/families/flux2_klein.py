@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
@@ -12,6 +13,7 @@ from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
+from diffrl.models.text_encoders import TextEncoder, chat_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +65,7 @@ FAMILY = Family(
         ),
         "": ("", {k: (v.replace("time_text", "time_guidance"),) for k, (v,) in EMBEDDERS.items()} | ENDS | MODULATIONS),
     },
+    text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=False)),),
     geometry=read_sizes,
 )
 

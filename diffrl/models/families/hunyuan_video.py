@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from diffrl.models.family import JOINT_ATTENTION, Family
 from diffrl.models.geometry import Activations, Geometry, Size, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.schedulers import shifted_sigmas
+from diffrl.models.text_encoders import TextEncoder, plain_length
 from reward_models.messages import show
 
 if TYPE_CHECKING:
@@ -80,6 +82,24 @@ def own_size(scale: int, target: int) -> tuple[int, int]:
     return height, width
 
 
+def _text_length(tokenizer: Any, text: str) -> int:
+    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5 as stock
+
+    options = inspect.signature(stock.HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
+    (chat,) = stock.format_text_input([text], options["system_message"].default)
+    written = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return len(tokenizer(written, add_special_tokens=False)["input_ids"]) - int(options["crop_start"].default)
+
+
+def _glyph_length(tokenizer: Any, text: str) -> int:
+    """Tokens, bytes, of what stands in quotes; 0 if nothing does."""
+    from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+    glyphs = extract_glyph_texts(text)
+    return 0 if glyphs is None else plain_length(tokenizer, glyphs)
+
+
 FAMILY = Family(
     name="hunyuan_video",
     title="HunyuanVideo 1.5, text to video",
@@ -108,6 +128,10 @@ FAMILY = Family(
     lora_loader="HunyuanVideoLoraLoaderMixin",  # HunyuanVideo's before 1.5; diffusers 0.42 gave this pipeline none
     masks_prompts=True,
     idle_weights=True,  # of the last block's text half
+    text_encoders=(
+        TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),
+        TextEncoder("tokenizer_2", "ByT5, of quoted texts", _glyph_length, limit=256, per_character=10),
+    ),
     geometry=read_sizes,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
@@ -10,6 +11,7 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PackedPictureAdapter
+from diffrl.models.text_encoders import TextEncoder, plain_length
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,21 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     )
 
 
+def _text_length(tokenizer: Any, text: str) -> int:
+    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    template, start = _template()
+    return plain_length(tokenizer, template.format(text)) - start
+
+
+@cache
+def _template() -> tuple[str, int]:
+    """The stock pipeline's chat template, and how many of its tokens are cut off."""
+    from diffusers import QwenImagePipeline
+
+    stock = QwenImagePipeline(None, None, None, None, None)
+    return stock.prompt_template_encode, stock.prompt_template_encode_start_idx
+
+
 FAMILY = Family(
     name="qwen_image",
     title="Qwen-Image",
@@ -52,6 +69,7 @@ FAMILY = Family(
     idle_weights=True,  # of the last block's text half
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
     comfyui=comfyui_as_diffusers,
+    text_encoders=(TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),),
     geometry=read_sizes,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
@@ -14,6 +15,7 @@ from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import qwen_image
 from diffrl.models.geometry import Activations, Geometry, Size
 from diffrl.models.pipeline import EMPTY
+from diffrl.models.text_encoders import TextEncoder, plain_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +43,33 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
 MODULATED = Activations(saved=23.5, forward=17, backward=32)
 """Where the source's tokens are modulated by the timestep 0, shifts, scales and gates stand for every token."""
 
+
+def _text_length(processor: Any, text: str) -> int:
+    """Tokens of a prompt and of a square image in the chat template, behind its beginning, which is cut off."""
+    template, start, side = _template()
+    shown = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
+    return plain_length(processor.tokenizer, template.format(shown + text)) + _image_tokens(processor, side) - start
+
+
+@cache
+def _template() -> tuple[str, int, int]:
+    """The stock pipeline's chat template, how many of its tokens are cut off, and the side of the image it shows."""
+    from diffusers import QwenImageEditPlusPipeline
+
+    stock = QwenImageEditPlusPipeline(None, None, None, None, None, None)
+    side = round(importlib.import_module(STOCK).CONDITION_IMAGE_SIZE ** 0.5)
+    return stock.prompt_template_encode, stock.prompt_template_encode_start_idx, side
+
+
+@lru_cache(maxsize=8)
+def _image_tokens(processor: Any, side: int) -> int:
+    """Tokens that a square image adds to its one placeholder."""
+    from PIL import Image
+
+    made = processor(text=["<|image_pad|>"], images=[Image.new("RGB", (side, side))])
+    return len(made["input_ids"][0]) - 1
+
+
 FAMILY = replace(
     qwen_image.FAMILY,
     name="qwen_image_edit",
@@ -50,6 +79,7 @@ FAMILY = replace(
     pipelines=("QwenImageEditPlusPipeline",),
     edits=True,
     empty_sees_source=True,
+    text_encoders=(TextEncoder("processor", "Qwen2.5-VL", _text_length),),
     geometry=read_sizes,
 )
 

@@ -11,6 +11,7 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.text_encoders import TextEncoder, plain_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,15 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     )
 
 
+def _text_length(tokenizer: Any, text: str) -> int:
+    """Tokens of a prompt behind the instruction, which comes before it in the stock pipeline."""
+    from diffusers import SanaPipeline
+
+    call = inspect.signature(SanaPipeline.__call__).parameters
+    before = "\n".join(call["complex_human_instruction"].default)
+    return plain_length(tokenizer, before + text) - (len(tokenizer.encode(before)) - 2)
+
+
 FAMILY = Family(
     name="sana",
     title="SANA",
@@ -43,6 +53,7 @@ FAMILY = Family(
     stock_options=(("use_resolution_binning", False),),
     distilled=(*Family.distilled, "sprint"),
     masks_prompts=True,
+    text_encoders=(TextEncoder("tokenizer", "Gemma", _text_length),),
     geometry=read_sizes,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
@@ -11,6 +12,7 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
+from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +81,7 @@ FAMILY = Family(
     max_sequence_length=256,
     comfyui=comfyui_as_diffusers,
     original={"joint_blocks": ("transformer_blocks", BLOCK), "": ("", ENDS)},
+    text_encoders=(CLIP, replace(CLIP, part="tokenizer_2", name="CLIP-G"), TextEncoder("tokenizer_3", "T5")),
     geometry=read_sizes,
 )
 

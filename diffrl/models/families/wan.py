@@ -10,6 +10,7 @@ from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
+from diffrl.models.text_encoders import TextEncoder, plain_length
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,13 @@ def comfyui_key(layer: str) -> str:
     return f"diffusion_model.{layer}"
 
 
+def _text_length(tokenizer: Any, text: str) -> int:
+    """Tokens of a prompt as the stock pipeline cleans it."""
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+    return plain_length(tokenizer, prompt_clean(text))
+
+
 FAMILY = Family(
     name="wan",
     title="Wan 2.1 and 2.2, text to video",
@@ -78,6 +86,7 @@ FAMILY = Family(
     distilled=(*Family.distilled, "causvid", "self-forcing", "fastwan", "lightx2v"),
     vae_dtype="float32",  # as its makers run it; bfloat16 shows banding
     comfyui=comfyui_key,
+    text_encoders=(TextEncoder("tokenizer", "UMT5", _text_length),),
     geometry=read_sizes,
 )
 

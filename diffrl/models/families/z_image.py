@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
@@ -12,6 +13,7 @@ from diffrl.models.family import Family, comfyui_as_diffusers
 from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
+from diffrl.models.text_encoders import TextEncoder, chat_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +62,7 @@ FAMILY = Family(
     masks_prompts=True,
     comfyui=comfyui_as_diffusers,
     original={name: (name, BLOCK) for name in ("layers", "noise_refiner", "context_refiner")} | {"": ("", ENDS)},
+    text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=True)),),
     geometry=read_sizes,
 )
 

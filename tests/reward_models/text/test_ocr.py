@@ -105,6 +105,18 @@ def test_score_against_a_second_writing(read, target):
         ("'open", None),
         ("no quotes at all", None),
         ('one " only', None),
+        ('a ruler 5\' 3" long with "MAX"', "MAX"),  # inches open nothing
+        ('a 3" pipe and a 5" pipe', None),
+        ('a jar labelled "Radio 95" by a 3" pipe', "Radio 95"),
+        ("a man of 6' with a cap that says 'GO'", "GO"),
+        ('a sign "" under a sign "GO"', "GO"),
+        ('a sign "  "', None),
+        ('a mug "5\'3\\""', "5'3\""),
+        ("sign «STOP»", "STOP"),
+        ("ein Schild „HALT“", "HALT"),
+        ("看板「停」", "停"),
+        ("a sign ``STOP''", "STOP"),
+        ("``", None),
     ],
 )
 def test_quoted(prompt, expected):
