@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diffrl.gallery.columns import Column, first_and_last, last_of_all, named
+from diffrl.gallery.columns import MOST, Column, first_and_last, last_of_all, named
 from diffrl.gallery.compare import Row, match, pictured, standing
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
@@ -60,7 +60,7 @@ def _candidates(site: Site, run: str) -> Iterator[tuple[Column, Column]]:
             yield from _ends(first_and_last(source).columns)
         except GalleryError:
             continue
-    last = last_of_all(site.sources).columns
+    last = last_of_all(site.sources, MOST).columns
     for place, b in enumerate(last):
         for a in last[:place]:
             yield a, b
