@@ -256,7 +256,7 @@ def test_the_best_of_many_runs_is_found_before_they_are_cut_to_a_page(tmp_path, 
 
 
 def test_a_difference_over_other_samples_than_its_means_says_both(tmp_path, client_of):
-    """One run has more prompts than the other: its mean is of all that stand beside any column, its difference is not."""
+    """A run with fewer prompts than the baseline: their means are of other samples than the difference."""
     prompts = {"a": 6, "b": 6, "c": 3}
     runs = []
     for place, (name, count) in enumerate(prompts.items()):
