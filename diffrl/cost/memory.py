@@ -278,9 +278,10 @@ def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
         m.facts.calls_per_step(scale)
         for scale in (r.guidance_scale, config.eval.guidance_scale, config.reference_guidance)
     )
-    whole = guided * (graph + passed)
+    trained = max(m.facts.calls_per_step(config.loss_guidance(loss.guidance)) for loss in config.objective.losses)
+    whole = trained * (graph + passed)
     if config.objective.asks_reference:  # the reference predicts while the policy's graph is there
-        whole = max(whole, guided * graph + before * forward)
+        whole = max(whole, trained * graph + before * forward)
     decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
     return {
         "rollout": int(r.micro_batch * guided * forward),
