@@ -52,3 +52,14 @@ CONFIGS: Mapping[str, tuple[str, ...]] = {
     "video_align": ("Qwen/Qwen2-VL-2B-Instruct",),
 }
 """Further repositories of a reward's, of which config and tokenizer are read and no weights."""
+
+WEIGHTLESS = frozenset(
+    (
+        *("colourfulness", "contrast", "sharpness", "jpeg_compressibility", "jpeg_incompressibility"),
+        *("dynamic_degree_proxy", "motion_smoothness_proxy", "temporal_flicker"),
+        *("shapes", "shapes_strict", "moving_shapes", "moving_shapes_strict"),
+        *("ocr", "ocr_exact", "diversity", "video_mean", "remote", "unified_reward", "vlm_judge"),
+    )
+)
+"""Rewards that put no weights beside the model: they have none, or small ones of another library, or ask a server.
+Each registered reward is here or in `PARAMETERS`."""

@@ -217,8 +217,14 @@ MUTATIONS = [
     ),
     Mutation(
         "training/loop.py",
-        "index, policy, reference, micro_batch)",
-        "index[:1], policy, reference, micro_batch)",
+        "velocity_of(s.adapter, conditioning, loss.guidance)",
+        "velocity_of(s.adapter, conditioning, self.config.rollout.guidance_scale)",
+        "training/test_forward_training.py",
+    ),
+    Mutation(
+        "training/loop.py",
+        "index, velocity, reference, micro_batch)",
+        "index[:1], velocity, reference, micro_batch)",
         "training/test_forward_training.py",
     ),
     Mutation(

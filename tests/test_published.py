@@ -95,6 +95,7 @@ PUBLISHED = {
     "dgpo": FLOW_GRPO | PICK_A_PIC | {
         "rewards": ["pickscore"],
         "model.lora.rank": 64, "model.lora.alpha": 128, "prompts.per_iteration": 24, "rollout.guidance_scale": 4.5,
+        "objective.guidance": 1.0,
         "rollout.tree.roots": 24, "credit.std": "batch", "credit.clamp": 5.0, "objective.levels": 4,
         "objective.noisiest": 0.6, "objective.beta": 10.0, "objective.clip": 0.05, "objective.kl": 1e-3,
         "objective.old_slope": 0.001, "objective.old_limit": 0.3, "train.updates_per_iteration": 1, "eval.steps": 14,

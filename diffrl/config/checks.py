@@ -182,6 +182,16 @@ def _edges_are_on_policy(objective: Objective) -> str | None:
     )
 
 
+def _guidance_is_of_the_loss(model: Any, objective: Objective) -> str | None:
+    asked = objective.sample_guidance
+    if asked is None or asked == 1 or model.facts.guidance == "classifier_free":
+        return None
+    return (
+        f"objective.guidance must be left at 1 with the family {model.family}, whose guidance is an input of the "
+        f"network: it is rollout.guidance_scale in the loss too. Got {show(asked)}. Remove it."
+    )
+
+
 def _gdpo_has_several(credit: CreditSettings, rewards: Rewards) -> str | None:
     if credit.combine == "sum" or len([reward for reward in rewards if reward.weight != 0]) > 1:
         return None
@@ -269,6 +279,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit", "objective"), _credit_is_used),
     (("rollout", "credit"), _pruning_fits),
     (("objective",), _edges_are_on_policy),
+    (("model", "objective"), _guidance_is_of_the_loss),
     (("credit", "rewards"), _gdpo_has_several),
     (("run", "rewards"), _some_reward_counts),
     (("rollout",), _coarse_grid_holds_the_noise),

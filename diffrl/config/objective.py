@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffrl.config.base import OWN, Section, kind_of, problems, show
+from diffrl.config.base import MOST_GUIDANCE, OWN, Section, kind_of, problems, show
 from diffrl.config.objective_base import LossSettings, ObjectiveSettings, PulledSettings
 from diffrl.config.own_objective import OwnObjectiveSettings
 
@@ -95,6 +95,14 @@ class SampleSettings(ObjectiveSettings):
     noisiest: float = Field(
         1.0, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
     )
+    guidance: float = Field(
+        1.0,
+        ge=1,
+        le=MOST_GUIDANCE,
+        description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
+        "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
+        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale.",
+    )
     old_slope: float = Field(
         0.001,
         ge=0,
@@ -107,6 +115,11 @@ class SampleSettings(ObjectiveSettings):
     def options(self) -> dict[str, Any]:
         """What every one of them is built with."""
         return {"kl": self.kl, "levels": self.levels, "noisiest": self.noisiest}
+
+    @property
+    def sample_guidance(self) -> float | None:
+        """See the base class; `guidance`."""
+        return self.guidance
 
     @property
     def trains_samples(self) -> bool:
@@ -140,7 +153,7 @@ class NftSettings(PulledSettings, SampleSettings):
     @property
     def losses(self) -> list[LossSettings]:
         """See the base class; one of finished samples, and one of edges if asked for."""
-        nft = LossSettings("nft", 1.0, {"beta": self.beta, **self.options})
+        nft = LossSettings("nft", 1.0, {"beta": self.beta, **self.options}, self.guidance)
         if self.edges is None:
             return [nft]
         low, high = self.edges.clips
@@ -188,7 +201,7 @@ class AwmSettings(PulledSettings, SampleSettings):
     def losses(self) -> list[LossSettings]:
         """See the base class; one, of finished samples."""
         own = {"weighting": self.weighting, "power": self.power, "clip": self.clip}
-        return [LossSettings("awm", 1.0, {**own, **self.options})]
+        return [LossSettings("awm", 1.0, {**own, **self.options}, self.guidance)]
 
 
 class GroupSettings(SampleSettings):
@@ -220,7 +233,7 @@ class DgpoSettings(GroupSettings):
     @property
     def losses(self) -> list[LossSettings]:
         """See the base class; one, of finished samples."""
-        return [LossSettings("dgpo", 1.0, {"beta": self.beta, "clip": self.clip, **self.options})]
+        return [LossSettings("dgpo", 1.0, {"beta": self.beta, "clip": self.clip, **self.options}, self.guidance)]
 
     def asks_group(self, old_is_policy: bool) -> bool:
         """See the base class; always so here."""
@@ -260,7 +273,7 @@ class CrdSettings(PulledSettings, GroupSettings):
     @property
     def losses(self) -> list[LossSettings]:
         """See the base class; one, of finished samples."""
-        return [LossSettings("crd", 1.0, {"beta": self.beta, **self.options})]
+        return [LossSettings("crd", 1.0, {"beta": self.beta, **self.options}, self.guidance)]
 
     def asks_group(self, old_is_policy: bool) -> bool:
         """See the base class; not of the policy from which they are measured, where all implied rewards are 0."""

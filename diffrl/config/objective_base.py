@@ -10,11 +10,20 @@ from diffrl.config.base import MOST_GUIDANCE, Section, problems, show
 
 
 class LossSettings(NamedTuple):
-    """One of the losses that an update adds up: a registered objective, the factor of its mean, its options."""
+    """One of the losses that an update adds up.
+
+    Args:
+        kind: of a registered objective.
+        weight: factor of its mean.
+        options: of the objective.
+        guidance: of the velocities that it is given, of the old policy and, where nothing else is said, the reference
+            too; None = that of the rollout.
+    """
 
     kind: str
     weight: float
     options: dict[str, Any]
+    guidance: float | None = None
 
 
 class ObjectiveSettings(Section):
@@ -78,7 +87,12 @@ class ObjectiveSettings(Section):
 
     @property
     def reference_guidance(self) -> float | None:
-        """Guidance of the reference, on the rollout's scale; None = as the rollout."""
+        """Guidance of the reference, on the rollout's scale; None = as the velocities of the losses that ask it."""
+        return None
+
+    @property
+    def sample_guidance(self) -> float | None:
+        """Guidance of the velocity that finished samples train; None = as the rollout."""
         return None
 
     @property
@@ -109,7 +123,8 @@ class PulledSettings(ObjectiveSettings):
         ge=1,
         le=MOST_GUIDANCE,
         description="Guidance of the reference that kl pulls to. Above rollout.guidance_scale the policy learns what "
-        "guidance gives, and each reference costs two network evaluations. null = as rollout.guidance_scale.",
+        "guidance gives, and each reference costs two network evaluations. null = that of the velocity that trains: "
+        "objective.guidance of finished samples, else rollout.guidance_scale.",
     )
 
     @model_validator(mode="after")

@@ -282,7 +282,18 @@ class Config(Section):
     def reference_guidance(self) -> float:
         """Guidance of the model before alignment, where the objective asks it."""
         asked = self.objective.reference_guidance
-        return self.rollout.guidance_scale if asked is None else asked
+        return self.loss_guidance(self.objective.sample_guidance) if asked is None else asked
+
+    def loss_guidance(self, asked: float | None) -> float:
+        """Guidance of the velocities that a loss is given.
+
+        Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is.
+
+        Args:
+            asked: by the loss; None = that of the rollout.
+        """
+        embedded = self.model.facts.guidance == "embedded"
+        return self.rollout.guidance_scale if asked is None or embedded else asked
 
     @property
     def old_is_policy(self) -> bool:

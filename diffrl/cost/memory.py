@@ -30,8 +30,14 @@ A CUDA context takes about as much."""
 BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
 """Bytes of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
 
-COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of a quantised weight of the exploring copy, block scales included."""
+COPY_BYTES: Mapping[str, float] = {
+    "bfloat16": 2.0,
+    "int8": 1.0,
+    "fp8": 1.0,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}
+"""Bytes of a weight of the exploring copy, block scales included, by precision: one for each that is registered."""
 
 BUFFERS = ("pos_embed.pos_embed",)
 """Tensors of a transformer's file that are no parameters: SD3's fixed position table, tens of millions of numbers."""
@@ -184,7 +190,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
     }
     if e is not None and e.precision != "training":
         emulated = e.engine == "emulated"
-        quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES.get(e.precision, 2), 2)
+        quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES[e.precision], 2)
         exclude = config.explore_exclude
         kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
     if o.lags:
@@ -272,9 +278,10 @@ def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
         m.facts.calls_per_step(scale)
         for scale in (r.guidance_scale, config.eval.guidance_scale, config.reference_guidance)
     )
-    whole = guided * (graph + passed)
+    trained = max(m.facts.calls_per_step(config.loss_guidance(loss.guidance)) for loss in config.objective.losses)
+    whole = trained * (graph + passed)
     if config.objective.asks_reference:  # the reference predicts while the policy's graph is there
-        whole = max(whole, guided * graph + before * forward)
+        whole = max(whole, trained * graph + before * forward)
     decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
     return {
         "rollout": int(r.micro_batch * guided * forward),

@@ -44,6 +44,7 @@ class Plan:
         micro_batches: forward and backward passes of the first iteration, per process.
         evaluations: held-out evaluations of the run.
         network_evaluations: of the run, by purpose.
+        velocities: of the run, by purpose: the same where guidance does not double them.
         decodes: pictures decoded in the run.
         reward_calls: pictures scored in the run, once for each reward.
         exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
@@ -66,6 +67,7 @@ class Plan:
     micro_batches: int
     evaluations: int
     network_evaluations: Mapping[str, int]
+    velocities: Mapping[str, int]
     decodes: int
     reward_calls: int
     exact: bool
@@ -192,8 +194,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
     evaluations = config.run.evaluations
-    guided, before = (
-        config.model.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.reference_guidance)
+    guided, before, matched = (
+        config.model.facts.calls_per_step(scale)
+        for scale in (r.guidance_scale, config.reference_guidance, config.loss_guidance(o.sample_guidance))
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
     memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
@@ -228,6 +231,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         evaluations=evaluations,
         network_evaluations={
             **{name: guided * groups * count for name, count in per_iteration.items()},
+            **{name: matched * groups * per_iteration[name] for name in ("old", "group")},
+            "update": groups * (guided * (trained - noised * iterations) + matched * noised * iterations),
             "reference": before * groups * per_iteration["reference"],
             "gate": guided * groups * first.origins,
             "evaluation": evaluations
@@ -241,6 +246,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         checkpointing=t.gradient_checkpointing,
         memory=memory,
         flops=evaluation_flops(config),
+        velocities={name: groups * count for name, count in per_iteration.items()},
         notes=(*notes, *idle_notes(config), *([TREES_NOTE] if config.track.trees else [])),
     )
 

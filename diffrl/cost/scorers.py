@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from diffrl.config.base import show
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
-from reward_models.parameters import ACTIVATIONS, PARAMETERS, PLACES
+from diffrl.errors import ConfigError
+from reward_models.parameters import ACTIVATIONS, PARAMETERS, PLACES, WEIGHTLESS
 from reward_models.registry import SCORERS
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -53,9 +55,9 @@ def scorer_weights(config: Config) -> ScorerWeights:
                     continue
                 held.add(copy)
                 if device is None:
-                    beside += parameters * BYTES.get(dtype, 4)
+                    beside += parameters * _bytes(dtype)
                 else:
-                    elsewhere[str(device)] += parameters * BYTES.get(dtype, 4)
+                    elsewhere[str(device)] += parameters * _bytes(dtype)
     notes: list[str] = []
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
@@ -65,22 +67,22 @@ def scorer_weights(config: Config) -> ScorerWeights:
 
 def call_bytes(reward: RewardSettings) -> int:
     """Bytes that a call of a reward takes beside its weights; 0 where they are not known."""
-    each, batch = ACTIVATIONS.get(inner_name(reward), (0, 0)) if weights_of(reward) else (0, 0)
-    return each * (reward.batch_size or batch) * BYTES.get(_dtype(reward), 4) // 4
+    each, batch = ACTIVATIONS[inner_name(reward)] if weights_of(reward) else (0, 0)
+    return each * (reward.batch_size or batch) * _bytes(_dtype(reward)) // 4
 
 
 def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     """Repositories and parameters of a reward's weights; empty if it has none here, None if they are not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
-    known = PARAMETERS.get(name)
+    known = {} if name in WEIGHTLESS or name not in SCORERS else PARAMETERS[name]
     own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":
         return {}
     if own or features or (known and any(option in options for option in places)):
         return None
-    return known or {}
+    return known
 
 
 def inner_name(reward: RewardSettings) -> str:
@@ -93,6 +95,17 @@ def inner_options(reward: RewardSettings) -> Mapping[str, object]:
     """The options of that reward."""
     given = reward.options.get("reward_options", {}) if reward.name == "video_mean" else reward.options
     return given if isinstance(given, Mapping) else {}
+
+
+def _bytes(dtype: str) -> int:
+    """Bytes of a weight.
+
+    Raises:
+        ConfigError: scorers do not compute in it.
+    """
+    if dtype not in BYTES:
+        raise ConfigError(f"A reward's dtype must be one of {', '.join(BYTES)}. Got {show(dtype)}. Change it.")
+    return BYTES[dtype]
 
 
 def _dtype(reward: RewardSettings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from diffrl import __version__
 from diffrl.config.schema import EvalSettings
 from diffrl.data.worlds import noise_stream, split_of
+from diffrl.statistics import clustered_estimate
 from diffrl.training.evaluate import Evaluation
 
 Z = 1.959963984540054
@@ -41,7 +42,7 @@ class Measured:
         noise_stream: of the noise's addresses, with the seed its whole origin.
         noise_seed: see noise_stream.
         means: by reward, and "reward/part".
-        intervals: of the rewards, the 95 % interval's ends; None where nothing could be scored or of one sample.
+        intervals: of the rewards, ends of the 95 % interval over prompts; None of fewer than two that could be scored.
         time: when, UTC, ISO 8601.
         variety: diversity and distance to the base, see `export.variety.variety`; None where it was not asked for.
         version: of diffrl.
@@ -87,7 +88,7 @@ def measured(
     variety: Mapping[str, float] | None = None,
 ) -> Measured:
     """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
-    split = split_of(source)
+    split, keys = split_of(source), [prompt.key for prompt in found.prompts]
     return Measured(
         weights=weights,
         iteration=iteration,
@@ -103,34 +104,35 @@ def measured(
         noise_stream=noise_stream(source),
         noise_seed=settings.seed,
         means=found.means,
-        intervals={name: interval(values) for name, values in found.table.raw.items()},
+        intervals={name: interval(values, keys) for name, values in found.table.raw.items()},
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         variety=variety,
     )
 
 
-def interval(values: Tensor) -> tuple[float, float] | None:
-    """The 95 % interval for the mean of independent values: Wilson's for zeros and ones, else the normal one.
+def interval(values: Tensor, prompts: Sequence[Hashable]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean over prompts: Student's, of `statistics.clustered_estimate`.
 
-    Samples of one prompt are taken for independent: it is an interval for other noise under the same prompts.
+    Where every value is 0, or every one 1, that would have no width: there it is Wilson's (JASA 22, 1927) of as many
+    shares as there are prompts.
 
     Args:
         values: (S,); NaN are left out.
+        prompts: (S,) what tells each one's prompt: samples of one may go together in any way.
 
     Returns:
-        Its ends; None for fewer than two values.
+        Its ends; None of fewer than two prompts.
     """
-    known = values[torch.isfinite(values)].double()
-    n = len(known)
-    if n < 2:
+    known = [(value, prompt) for value, prompt in zip(values.tolist(), prompts, strict=True) if math.isfinite(value)]
+    if not known:
         return None
-    mean = float(known.mean())
-    if bool(((known == 0) | (known == 1)).all()):  # E. B. Wilson, JASA 22 (1927): also right at 0 and at 1
-        centre = (mean + Z * Z / (2 * n)) / (1 + Z * Z / n)
-        half = Z * math.sqrt(mean * (1 - mean) / n + (Z / (2 * n)) ** 2) / (1 + Z * Z / n)
-    else:
-        centre, half = mean, Z * float(known.std()) / math.sqrt(n)
-    return centre - half, centre + half
+    found = clustered_estimate(*zip(*known, strict=True))
+    if found.low is None or found.high is None:
+        return None
+    if found.sd == 0 and found.mean in (0.0, 1.0):
+        far = Z * Z / (found.n + Z * Z)
+        return (0.0, far) if found.mean == 0 else (1.0 - far, 1.0)
+    return found.low, found.high
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:

@@ -75,7 +75,7 @@ class Ballot:
         pairs: in the order in which they are shown.
         voter: a name, or "".
         by: what made two samples a pair, in words.
-        left_out: pairs of which a picture was not kept, or is gone.
+        left_out: pairs of which a picture was not kept with its own pixels, was kept for its score, or is gone.
         drawn_of: of how many pairs these were drawn.
     """
 
@@ -186,7 +186,6 @@ class Ballots:
                 f"A vote needs two sets of images with prompts in common. Got {a.label} and {b.label}, which "
                 f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
             )
-        shown = shown or rows
         with self._lock:
             chosen = self._draw.sample(shown, min(PAIRS, len(shown)))
             lefts: list[Letter] = [LEFT[self._draw.random() < 0.5] for _ in chosen]
@@ -199,7 +198,7 @@ class Ballots:
             found[letter] = {
                 sample.id: replace(sample, key=keys[sample.id], metadata={})
                 for sample in samples
-                if sample.key == keys.get(sample.id)
+                if sample.key == keys.get(sample.id) and sample.exact
             }
         there = {
             letter: present(
@@ -217,8 +216,8 @@ class Ballots:
                 pairs.append(replace(pair, source=secrets.token_urlsafe(12)) if pair.edited else pair)
         if not pairs:
             raise GalleryError(
-                f"A vote needs images. Of none of the {len(chosen)} pairs of {a.label} and {b.label} are both there. "
-                "Choose others."
+                "A vote needs images with their own pixels, kept whatever they scored. Of none of the "
+                f"{len(rows)} pairs of {a.label} and {b.label} are both there. Choose others."
             )
         missing = len(rows) - len(shown) + len(chosen) - len(pairs)
         ballot = Ballot(columns, pairs, voter, by, missing, len(rows))

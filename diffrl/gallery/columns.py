@@ -58,7 +58,7 @@ class Choice:
     """The columns of a page.
 
     Args:
-        columns: one to six.
+        columns: one to six that an address names; of sources that nobody chose among all (`compare.fitting` cuts).
         notes: sentences on what could not be shown.
         chosen: whether the address named them.
     """
@@ -146,8 +146,13 @@ def first_and_last(source: Source) -> Choice:
     return Choice(named([(source, states[0]), (source, states[-1])]))
 
 
-def last_of_all(sources: Sequence[Source]) -> Choice:
-    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named."""
+def last_of_all(sources: Sequence[Source], most: int | None = None) -> Choice:
+    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named.
+
+    Args:
+        sources: of the gallery.
+        most: only the first so many, which a sentence tells; None: all.
+    """
     pairs: list[tuple[Source, State]] = []
     notes: list[str] = []
     for source in sources:
@@ -160,9 +165,9 @@ def last_of_all(sources: Sequence[Source]) -> Choice:
             pairs.append((source, states[-1]))
         else:
             notes.append(f"{source.title} has no samples yet.")
-    if len(pairs) > MOST:
-        notes.append(f"These are {MOST} of {len(pairs)} sources: more do not fit. Choose others below.")
-    return Choice(named(pairs[:MOST]), notes)
+    if most is not None and len(pairs) > most:
+        notes.append(f"These are {most} of {len(pairs)} sources: more do not fit. Choose others below.")
+    return Choice(named(pairs[:most]), notes)
 
 
 def main_states(states: Sequence[State]) -> list[State]:

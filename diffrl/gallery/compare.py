@@ -219,6 +219,17 @@ def pictured(
     return [row for row in rows if all(row.ids[place] in own for place, own in kept.items())]
 
 
+def standing(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
+    """Return the rows of which no picture was kept for how much its score changed: these stand for all.
+
+    Args:
+        rows: of `match`.
+        columns: what it was given.
+    """
+    chosen = [{brief.id for brief in own if brief.representative is False} for own in columns]
+    return [row for row in rows if not any(one in own for one, own in zip(row.ids, chosen, strict=True))]
+
+
 def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
     """Rows whose pictures were all kept before the others, or a reader would open a page of gaps; numbered anew."""
     kept = {row.order for row in pictured(rows, columns)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diffrl.gallery.columns import Column, first_and_last, last_of_all, named
-from diffrl.gallery.compare import Row, match, pictured
+from diffrl.gallery.columns import MOST, Column, first_and_last, last_of_all, named
+from diffrl.gallery.compare import Row, match, pictured, standing
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
@@ -60,7 +60,7 @@ def _candidates(site: Site, run: str) -> Iterator[tuple[Column, Column]]:
             yield from _ends(first_and_last(source).columns)
         except GalleryError:
             continue
-    last = last_of_all(site.sources).columns
+    last = last_of_all(site.sources, MOST).columns
     for place, b in enumerate(last):
         for a in last[:place]:
             yield a, b
@@ -76,7 +76,8 @@ class Meetings(NamedTuple):
     Args:
         briefs: of A and of B.
         rows: those that both have.
-        shown: those of them whose images both have.
+        shown: those of them that can be judged: both images were kept whatever they scored, with their own pixels, as
+            far as the index says.
         by: what made two samples a pair, in words.
     """
 
@@ -95,4 +96,5 @@ def meetings(a: Column, b: Column) -> Meetings:
     briefs = [column.source.briefs(column.state, None) for column in (a, b)]
     matched = match(briefs, [a.stream, b.stream])
     rows = [row for row in matched.rows if None not in row.ids]
-    return Meetings(briefs, rows, pictured(rows, briefs), matched.by)
+    exact = [[brief._replace(pictured=brief.pictured and brief.exact is not False) for brief in own] for own in briefs]
+    return Meetings(briefs, rows, standing(pictured(rows, exact), briefs), matched.by)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
-from diffrl.gallery.compare import Row, likeness, match, only, pictured
+from diffrl.gallery.compare import Row, likeness, match, only, pictured, standing
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
@@ -16,7 +16,6 @@ from diffrl.gallery.runs import RunSource
 from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.tracking.index import PICTURES
-from diffrl.tracking.pictured import spread
 from diffrl.trees.record import TREES
 
 DEEP = 20
@@ -71,7 +70,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
         kept = pictured(matched.rows, briefs)
-        spread_out = kept if len(kept) == len(matched.rows) else _spread_out(source, columns[-1], briefs[-1], kept)
+        spread_out = _whatever_it_scored(kept, briefs) if len(kept) < len(matched.rows) else kept
         lower = lower_rewards(columns, names)
         shown = views(columns, (spread_out or kept or matched.rows)[:count], names, lower)
         seen = {row.order for row in kept}
@@ -88,20 +87,10 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         return Pairs(notes=[str(error)])
 
 
-def _spread_out(source: Source, column: Column, briefs: Sequence[Brief], kept: Sequence[Row]) -> list[Row]:
-    """Of rows with images those whose last sample kept its own whatever it scored; none where that is not known.
-
-    An evaluation keeps a spread of its samples, and those that changed most. Of several processes the first spreads
-    over its own samples, and no file tells which these are.
-    """
-    if not isinstance(source, RunSource) or column.state.stage != "eval":
-        return list(kept)
-    most = setting(source, "pictures_per_evaluation", "track")
-    alone = read_json(source, "environment.json", []).get("processes") == 1
-    if not alone or not isinstance(most, int):
-        return []
-    standing = {briefs[place].id for place in spread([brief.asked for brief in briefs], most)}
-    return [row for row in kept if row.ids[-1] in standing]
+def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
+    """Of rows with images those that stand for all; none where an older index does not say why they were kept."""
+    known = all(brief.representative is not None for own in briefs for brief in own if brief.pictured)
+    return standing(kept, briefs) if known else []
 
 
 def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:

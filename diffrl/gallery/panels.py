@@ -183,7 +183,10 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"
         found.append(Panel("reward", TRAINING, "Training reward", *what, band=band))
-    own = [column for column in left if column not in ("reward/mean", "reward/std")]
+    if "reward/selected_mean" in left:
+        what = ("reward/selected_mean",), "weighted reward", "mean of the samples chosen of the pool, its extremes"
+        found.append(Panel("selected", TRAINING, "Reward of the chosen samples", *what))
+    own = [column for column in left if column not in ("reward/mean", "reward/std", "reward/selected_mean")]
     found += _rewards(own, "reward/", TRAINING, "mean of the batch, in the scorer's units")
     for panel in KNOWN:
         chosen = tuple(column for wanted in panel.columns for column in _matching(wanted, left))

@@ -16,16 +16,20 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.paths import is_video
+from diffrl.gallery.paths import inside, is_video
 from diffrl.gallery.records import Source
 from diffrl.gallery.site import Site
 from diffrl.gallery.votes import Side, Vote, source_of
+from diffrl.tracking.index import INDEX, PICTURES
+from diffrl.trees.record import TREES
 from reward_models.errors import RewardError
+from reward_models.webp import is_lossless
 
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
 
@@ -38,15 +42,17 @@ class Pairs:
         rows: with the columns of `COLUMNS`.
         missing: images that are gone, unreadable, or of a source that is not in this gallery.
         moving: videos, which those scripts cannot read.
+        reduced: votes on small images that a run keeps to be looked at.
     """
 
     rows: Sequence[dict[str, Any]]
     missing: int = 0
     moving: int = 0
+    reduced: int = 0
 
 
 def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = None) -> str:
-    """A line for each vote that prefers one image.
+    """Write a line for each vote that prefers one image, of images with their own pixels.
 
     Args:
         votes: any.
@@ -54,7 +60,7 @@ def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = 
     """
     lines = []
     for vote in votes:
-        if vote.choice == "tie":
+        if vote.choice == "tie" or _reduced(vote):
             continue
         left, right, label = _sides(vote)
         pictures = [(address or absolute)(side) for side in (left, right)]
@@ -100,11 +106,24 @@ def _sides(vote: Vote) -> tuple[Side, Side, int]:
     return left, right, int(vote.choice == vote.left)
 
 
+def _reduced(vote: Vote) -> bool:
+    """Whether an image of a vote is a small one, which runs keep to be looked at; what is gone is missed elsewhere."""
+    for side in (vote.a, vote.b):
+        run = Path(side.path)
+        with suppress(GalleryError):
+            if (run / INDEX).is_file() and not is_lossless(inside(run, side.picture, [run / PICTURES, run / TREES])):
+                return True
+    return False
+
+
 def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
-    """Rows with the bytes of the images, which are read only from the gallery's own sources."""
-    rows, missing, moving = [], 0, 0
+    """Read the bytes of the votes' images, only from the gallery's own sources."""
+    rows, missing, moving, reduced = [], 0, 0, 0
     for vote in votes:
         if vote.choice == "tie":
+            continue
+        if _reduced(vote):
+            reduced += 1
             continue
         left, right, label = _sides(vote)
         read = [_still(sources, side) for side in (left, right)]
@@ -115,7 +134,7 @@ def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
         else:
             values = (vote.prompt, *read, float(label), 1.0 - label)
             rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return Pairs(rows, missing, moving)
+    return Pairs(rows, missing, moving, reduced)
 
 
 def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
@@ -153,7 +172,8 @@ def parquet(found: Pairs) -> bytes:
     if not found.rows:
         raise GalleryError(
             "The Parquet file holds votes that prefer one still image of this gallery. There is none: "
-            f"{found.missing} with missing images, {found.moving} of videos. Vote first.",
+            f"{found.missing} with missing images, {found.moving} of videos, {found.reduced} of small copies. Vote "
+            "first.",
             404,
         )
     try:

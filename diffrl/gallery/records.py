@@ -44,6 +44,8 @@ class Brief(NamedTuple):
         value: of the reward that was asked for; None where there is none.
         pictured: whether its picture was kept.
         source: the image that it is an edit of, as its prompt named it; None of no edit.
+        exact: whether that picture has the sample's own pixels; None where an older index leaves it to the file.
+        representative: False where it was kept for how much its score changed; None where an older index does not say.
     """
 
     id: int
@@ -51,6 +53,8 @@ class Brief(NamedTuple):
     value: float | None
     pictured: bool = True
     source: str | None = None
+    exact: bool | None = True
+    representative: bool | None = True
 
     @property
     def asked(self) -> tuple[str, str | None]:
@@ -75,6 +79,7 @@ class Sample:
         metadata: JSON values that came with the prompt.
         leaf: of the kept tree that it grew in; None without.
         source: a small copy of the image that it is an edit of, relative to the source of samples; None without.
+        exact: whether the file has the sample's own pixels.
     """
 
     id: int
@@ -89,6 +94,7 @@ class Sample:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     leaf: Leaf | None = None
     source: str | None = None
+    exact: bool = True
 
     @property
     def prompt(self) -> str:

@@ -16,7 +16,18 @@ from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of, source_file, source_of
+from diffrl.tracking.index import (
+    INDEX,
+    PICTURES,
+    connect,
+    explained,
+    is_exact,
+    kept_columns,
+    notes_of,
+    source_file,
+    source_of,
+    truth,
+)
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -69,11 +80,11 @@ class RunSource:
             value = "total"
         elif reward is not None:
             value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
-        query = (
-            f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL, {SOURCE} "
-            f"FROM samples {join} WHERE stage = ? AND iteration = ? ORDER BY id"
-        )
         with self.database() as database:
+            query = (
+                f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL, {SOURCE}, "
+                f"{kept_columns(database)} FROM samples {join} WHERE stage = ? AND iteration = ? ORDER BY id"
+            )
             rows = database.execute(query, (*values, state.stage, state.iteration))
             in_trees = groups_with_trees(self.path, state.iteration) if state.stage == "train" else frozenset[int]()
             return [
@@ -83,6 +94,8 @@ class RunSource:
                     finite(row[6]),
                     bool(row[7]) or row[3] in in_trees,
                     row[8] and source_of({"source": row[8]}),
+                    truth(row[9]) if row[7] else False,  # leaves of trees are small ones
+                    truth(row[10]),
                 )
                 for row in rows
             ]
@@ -92,7 +105,7 @@ class RunSource:
         found: dict[int, Sample] = {}
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
-                found |= _samples(database, ids[start : start + CHUNK])
+                found |= _samples(self.path, database, ids[start : start + CHUNK])
         grown = [self._grown(found[number]) for number in ids if number in found]
         return [replace(sample, source=self.source_of(sample.metadata)) for sample in grown]
 
@@ -175,7 +188,7 @@ class RunSource:
             raise GalleryError(str(error), 503) from error
 
 
-def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Sample]:
+def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Sample]:
     marks = ", ".join("?" * len(ids))
     rewards: dict[int, dict[str, float | None]] = {number: {} for number in ids}
     for number, name, raw in database.execute(
@@ -186,8 +199,8 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
     for number, name, note in notes_of(database, marks, ids):
         notes[number][name] = note
     rows = database.execute(
-        "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata "
-        f"FROM samples WHERE id IN ({marks})",
+        "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata, "
+        f"{kept_columns(database)} FROM samples WHERE id IN ({marks})",
         list(ids),
     )
     return {
@@ -202,6 +215,7 @@ def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Samp
             notes=notes[row[0]],
             file=None if row[11] is None else str(row[11]),
             metadata=_object(row[12]),
+            exact=is_exact(run, row[11], truth(row[13])),
         )
         for row in rows
     }

@@ -24,6 +24,7 @@ class Standing:
         change: paired difference from the baseline, its interval over prompts; None of the baseline itself, and where
             nothing is paired.
         counts: of what is better and worse than in the baseline.
+        means: of the samples that the difference is of, in this column and in the baseline; None where there is none.
         evaluations: of the network, what training had cost by then; None of folders and where it is not known.
         seconds: of training by then.
     """
@@ -36,6 +37,7 @@ class Standing:
     counts: Summary
     evaluations: float | None = None
     seconds: float | None = None
+    means: tuple[float, float] | None = None
 
     @property
     def resolved(self) -> bool:
@@ -70,6 +72,13 @@ def paired_change(rows: Sequence[Row]) -> Estimate | None:
     return clustered_estimate(*zip(*paired, strict=True)) if paired else None
 
 
+def paired_means(rows: Sequence[Row]) -> tuple[float, float]:
+    """The means of the compared column and of its baseline over the rows with a value in both; at least one row."""
+    paired = [(row.value, row.values[row.pair[1]]) for row in rows if row.change is not None]
+    first, second = ([value for value in side if value is not None] for side in zip(*paired, strict=True))
+    return sum(first) / len(first), sum(second) / len(second)
+
+
 def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[Standing]:
     """One standing a column, in the columns' order.
 
@@ -85,8 +94,8 @@ def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, low
         change = paired_change(versus) if place != baseline else None
         values = [value for row in rows if (value := row.values[place]) is not None]
         mean = sum(values) / len(values) if values else None
-        counts = summarise(versus, lower)
-        found.append(Standing(column, place, len(values), mean, change, counts, *spent(column)))
+        counts, means = summarise(versus, lower), paired_means(versus) if change else None
+        found.append(Standing(column, place, len(values), mean, change, counts, *spent(column), means))
     return found
 
 

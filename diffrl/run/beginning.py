@@ -25,8 +25,7 @@ def start_line(session: Session) -> str:
 def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
     """What one process does in an iteration, on average, as `diffrl.pulse` counts it."""
     shares = plan.iterations * plan.world_size
-    calls = config.model.facts.calls_per_step(config.rollout.guidance_scale)
-    asked = {name: plan.network_evaluations[name] // (shares * calls) for name in (*UNGRADED, "update")}
+    asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
     drawn = ("explore", "rollout", "values")
     updates = sum(count for name, count in asked.items() if name not in drawn)
     held_out = plan.evaluations * config.eval.samples

@@ -16,7 +16,7 @@ from diffrl.tracking.pictured import FIRST, most_changed, spread
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.evaluate import Evaluation
 from diffrl.trees.illustrations import illustration, pace
-from diffrl.trees.write import save_illustration
+from diffrl.trees.write import loses_nothing, save_illustration
 
 Place = tuple[int, int]
 """Group and root of a held-out sample."""
@@ -60,7 +60,8 @@ def pictured(
     ranks = gather_objects(accelerator, list(own))
     every = [one for rank in ranks for one in rank]
     before = gather_objects(accelerator, before)[0]
-    exact = set(spread([asked(one.prompt, one.metadata) for one in ranks[0]], most))
+    standing = set(spread([asked(one.prompt, one.metadata) for one in ranks[0]], most))
+    exact = set(standing)
     if before is None:
         chosen = spread([asked(one.prompt, one.metadata) for one in every], FIRST if most else 0)
     else:
@@ -72,10 +73,15 @@ def pictured(
     small = {place: data for rank in gather_objects(accelerator, made) for place, data in rank.items()}
     if not accelerator.is_main_process:
         return every
-    return [
-        replace(one, picture=images[place]) if place in exact else replace(one, small=small.get(place))
-        for place, one in enumerate(every)
-    ]
+    whole = loses_nothing(images.shape[1:])
+    kept = []
+    for place, one in enumerate(every):
+        stands = before is None or place in standing
+        if place in exact:
+            kept.append(replace(one, picture=images[place], representative=stands))
+        else:
+            kept.append(replace(one, small=small.get(place), exact=whole, representative=stands))
+    return kept
 
 
 def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:

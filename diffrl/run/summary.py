@@ -66,7 +66,7 @@ def unplanned_evaluations(rows: Sequence[Mapping[str, Any]], run: RunSettings) -
 def write_before_after(
     run_dir: Path, reward: str, last_iteration: int, destination: Path, higher_is_better: bool = True
 ) -> bool:
-    """Draw the first held-out samples before and after training: same prompts, same noise, no selection.
+    """Draw the first held-out samples before and after training: same prompts, same noise, none kept for its score.
 
     Args:
         run_dir: the run.
@@ -76,10 +76,14 @@ def write_before_after(
         higher_is_better: of the reward: 1 is a pass; else 0 is.
 
     Returns:
-        Whether the store has pictures of both evaluations.
+        Whether the store has such pictures of both evaluations. Of an index that does not say why they were kept, all
+        are taken.
     """
     with SampleStore.open_readonly(run_dir) as store:
-        before, last = ([s for s in store.read(stage="eval", iteration=i) if s.file] for i in (0, last_iteration))
+        before, last = (
+            [s for s in store.read(stage="eval", iteration=i) if s.file and s.representative is not False]
+            for i in (0, last_iteration)
+        )
         after = {(s.group, s.root): s for s in last}
         pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after][:GRID_SAMPLES]
         if not pairs:

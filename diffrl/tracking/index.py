@@ -13,6 +13,7 @@ from diffrl.errors import DiffrlError
 from diffrl.files import open_database
 from diffrl.tracking.places import place
 from reward_models.suffixes import is_image
+from reward_models.webp import is_lossless
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 DRAWN_SOURCES = ".sources"
@@ -62,6 +63,8 @@ CREATE TABLE samples (
     advantage REAL,
     error TEXT,                     -- why a scorer failed
     picture TEXT,                   -- relative to the run directory
+    exact INTEGER,                  -- 1: the picture has the sample's own pixels; 0: a small one to be looked at
+    representative INTEGER,         -- 1: kept whatever it scored; 0: kept for how much its score changed
     UNIQUE (stage, iteration, group_id, root, path)
 );
 CREATE INDEX samples_by_prompt ON samples (prompt, seed);
@@ -82,6 +85,8 @@ CREATE TABLE IF NOT EXISTS notes (
 ) WITHOUT ROWID
 """
 """Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
+KEPT = ("exact", "representative")
+"""Columns that indexes of older runs lack until somebody writes to them; NULL there, and without a picture."""
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -134,7 +139,36 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
     if not readonly:
         database.execute(NOTES)
+        for name in _lacking(database):
+            database.execute(f"ALTER TABLE samples ADD COLUMN {name} INTEGER")
     database.execute("COMMIT")
+
+
+def kept_columns(database: sqlite3.Connection) -> str:
+    """Write the columns `KEPT` as SQL to be selected; of an older index that nobody wrote to since, NULLs."""
+    lacking = _lacking(database)
+    return ", ".join("NULL" if name in lacking else name for name in KEPT)
+
+
+def _lacking(database: sqlite3.Connection) -> list[str]:
+    have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
+    return [name for name in KEPT if name not in have]
+
+
+def truth(value: object) -> bool | None:
+    """Read a value of one of `KEPT`; None where it is not known."""
+    return None if value is None else bool(value)
+
+
+def is_exact(run_dir: Path, file: str | None, known: bool | None) -> bool:
+    """Return whether a picture has its sample's own pixels; False without one.
+
+    Args:
+        run_dir: the run.
+        file: of the picture, relative to it.
+        known: the index's column; None of an older one, and then the file's encoding says.
+    """
+    return file is not None and (is_lossless(run_dir / file) if known is None else known)
 
 
 def notes_of(database: sqlite3.Connection, samples: str, values: Sequence[object]) -> Iterator[tuple[int, str, str]]:

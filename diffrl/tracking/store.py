@@ -5,6 +5,8 @@
     samples/train-000041/3-1-0.1.webp       the same with a path: child 1 of child 0 of the root
 
 Pictures are exact, but for most of the first evaluation: those are small ones to be looked at (`tracking.pictured`).
+The column `exact` tells them apart. Of later evaluations some are kept for how much their score changed;
+`representative` is 0 for these. Whoever measures or judges takes what is exact and stands for all (`counts`).
 
 A sample's address says where its noise comes from, so equal addresses are the same prompt and noise: across iterations
 of one run (stage "eval": compare group, root and path) and across runs (compare prompt, seed, group, root and path).
@@ -28,16 +30,17 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, notes_of
+from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
 from reward_models.errors import RewardError
 from reward_models.media import open_media, save_media
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
+WRITTEN = f"{VALUES}, exact, representative"
 UPSERT = f"""
-INSERT INTO samples ({KEY}, {VALUES}) VALUES ({", ".join("?" * 12)})
-ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in VALUES.split(", "))} RETURNING id
+INSERT INTO samples ({KEY}, {WRITTEN}) VALUES ({", ".join("?" * 14)})
+ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in WRITTEN.split(", "))} RETURNING id
 """
 
 
@@ -62,6 +65,10 @@ class StoredSample:
         picture: (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
         small: bytes of a WebP to be written in place of a picture; not read back.
         file: where the picture lies, relative to the run directory; set by the store.
+        exact: whether the picture has the sample's own pixels. Written: None is True for `picture`, False for `small`.
+            Read: what the index says, and of an older one whether the file is lossless; False without a picture.
+        representative: whether the picture was kept whatever the sample scored; None where an older index does not say,
+            and without a picture.
     """
 
     stage: str
@@ -80,11 +87,18 @@ class StoredSample:
     picture: Tensor | None = None
     small: bytes | None = None
     file: str | None = None
+    exact: bool | None = None
+    representative: bool | None = None
 
     @property
     def pictured(self) -> bool:
         """Whether there is a picture to be written."""
         return self.picture is not None or self.small is not None
+
+    @property
+    def counts(self) -> bool:
+        """Whether its picture may be measured, and stands for all samples as far as is known."""
+        return bool(self.exact) and self.representative is not False
 
 
 class SampleStore:
@@ -116,7 +130,7 @@ class SampleStore:
                 for sample, file in zip(samples, files, strict=True):
                     row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
                     numbers = (_finite(sample.total), _finite(sample.advantage), sample.error, file)
-                    (number,) = self._database.execute(UPSERT, (*row, *numbers)).fetchone()
+                    (number,) = self._database.execute(UPSERT, (*row, *numbers, *_kept(sample))).fetchone()
                     for table in ("rewards", "notes"):
                         self._database.execute(f"DELETE FROM {table} WHERE sample_id = ?", (number,))
                     rewards = ((number, name, _finite(raw)) for name, raw in sample.rewards.items())
@@ -185,7 +199,8 @@ class SampleStore:
         chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
         values = (*given.values(), limit, offset)
         with explained(self.run_dir), self._transaction("DEFERRED"):
-            rows = self._database.execute(f"SELECT id, {KEY}, {VALUES} {chosen}", values).fetchall()
+            columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
+            rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
             join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
             for number, name, raw in self._database.execute(join, values):
@@ -193,7 +208,7 @@ class SampleStore:
             notes: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
             for number, name, note in notes_of(self._database, f"SELECT id FROM (SELECT id {chosen})", values):
                 notes[number][name] = note
-            return [_sample(row, rewards[row[0]], notes[row[0]]) for row in rows]
+            return [_sample(self.run_dir, row, rewards[row[0]], notes[row[0]]) for row in rows]
 
     def picture(self, sample: StoredSample) -> Tensor:
         """The picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
@@ -260,11 +275,22 @@ def _picture_file(sample: StoredSample) -> str:
     return f"{PICTURES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
 
 
-def _sample(row: tuple[Any, ...], rewards: Mapping[str, float | None], notes: Mapping[str, str]) -> StoredSample:
-    _, stage, iteration, group, root, path, seed, prompt, metadata, total, advantage, error, file = row
+def _kept(sample: StoredSample) -> tuple[bool | None, bool | None]:
+    """The columns exact and representative of a sample that is written."""
+    if not sample.pictured:
+        return None, None
+    exact = sample.picture is not None if sample.exact is None else sample.exact
+    return exact, sample.representative is not False
+
+
+def _sample(
+    run_dir: Path, row: tuple[Any, ...], rewards: Mapping[str, float | None], notes: Mapping[str, str]
+) -> StoredSample:
+    _, stage, iteration, group, root, path, seed, prompt, metadata, total, advantage, error, file, exact, stands = row
     address = {"stage": stage, "iteration": iteration, "group": group, "root": root, "seed": seed}
     indices = tuple(int(index) for index in path.split(".") if index)
     values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "notes": notes, "file": file}
+    values |= {"exact": is_exact(run_dir, file, truth(exact)), "representative": truth(stands)}
     return StoredSample(**address, prompt=prompt, path=indices, metadata=json.loads(metadata), **values)
 
 

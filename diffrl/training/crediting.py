@@ -82,7 +82,7 @@ class Crediting:
         if dropped:
             self.messages.report(f"{dropped} groups had too few scored samples and are left out of this update.")
         return credit, {
-            **self._reward_metrics(table, everyone[0][batch[1]].double(), samples.trains),
+            **self._reward_metrics(samples, everyone[0][batch[1]].double()),
             "groups/zero_spread": flat,
             "groups/dropped": dropped,
             "samples/failed": failed,
@@ -167,14 +167,29 @@ class Crediting:
         first = accelerator.process_index * len(groups)
         return advantage[first : first + len(groups)]
 
-    def _reward_metrics(self, table: RewardTable, good: Tensor, trains: Tensor) -> Metrics:
+    def _reward_metrics(self, samples: Samples, good: Tensor) -> Metrics:
+        """Means of the rewards that no choice had a part in: of the candidates where a pool was drawn, else of `good`.
+
+        The samples that are chosen of a pool are its extremes; their mean is `reward/selected_mean`, and moves with the
+        pool's spread.
+        """
+        exploration = samples.exploration
+        if exploration is None:
+            return self._means(samples.table, good, samples.trains)
+        proxy = exploration.proxy
+        pool = gather_rows(self.session.accelerator, proxy.total).double()
+        metrics = self._means(proxy, pool[pool.isfinite()], torch.ones_like(proxy.total, dtype=torch.bool))
+        return {**metrics, "reward/selected_mean": float(good.mean()) if len(good) else math.nan}
+
+    def _means(self, table: RewardTable, good: Tensor, counted: Tensor) -> Metrics:
+        """The mean and the spread of the totals of all ranks, and each reward's mean over the samples that count."""
         values = {**table.raw, **table.parts}
         names = shared_names(self.session.accelerator, values)
         unknown = torch.full_like(table.total, torch.nan)
         rows = (
             torch.stack([values.get(name, unknown) for name in names], dim=1)
             .double()
-            .masked_fill(~trains.unsqueeze(1), torch.nan)
+            .masked_fill(~counted.unsqueeze(1), torch.nan)
         )
         columns = gather_rows(self.session.accelerator, rows)
         return {

@@ -88,7 +88,7 @@ class Trainer:
 
     def iterate(self) -> Iteration:
         """One iteration: the stations in their order."""
-        s, guidance_scale = self.session, self.config.rollout.guidance_scale
+        s = self.session
         batch = self.next_batch()
         conditioning = self.encoded(batch)
         tracer = self.trees.tracer(batch)
@@ -99,14 +99,16 @@ class Trainer:
         with self.clock("reward"):
             metrics |= rewards | self.sentinel.measure(samples, rewards)
         kept = self.crediting.kept(samples, credit)
-        predict = velocity_of(s.adapter, conditioning, guidance_scale)
+        predict = [velocity_of(s.adapter, conditioning, loss.guidance) for loss in s.losses]
         with self.clock("update"):
             self.gate(samples.rollout, predict)
             with self.old_policy():
-                old = metered(s.meter, "old", torch.no_grad()(predict))
                 micro_batch = self.config.rollout.micro_batch
                 examples = [
-                    loss.objective.examples(samples.rollout, credit, kept, old, micro_batch) for loss in s.losses
+                    loss.objective.examples(
+                        samples.rollout, credit, kept, metered(s.meter, "old", torch.no_grad()(own)), micro_batch
+                    )
+                    for loss, own in zip(s.losses, predict, strict=True)
                 ]
         trace = tracer and tracer.trace(samples)
         before = self.trees.velocities(trace, conditioning)
@@ -150,18 +152,18 @@ class Trainer:
         """Inside, the weights are those of the policy that draws samples."""
         return self.old.applied() if self.old else nullcontext()
 
-    def gate(self, rollout: Rollout, predict: Velocity) -> None:
+    def gate(self, rollout: Rollout, predict: Sequence[Velocity]) -> None:
         """Before the first update, the ratio of every recorded step must be 1."""
         s, tolerance = self.session, self.config.guards.on_policy_tolerance
-        for loss in s.losses if self.updates == 0 else ():
+        for loss, velocity in zip(s.losses, predict, strict=True) if self.updates == 0 else ():
             # Unsynced: forward passes without a backward pass would leave the ranks' exchanges out of step.
             with s.meter.purpose("gate"), sync_if(self.accelerator, s.adapter.transformer, False):
-                own = loss.objective.on_policy_errors(rollout, predict, self.config.train.micro_batch)
+                own = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
             if errors := joined_errors(self.accelerator, own):
                 self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
 
     def update(
-        self, rollout: Rollout, examples: Sequence[Examples], predict: Velocity, conditioning: Conditioning
+        self, rollout: Rollout, examples: Sequence[Examples], predict: Sequence[Velocity], conditioning: Conditioning
     ) -> Metrics:
         """The iteration's optimiser updates."""
         c, s = self.config, self.session
@@ -187,7 +189,8 @@ class Trainer:
                     c.train.micro_batch,
                 )
             calls, calls_before = self._calls()
-            s.meter.skipped -= gradient.joined * calls + gradient.joined_reference * calls_before
+            s.meter.skipped -= sum(a * b for a, b in zip(gradient.joined, calls, strict=True))
+            s.meter.skipped -= gradient.joined_reference * calls_before
             culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
             approx_kl = gradient.metrics.get("approx_kl", 0.0)
             if self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
@@ -215,31 +218,32 @@ class Trainer:
         return metrics
 
     def compared(
-        self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Velocity, reference: Velocity
+        self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Sequence[Velocity], reference: Velocity
     ) -> list[Examples]:
         """Before an update: what losses over whole groups need to know of its units, without gradient."""
-        policy = metered(self.session.meter, "group", torch.no_grad()(predict))
+        meter, losses = self.session.meter, self.session.losses
+        policy = [metered(meter, "group", torch.no_grad()(velocity)) for velocity in predict]
         micro_batch = self.config.rollout.micro_batch
         return [
-            loss.objective.compared(own, index, policy, reference, micro_batch)
+            loss.objective.compared(own, index, velocity, reference, micro_batch)
             if isinstance(loss.objective, GroupObjective)
             else own
-            for loss, own, index in zip(self.session.losses, examples, share, strict=True)
+            for loss, own, index, velocity in zip(losses, examples, share, policy, strict=True)
         ]
 
     def _count_skipped(self, examples: Sequence[Examples]) -> None:
         """Evaluations that inactive units would have cost, of whichever network the objective asks."""
         calls, calls_before = self._calls()
-        for loss, own in zip(self.session.losses, examples, strict=True):
+        for loss, own, times in zip(self.session.losses, examples, calls, strict=True):
             grouped = loss.objective.group_evaluations if isinstance(loss.objective, GroupObjective) else 0
-            each = (1 + loss.objective.asks_old + grouped) * calls + loss.objective.needs_reference * calls_before
+            each = (1 + loss.objective.asks_old + grouped) * times + loss.objective.needs_reference * calls_before
             self.session.meter.skipped += int((~own.active).sum()) * each
 
-    def _calls(self) -> tuple[int, int]:
-        """Network evaluations of one velocity: of the policy, and of the model before alignment."""
+    def _calls(self) -> tuple[list[int], int]:
+        """Network evaluations of one velocity: of the policy by each loss, and of the model before alignment."""
         c = self.config
-        scales = (c.rollout.guidance_scale, c.reference_guidance)
-        return c.model.facts.calls_per_step(scales[0]), c.model.facts.calls_per_step(scales[1])
+        calls = c.model.facts.calls_per_step
+        return [calls(loss.guidance) for loss in self.session.losses], calls(c.reference_guidance)
 
     def learning_rate(self) -> float:
         """Of the next update."""

@@ -287,8 +287,12 @@ def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]
     """The configured objective as the losses that an update adds up."""
     context = RunContext(transition, config.run.seed, config.old_is_policy)
     return [
-        LossTerm(resolve("objective.kind", OBJECTIVES, kind).build(context, **options), weight)
-        for kind, weight, options in config.objective.losses
+        LossTerm(
+            resolve("objective.kind", OBJECTIVES, loss.kind).build(context, **loss.options),
+            loss.weight,
+            config.loss_guidance(loss.guidance),
+        )
+        for loss in config.objective.losses
     ]
 
 

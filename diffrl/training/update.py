@@ -29,10 +29,12 @@ class LossTerm:
     Args:
         objective: gives the loss of each term.
         weight: factor of its mean.
+        guidance: of the velocities that it is given; 1 is off.
     """
 
     objective: Objective[Any]
     weight: float = 1.0
+    guidance: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Gradient:
         largest_ratio_error: max |ratio - 1| over them.
         evaluated: network evaluations on this rank, guidance and references left out.
         bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
-        joined: evaluations that this rank made for nothing but to take part in the ranks' exchange, guidance and
-            references left out.
+        joined: of each loss the evaluations that this rank made for nothing but to take part in the ranks' exchange,
+            guidance and references left out.
         joined_reference: the same, of the reference.
     """
 
@@ -57,7 +59,7 @@ class Gradient:
     largest_ratio_error: float
     evaluated: int
     bad_prompts: Sequence[int] = ()
-    joined: int = 0
+    joined: Sequence[int] = ()
     joined_reference: int = 0
 
 
@@ -123,7 +125,7 @@ def accumulate_gradient(
     accelerator: Any,
     policy: Policy,
     shares: Sequence[tuple[LossTerm, Examples, Tensor]],
-    predict: Velocity,
+    predict: Sequence[Velocity],
     reference: Velocity | None,
     micro_batch: int,
 ) -> Gradient:
@@ -135,7 +137,7 @@ def accumulate_gradient(
         accelerator: joins the ranks.
         policy: its gradients are replaced.
         shares: of each loss its examples and the units (B,) that this update trains on.
-        predict: velocities of the policy.
+        predict: velocities of the policy, as each loss is given them.
         reference: velocities of the reference, or None.
         micro_batch: units a forward and backward pass.
     """
@@ -153,18 +155,19 @@ def accumulate_gradient(
     terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
     planned = terms.tolist()
     sums = [_Sums() for _ in shares]
-    joined = joined_reference = 0
+    joined, joined_reference = [0] * len(shares), 0
     with lockstep.equal_calls() if lockstep else nullcontext():
         for count, (number, piece) in enumerate(passes, 1):
             term, examples, _ = shares[number]
             asked = reference if term.objective.needs_reference else None
             with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
                 if piece is None:
-                    _join_with_nothing(examples, predict, asked)
-                    joined, joined_reference = joined + 1, joined_reference + (asked is not None)
+                    _join_with_nothing(examples, predict[number], asked)
+                    joined[number] += 1
+                    joined_reference += asked is not None
                     continue
                 taken = examples.take(piece)
-                loss, metrics = term.objective.loss(taken, predict, asked)
+                loss, metrics = term.objective.loss(taken, predict[number], asked)
                 # Ranks are averaged, so the sum over all of them needs their number back.
                 (loss.sum() * (term.weight * accelerator.num_processes / planned[number])).backward()
             sums[number].add({"loss": loss.detach(), **metrics}, taken.term_prompt)

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.data.sources import read_source
 from diffrl.errors import DiffrlError
 from diffrl.files import discard
-from diffrl.trees.illustrations import illustration
+from diffrl.trees.illustrations import FRAMES, illustration
 from diffrl.trees.read import NAME
 from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
 from reward_models.media import clip_options, save_media, to_pil
@@ -73,6 +73,11 @@ def save_illustration(media: Tensor, path: Path, fps: float) -> None:
     first, *others = (to_pil(frame) for frame in (media if media.ndim > 3 else media[None]))
     moving = clip_options(others, fps) if media.ndim > 3 else {}
     first.save(path, format="WEBP", quality=QUALITY, method=2, **moving)
+
+
+def loses_nothing(size: Sequence[int]) -> bool:
+    """Return whether an illustration of media of this size, (3, H, W) or (F, 3, H, W), has all of its pixels."""
+    return max(size[-2:]) <= CRISP and (len(size) == 3 or size[0] <= FRAMES)
 
 
 def keep_source(path: str, file: Path) -> None:

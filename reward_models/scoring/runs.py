@@ -16,10 +16,13 @@ from typing import Any
 
 from reward_models.errors import RewardError
 from reward_models.scoring.items import Item
+from reward_models.webp import is_lossless
 
 INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
 ADDRESS = ("stage", "iteration", "group_id", "root", "path", "seed")
 NO_PICTURE = "stored without an image"
+SMALL = "kept as small images to be looked at"
+CHANGED = "kept for how much their score changed"
 
 
 def is_run(path: Path) -> bool:
@@ -28,13 +31,16 @@ def is_run(path: Path) -> bool:
 
 
 def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skipped: Counter[str]) -> list[Item]:
-    """Samples whose pictures were kept, in the order of iteration, stage, group, root and path.
+    """Read the samples that can be measured and stand for all, in the order of iteration, stage, group, root and path.
+
+    A run keeps small copies of some pictures, and others for how much their score changed: neither counts. An index of
+    an older version does not say so; there every picture counts whose file is lossless.
 
     Args:
         run: its directory; the run may be going on.
         stage: "train", "eval", ...; None: all.
         iterations: only these; empty: all.
-        skipped: gets the count of samples without a picture.
+        skipped: gets the counts of those that are left out.
 
     Raises:
         RewardError: an index of another version or a broken one, or nothing of that stage and iteration in it.
@@ -55,7 +61,7 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             where.append(f"iteration IN ({', '.join('?' * len(iterations))})")
             values.extend(iterations)
         order = "iteration, stage, group_id, root, path"
-        select = f"SELECT {', '.join(ADDRESS)}, prompt, metadata, picture FROM samples"
+        select = f"SELECT {', '.join(ADDRESS)}, prompt, metadata, {_kept(database)}, picture FROM samples"
         rows = database.execute(f"{select} WHERE {' AND '.join(where)} ORDER BY {order}", values).fetchall()
         if not rows:
             there = database.execute(
@@ -63,8 +69,27 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             ).fetchall()
             known = "; ".join(f"{name}, iterations {low} to {high}" for name, low, high in there) or "nothing"
             raise RewardError(f"{index} holds no samples of that stage and iteration. It has: {known}.")
-    skipped[NO_PICTURE] += sum(row[-1] is None for row in rows)
-    return [_item(run, row) for row in rows if row[-1] is not None]
+    items = []
+    for *facts, exact, representative, picture in rows:
+        if picture is None:
+            skipped[NO_PICTURE] += 1
+            continue
+        item = _item(run, (*facts, picture))
+        if exact is None:  # an older index; a file that is gone is missed where it is read
+            exact = is_lossless(item.path) or not item.path.exists()
+        if not exact:
+            skipped[SMALL] += 1
+        elif representative == 0:
+            skipped[CHANGED] += 1
+        else:
+            items.append(item)
+    return items
+
+
+def _kept(database: sqlite3.Connection) -> str:
+    """The columns exact and representative; NULL of an older index."""
+    have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
+    return ", ".join(name if name in have else "NULL" for name in ("exact", "representative"))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 import yaml
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_1samp
 
 from diffrl.cli import main
 from diffrl.config.schema import EvalSettings
@@ -130,18 +130,28 @@ def test_what_does_not_add_up_is_one_message(made, capsys, options, message):
     assert captured.err.startswith("error: ") and message in captured.err and "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize(("wins", "n"), [(0, 7), (3, 11), (13, 13)])
-def test_the_interval_of_a_share_is_wilsons(wins, n):
-    values = torch.tensor([1.0] * wins + [0.0] * (n - wins) + [torch.nan])
-    expected = binomtest(wins, n).proportion_ci(method="wilson")
-    assert interval(values) == pytest.approx((expected.low, expected.high), abs=1e-9)
-    assert interval(values[:1]) is None
+@pytest.mark.parametrize(("value", "n"), [(0, 7), (1, 13)])
+def test_a_share_of_none_or_of_all_is_wilsons_of_so_many_prompts(value, n):
+    expected = binomtest(value * n, n).proportion_ci(method="wilson")
+    values, prompts = torch.tensor([float(value)] * 3 * n + [torch.nan]), [*range(n), *range(n), *range(n), 0]
+    assert interval(values, prompts) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert interval(values[:3], ["one"] * 3) is None and interval(values[-1:], ["one"]) is None
 
 
-def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
-    draws = torch.rand(2000, 50, generator=torch.Generator().manual_seed(0))
-    covered = sum(low < 0.5 < high for low, high in map(interval, draws)) / len(draws)
-    assert 0.92 < covered < 0.97
+def test_one_sample_a_prompt_is_students_interval():
+    values = torch.rand(11, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = ttest_1samp(values.numpy(), 0).confidence_interval(0.95)
+    assert interval(values, range(11)) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_samples_of_a_prompt_that_go_together_are_covered_as_often_as_it_says():
+    """The same 30 prompts with four samples each, whose common part is larger than their own."""
+    generator = torch.Generator().manual_seed(0)
+    common, own = torch.randn(1000, 30, 1, generator=generator), torch.randn(1000, 30, 4, generator=generator)
+    prompts = [prompt for prompt in range(30) for _ in range(4)]
+    ends = (interval(draw, prompts) for draw in (common + 0.7 * own).flatten(1))
+    covered = sum(low < 0 < high for low, high in ends) / 1000
+    assert 0.93 < covered < 0.97
 
 
 def test_the_digest_knows_every_bit_and_no_order():

@@ -161,19 +161,21 @@ def test_samples_kept_for_their_change_are_not_called_unselected(tmp_path, clien
         store.truncate_after(-1, ["eval"])
         for iteration in (0, 4):
             kept = [flat(n / 9) if iteration == 0 or n in (0, 1, 2, 3, 4, 6) else None for n in range(8)]
-            store.write([eval_sample(iteration, n, 0, f"prompt {n}", 0.5, image) for n, image in enumerate(kept)])
-    config = (run / "config.yaml").read_text() + "track: {pictures_per_evaluation: 4}\n"
-    (run / "config.yaml").write_text(config)
+            stands = [iteration == 0 or n % 2 == 0 for n in range(8)]
+            samples = [(f"prompt {n}", 0.5, image) for n, image in enumerate(kept)]
+            store.write([eval_sample(iteration, n, 0, *one, representative=stands[n]) for n, one in enumerate(samples)])
 
-    def shown(processes):
-        (run / "environment.json").write_text(json.dumps({"processes": processes}))
+    def shown():
         text = client_of(run).get("/").text
         pairs = re.findall(r'<li class="item" id="row-\d.*?</li>', text, re.S)
         return [int(re.search(r"prompt (\d)", pair)[1]) for pair in pairs], text
 
-    found, text = shown(1)
+    found, text = shown()
     assert found == [0, 2, 4, 6] and "the first 4 of those kept whatever they scored" in text
-    found, text = shown(2)
+    with sqlite3.connect(run / "samples.sqlite") as database:  # as indexes were before the column
+        database.execute("ALTER TABLE samples DROP COLUMN representative")
+    database.close()
+    found, text = shown()
     assert found == [0, 1, 2, 3, 4, 6] and "the first 6 of those whose images were kept" in text
 
 

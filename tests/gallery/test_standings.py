@@ -237,3 +237,35 @@ def test_edits_of_one_instruction_stand_beside_those_of_the_same_image(tmp_path)
     assert found == {f"/{image}.png": (image, image) for image in range(3)}
     same_noise = [[Brief(0, ("make it red", 0, 0, 0, ""), 0.5, source=name)] for name in ("/a.png", "/b.png")]
     assert not match(same_noise, ["one", "one"]).rows
+
+
+def test_the_best_of_many_runs_is_found_before_they_are_cut_to_a_page(tmp_path, client_of):
+    """The gallery lists runs in its own order; the best one is not among the first six of it."""
+    runs = []
+    for number in range(9):
+        run = make_run(tmp_path / f"run{number}")
+        with SampleStore(run) as store:
+            samples = [(group, f"prompt {group}") for group in range(5)]
+            skill = 0.9 if number in (0, 8) else 0.1 + 0.01 * number
+            store.write([eval_sample(8, group, 0, prompt, skill - 0.01 * (number == 8)) for group, prompt in samples])
+        runs.append(run)
+    text = client_of(*runs).get("/compare?reward=shapes").text
+    found = cells(text)
+    assert "Best: run0" in text and "6 best of 9" in text
+    assert set(found) == {"run0", "run8", "run4", "run5", "run6", "run7"}
+
+
+def test_a_difference_over_other_samples_than_its_means_says_both(tmp_path, client_of):
+    """A run with fewer prompts than the baseline: their means are of other samples than the difference."""
+    prompts = {"a": 6, "b": 6, "c": 3}
+    runs = []
+    for place, (name, count) in enumerate(prompts.items()):
+        run = make_run(tmp_path / name)
+        with SampleStore(run) as store:
+            store.truncate_after(-1, ["eval"])
+            store.write([eval_sample(4, g, 0, f"prompt {g}", 0.1 * g + 0.05 * place) for g in range(count)])
+        runs.append(run)
+    found = cells(client_of(*runs).get(address(runs, against="a@eval-4")).text)
+    assert [found[name][-3] for name in prompts] == ["6", "6", "3"]
+    assert found["a"][0] == "0.250" and found["b"][1] == "+0.050"
+    assert found["c"][0] == "0.200" and found["c"][1] == "+0.100of 3: 0.200, 0.100"

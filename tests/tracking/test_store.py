@@ -41,7 +41,8 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         (back,) = store.read()
         assert torch.equal(store.picture(back), picture())
     rewards = {"shapes": 0.1, "shapes/strict": 0.0, "clip": None}
-    assert back == replace(stored, picture=None, file="samples/train-000040/3-1-0.12.webp", rewards=rewards)
+    file = "samples/train-000040/3-1-0.12.webp"
+    assert back == replace(stored, picture=None, file=file, rewards=rewards, exact=True, representative=True)
     assert files(tmp_path) == [back.file]
 
 

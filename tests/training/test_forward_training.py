@@ -6,6 +6,7 @@ import torch
 import diffrl.training.loop as loop
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
+from diffrl.models.pipeline import EMPTY
 from diffrl.records import Prompt, PromptBatch
 from diffrl.training.update import minibatches
 from tests.tiers import daily
@@ -16,10 +17,10 @@ NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 
 LAGS = {"old_slope": 0.3, "old_limit": 0.6}
 
 
-def trainer_of(pipeline, directory, train=None, **objective):
+def trainer_of(pipeline, directory, train=None, guidance_scale=1.0, **objective):
     data = settings(pipeline, directory, train={"learning_rate": 1e-3, "micro_batch": 3} | (train or {}))
     data["objective"] = objective
-    data["rollout"] |= NO_NOISE
+    data["rollout"] |= NO_NOISE | {"guidance_scale": guidance_scale}
     return make_trainer(data)
 
 
@@ -84,7 +85,7 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
     def spied(accelerator, policy, shares, predict, reference, micro_batch):
         ((_, examples, index),) = shares
         taken = examples.take(index)
-        loss = definition(kind, taken, predict(*taken.start), reference(*taken.start), 2.0)
+        loss = definition(kind, taken, predict[0](*taken.start), reference(*taken.start), 2.0)
         names = list(policy.parameters)
         expected = torch.autograd.grad(loss, [policy.parameters[name] for name in names], allow_unused=True)
         found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
@@ -103,6 +104,56 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
         assert torch.equal(torch.unique(taken.cell, return_counts=True)[1], torch.full((len(taken.cell) // 5,), 5))
     gone = [taken.implicit_mean if kind == "crd" else taken.weight - 0.5 for *_, taken in seen]
     assert [float(one.abs().max()) > 4 * NETWORK for one in gone] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("lags", daily([{"old_limit": 0.0}, LAGS], [LAGS]))
+@pytest.mark.parametrize("kind", daily(["nft", "awm", "dgpo", "crd"], ["dgpo"]))
+def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, monkeypatch, kind, lags):
+    """The gradient is that of the loss of velocities which the network, called by hand, has for the prompt alone."""
+    trainer = trainer_of(random_sd3, tmp_path, kind=kind, kl=0.3, levels=2, guidance_scale=4.5, **lags)
+    seen, accumulate = [], loop.accumulate_gradient
+    adapter = trainer.session.adapter
+    encoded = []
+    encode = trainer.encode
+
+    def remembered(prompts):
+        encoded.append(encode(prompts))
+        return encoded[-1]
+
+    def conditional(latents, sigma, prompt):
+        own = {name: rows[prompt] for name, rows in encoded[-1].items() if not name.startswith(EMPTY)}
+        with trainer.session.meter.paused():
+            return adapter.predict(latents, sigma, own, 1.0).float()
+
+    def before(latents, sigma, prompt):
+        with torch.no_grad(), trainer.session.policy.reference():
+            return conditional(latents, sigma, prompt)
+
+    def spied(accelerator, policy, shares, predict, reference, micro_batch):
+        ((term, examples, index),) = shares
+        taken, names = examples.take(index), list(policy.parameters)
+        loss, _ = term.objective.loss(taken, conditional, before)
+        expected = torch.autograd.grad(loss.mean(), [policy.parameters[name] for name in names], allow_unused=True)
+        kept = [getattr(taken, name) for name in ("old_velocity", "reference_velocity") if hasattr(taken, name)]
+        with torch.no_grad():
+            old = [conditional(*taken.start)] if not trainer.updates and lags["old_limit"] else []
+        found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
+        grads = {n: policy.parameters[n].grad for n, g in zip(names, expected, strict=True) if g is not None}
+        seen.append((flat(grads), flat(dict(zip(names, expected, strict=True)))))
+        for wanted in old:
+            assert distance(kept[0][taken.active], wanted[taken.active]) < 1e-4
+        return found
+
+    monkeypatch.setattr(trainer, "encode", remembered)
+    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    trainer.iterate()
+    for found, expected in seen:
+        assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
+    plan, meter = make_plan(trainer.config), trainer.session.meter
+    planned = sum(count for name, count in plan.network_evaluations.items() if name != "evaluation")
+    assert sum(meter.evaluations.values()) + meter.skipped == planned / plan.iterations
+    assert plan.network_evaluations["update"] == plan.velocities["update"]
+    assert plan.network_evaluations["rollout"] == 2 * plan.velocities["rollout"]
 
 
 @pytest.mark.parametrize("kind", daily(["awm", "dgpo", "crd"], ["dgpo"]))

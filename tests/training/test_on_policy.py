@@ -100,7 +100,7 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
         errors = session.losses[0].objective.on_policy_errors(drawn, predict, micro_batch)
         assert [step for step, _ in errors] == steps
         assert max(error for _, error in errors) < tolerance
-    trainer.gate(drawn, predict)
+    trainer.gate(drawn, [predict] * len(trainer.session.losses))
     assert trainer.on_policy_error < tolerance
 
 

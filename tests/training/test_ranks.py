@@ -62,7 +62,7 @@ def gradient_of(accelerator, network, shares, micro_batch):
         parameters=dict(network.named_parameters()), alternates=True, adapter=SimpleNamespace(transformer=network)
     )
     found = update.accumulate_gradient(
-        accelerator, policy, shares, lambda x, sigma, prompt: network(x), None, micro_batch
+        accelerator, policy, shares, [lambda x, sigma, prompt: network(x)] * len(shares), None, micro_batch
     )
     return found, torch.cat([p.grad.flatten() for p in network.parameters()])
 

@@ -59,8 +59,19 @@ def test_audited_samples_enter_no_statistic_and_train_nothing(explored):
         while node >= 0:
             assert credit.advantage[node] == 0
             node = int(forest.parent[node])
-    assert metrics["reward/mean"] == pytest.approx(float(table.total[~audit].mean()), rel=1e-5)
+    assert metrics["reward/selected_mean"] == pytest.approx(float(table.total[~audit].mean()), rel=1e-5)
     assert metrics["update/evaluated"] == 2 * 4 * 2 and trainer.session.meter.skipped == 2 * 3 * 2
+
+
+def test_the_reward_of_an_exploring_run_is_of_what_nobody_chose(explored):
+    """Of all candidates, also for the sentinel; the chosen extremes have a name of their own."""
+    trainer, done = explored
+    proxy = done.samples.exploration.proxy
+    assert done.metrics["reward/mean"] == pytest.approx(float(proxy.total.mean()), rel=1e-5)
+    assert done.metrics["reward/std"] == pytest.approx(float(proxy.total.std(correction=0)), rel=1e-4)
+    for name, raw in proxy.raw.items():
+        assert done.metrics[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
+        assert trainer.sentinel.watch.sums[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
 
 
 @pytest.mark.long

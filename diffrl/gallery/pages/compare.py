@@ -33,6 +33,7 @@ from diffrl.gallery.compare import (
 )
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
+from diffrl.gallery.numbers import improvement
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Brief, Source, state_key
 from diffrl.gallery.rows import EXPORTED, per_page, views
@@ -55,6 +56,10 @@ def compare(site: Site, query: Query) -> Answer:
     matched, briefs = joined(choice.columns, asked.reward)
     if not choice.chosen and 0 < len(matched.unmatched) <= len(choice.columns) - 2:
         choice = without(choice, matched.unmatched)
+        asked = wanted(query, choice.columns, list(SORTS))
+        matched, briefs = joined(choice.columns, asked.reward)
+    if len(choice.columns) > MOST:
+        choice = fitting(choice, matched, asked)
         asked = wanted(query, choice.columns, list(SORTS))
         matched, briefs = joined(choice.columns, asked.reward)
     keys = [column.key for column in choice.columns]
@@ -143,6 +148,23 @@ def without(choice: Choice, places: Sequence[int]) -> Choice:
     left = [column for place, column in enumerate(choice.columns) if place not in places]
     names = " and ".join(choice.columns[place].label for place in places)
     return Choice(left, [*choice.notes, f"Left out: {names}. No prompt and noise of it stands in another column."])
+
+
+def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
+    """Cut what nobody chose to the columns that fit: those of the best means, so that the best of them is best of all.
+
+    Args:
+        choice: more than `MOST` columns.
+        matched: all of their samples beside each other.
+        asked: the reward that ranks them.
+    """
+    found = standings(choice.columns, matched.rows, 0, asked.falling)
+    ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.place) for one in found)
+    kept = sorted(place for *_, place in ranked[:MOST])
+    words = (
+        f"These are the {MOST} best of {len(found)} sources by {asked.reward}: more do not fit. Choose others below."
+    )
+    return Choice([choice.columns[place] for place in kept], [*choice.notes, words])
 
 
 def common_run(columns: Sequence[Column]) -> RunSource | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diffrl.gallery.columns import Column, default_reward, last_of_all, lower_rewards, reward_names, thinned
+from diffrl.gallery.columns import MOST, Column, default_reward, last_of_all, lower_rewards, reward_names, thinned
 from diffrl.gallery.compare import Row, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
@@ -34,7 +34,7 @@ class Line:
 
 def grid(site: Site, query: Query) -> Answer:
     """The page; `sample` is the place of the sample among those that the runs have in common, from 1."""
-    last = last_of_all([run for run in site.runs if _evaluated(run)])
+    last = last_of_all([run for run in site.runs if _evaluated(run)], MOST)
     columns = list(last.columns)
     if not columns:
         raise GalleryError("A grid is of held-out evaluations. No run here has one yet. Come back later.", 404)
