@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from diffrl.cli.shared import ConfigArgument, OverridesArgument, ProcessesOption, app, choice, console, load, quiet
+from diffrl.cli.shared import (
+    AcceptOption,
+    ConfigArgument,
+    OverridesArgument,
+    ProcessesOption,
+    app,
+    choice,
+    console,
+    load,
+    quiet,
+)
 
 
 @app.command()
@@ -35,6 +45,7 @@ def train(
     best: Annotated[
         bool, typer.Option("--best", help="With --init-from: its checkpoint with the best first held-out reward.")
     ] = False,
+    accept_changed_inputs: AcceptOption = False,
 ) -> None:
     """Align a model, or go on with a run: one that was interrupted, or beyond its end.
 
@@ -61,7 +72,7 @@ def train(
         from diffrl.run.lifecycle import resume as go_on
 
         choice(step, best, init_from, "--init-from")
-        go_on(resume, console(), from_start, overrides or [])
+        go_on(resume, console(), from_start, overrides or [], accept_changed_inputs=accept_changed_inputs)
     elif config is not None:
         resolved, begun = load(Path(config), overrides), choice(step, best, init_from, "--init-from")
         from diffrl.run.lifecycle import train as start
@@ -70,7 +81,7 @@ def train(
             from diffrl.run.initial import begin_with
 
             resolved = begin_with(resolved, init_from, begun, typer.echo)
-        start(resolved, console())
+        start(resolved, console(), accept_changed_inputs=accept_changed_inputs)
 
 
 @app.command()

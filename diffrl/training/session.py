@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
+from diffrl.training.inputs import Inputs, digest_base, digest_packages, digest_prompts, digest_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
@@ -64,6 +66,7 @@ class Session:
         eval_prompts: held-out prompts that are evaluated.
         sigmas: (T + 1,) the rollout's grid.
         notes: what the user should know before the run begins.
+        input_changes: where the run went on with other inputs: after which iteration, and their names.
     """
 
     config: Config
@@ -82,6 +85,24 @@ class Session:
     eval_prompts: Sequence[Prompt]
     sigmas: Tensor
     notes: Sequence[str] = ()
+    input_changes: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Digests of what the run depends on and its configuration only names, taken once.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        c = self.config
+        return {
+            "prompts.train": digest_prompts(self.prompts),
+            "prompts.eval": digest_prompts(self.eval_prompts),
+            **digest_base(c.model),
+            **digest_rewards("rewards", c.rewards, [one.scorer.spec for one in self.scorers]),
+            **digest_rewards("eval.rewards", c.eval.rewards, [one.scorer.spec for one in self.eval_scorers]),
+            **digest_packages(),
+        }
 
     @property
     def device(self) -> torch.device:
