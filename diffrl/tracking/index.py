@@ -64,14 +64,12 @@ CREATE TABLE samples (
     picture TEXT,                   -- relative to the run directory
     UNIQUE (stage, iteration, group_id, root, path)
 );
-CREATE INDEX samples_by_prompt ON samples (prompt, seed);
 CREATE TABLE rewards (
     sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
     name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
     raw REAL,                       -- in the scorer's units; NULL where it failed
     PRIMARY KEY (sample_id, name)
 ) WITHOUT ROWID;
-CREATE INDEX rewards_by_value ON rewards (name, raw);
 """
 NOTES = """
 CREATE TABLE IF NOT EXISTS notes (
@@ -82,6 +80,8 @@ CREATE TABLE IF NOT EXISTS notes (
 ) WITHOUT ROWID
 """
 """Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
+UNREAD = ("rewards_by_value", "samples_by_prompt")
+"""Indexes of older runs that nobody reads, and that made each iteration's rows dearer than the last one's."""
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -134,6 +134,8 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
     if not readonly:
         database.execute(NOTES)
+        for name in UNREAD:
+            database.execute(f"DROP INDEX IF EXISTS {name}")
     database.execute("COMMIT")
 
 
