@@ -28,6 +28,7 @@ from diffrl.models.loading import DTYPES, choose_device, load_adapter
 from diffrl.models.placement import Placement
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
+from diffrl.precision.speed import cpu_note
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
@@ -143,7 +144,9 @@ def open_session(config: Config, run_dir: Path) -> Session:
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
-    notes = memory_notes(config, plan, accelerator.device)
+    e = config.rollout.explore
+    slow = cpu_note(None if e is None else e.precision, accelerator.device)
+    notes = (*memory_notes(config, plan, accelerator.device), *([slow] if slow else []))
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)
     sharded = config.train.sharding == "fsdp" and world > 1
