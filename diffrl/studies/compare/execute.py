@@ -22,7 +22,14 @@ from diffrl.run.watch import watched
 from diffrl.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
 from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
-from diffrl.studies.compare.plan import Planned, Record, earlier_plan, plan_candidate, require_inputs_alike
+from diffrl.studies.compare.plan import (
+    Planned,
+    Record,
+    earlier_changes,
+    earlier_plan,
+    plan_candidate,
+    require_inputs_alike,
+)
 from diffrl.studies.compare.processes import Processes, cores
 from diffrl.studies.compare.results import STATE, collect
 from diffrl.studies.compare.tables import print_report, write_report
@@ -99,11 +106,12 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         return
     earlier_plan(request.out, *asked, seeds)  # refuse before the directory is touched
     inputs = {candidate.label: digest_named(config) for candidate, config in zip(candidates, configs, strict=True)}
-    for line in require_inputs_alike(request.out, inputs, accept):
+    changes = require_inputs_alike(request.out, inputs, accept)
+    for line in changes:
         work.report(line)
     with locked(request.out):
         earlier = earlier_plan(request.out, *asked, seeds)
-        record = Record(budget, request.evals, seeds, prices, earlier, inputs)
+        record = Record(budget, request.evals, seeds, prices, earlier, inputs, earlier_changes(request.out) + changes)
         record.save(request.out)
         pairs = list(zip(candidates, configs, strict=True))
         seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}

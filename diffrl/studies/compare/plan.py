@@ -116,6 +116,7 @@ class Record:
         prices: of evaluations.
         planned: by label.
         inputs: of each configuration, digests of what it names; by label.
+        input_changes: what was said where it went on with other inputs.
     """
 
     budget: Budget
@@ -124,6 +125,7 @@ class Record:
     prices: Prices
     planned: dict[str, Planned]
     inputs: dict[str, Inputs] = field(default_factory=dict)
+    input_changes: list[str] = field(default_factory=list)
 
     def save(self, out: Path) -> None:
         """Write state.json."""
@@ -133,6 +135,7 @@ class Record:
             "seeds": self.seeds,
             "prices": self.prices.to_json(),
             "inputs": self.inputs,
+            "input_changes": self.input_changes,
             "configurations": [planned.entry() for planned in self.planned.values()],
         }
         write_json(out / STATE, content)
@@ -180,6 +183,11 @@ def require_inputs_alike(out: Path, now: dict[str, Inputs], accept: bool) -> lis
             kinds = (*TRAINED_WITH, *MEASURED_WITH)
             lines += require_inputs(before.get(label), digests, accept, f"{label} in {out}", kinds)
     return lines
+
+
+def earlier_changes(out: Path) -> list[str]:
+    """Return what was said where a comparison went on with other inputs; nothing of a new one."""
+    return list(read_state(out).get("input_changes") or []) if (out / STATE).is_file() else []
 
 
 def earlier_plan(
