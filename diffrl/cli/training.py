@@ -131,8 +131,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
-    from diffrl.models.loading import choose_device
-    from diffrl.precision.speed import cpu_note
+    from diffrl.precision.facts import cpu_note
     from diffrl.run.downloads import downloads, told
 
     resolved = load(config, overrides)
@@ -145,9 +144,8 @@ def plan(
         typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more}))
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
-    explore, device = resolved.rollout.explore, resolved.model.device
-    if explore is not None and not gpus and device != "cuda":
-        slow = cpu_note(explore.precision, choose_device(device))
-        notes += (slow,) if slow else ()
+    explore = resolved.rollout.explore
+    slow = None if explore is None or gpus else cpu_note(explore.precision, resolved.model.device)
+    notes += (slow,) if slow else ()
     first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
     typer.echo(plan_text(made, rows, (*notes, *first)))

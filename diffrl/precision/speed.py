@@ -66,22 +66,6 @@ def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None
     )
 
 
-def cpu_note(precision: str | None, device: torch.device) -> str | None:
-    """Return what to say of a copy that is slower than float32 on a CPU; None of one that is not, and of GPUs.
-
-    Args:
-        precision: of the copy; None for none.
-        device: where it runs.
-    """
-    if device.type != "cpu" or precision != "int8":
-        return None
-    return (
-        "On a CPU an int8 copy may be slower than float32: at batches of 128 it took .82, 1.18 and 1.9 of float32's "
-        "time on three machines, and a bfloat16 copy .54 to .77 (docs/performance.md). Set rollout.explore.precision: "
-        "bfloat16, or compare the two."
-    )
-
-
 @torch.no_grad()
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """The shortest of a few runs, after one that does not count."""

@@ -24,7 +24,7 @@ from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_devic
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
-from diffrl.precision.speed import cpu_note
+from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.select import own_selection
@@ -232,7 +232,7 @@ class _Checks:
             try_attention(m.attention, device, DTYPES[m.dtype])
         if e is None or e.precision == "training":
             return str(device)
-        slow = cpu_note(e.precision, device)
+        slow = cpu_note(e.precision, device.type)
         named = f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
         return named + (f"\n{'':<12} {slow}" if slow else "")
 

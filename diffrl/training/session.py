@@ -28,7 +28,7 @@ from diffrl.models.loading import DTYPES, choose_device, load_adapter
 from diffrl.models.placement import Placement
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
-from diffrl.precision.speed import cpu_note
+from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
@@ -145,7 +145,7 @@ def open_session(config: Config, run_dir: Path) -> Session:
     check_world_size(config, world)
     plan = make_plan(config, world)
     e = config.rollout.explore
-    slow = cpu_note(None if e is None else e.precision, accelerator.device)
+    slow = cpu_note(None if e is None else e.precision, accelerator.device.type)
     notes = (*memory_notes(config, plan, accelerator.device), *([slow] if slow else []))
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -16,8 +18,8 @@ from diffrl.errors import ConfigError
 from diffrl.run.aligned import load_aligned
 from diffrl.run.choose import NEWEST
 from diffrl.run.initial import begin_with
-from diffrl.run.inputs import warn_of_inputs
-from diffrl.run.lifecycle import resume
+from diffrl.run.inputs import require_alike_on_ranks, warn_of_inputs
+from diffrl.run.lifecycle import resume, train
 from diffrl.run.summary import write_before_after
 from diffrl.training.inputs import digest_base, digest_named, digest_prompts
 from reward_models.scoring.identity import content_mark
@@ -161,8 +163,6 @@ def test_another_runs_weights_are_not_put_on_another_base(data, tmp_path):
     (tmp_path / "p.txt").write_text(OTHERS)  # which a new run may have
     data["run"]["name"] = "second"
     begun = begin_with(make_config(data), run, NEWEST, print)
-    from diffrl.run.lifecycle import train
-
     with pytest.raises(ConfigError, match="model.path/transformer was"):
         train(begun, QUIET)
     assert not (tmp_path / "second").exists()
@@ -172,3 +172,14 @@ def test_another_runs_weights_are_not_put_on_another_base(data, tmp_path):
 def test_a_checkpoint_without_digests_goes_on_and_says_so():
     (line,) = warn_of_inputs(None, {"prompts.train": "x"}, "runs/old")
     assert "keeps no digests" in line
+
+
+@pytest.mark.parametrize("name", ["prompts.train", "package torch"])
+def test_ranks_with_other_inputs_do_not_begin(monkeypatch, name):
+    """On both ranks alike; packages may differ by rounding, and are no reason."""
+    mine, theirs = {"prompts.train": "1", "package torch": "2"}, {"prompts.train": "1", "package torch": "2"}
+    theirs[name] = "3"
+    monkeypatch.setattr("diffrl.run.inputs.gather_objects", lambda accelerator, value: [mine, theirs])
+    for own in (mine, theirs):
+        with pytest.raises(ConfigError, match="rank 1, prompts.train was 1") if "pr" in name else nullcontext():
+            require_alike_on_ranks(SimpleNamespace(accelerator=None, inputs=own))
