@@ -73,6 +73,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     *,
     from_start: bool = False,
+    accept_changed_inputs: bool = False,
     quiet: bool = False,
 ) -> Run:
     """Go on with a run from its newest whole checkpoint, as if it had never stopped; or further than was planned.
@@ -82,13 +83,14 @@ def resume(
         overrides: as for `load_config`: {"run.iterations": 320} trains on to there (docs/checkpoints.md).
         callbacks: as for `train`.
         from_start: begin anew instead; what the run holds is set aside, not lost.
+        accept_changed_inputs: go on also with prompts, a base or rewards of other contents than it was trained with.
         quiet: as for `train`.
 
     Returns:
         The finished run; or the run so far, where a callback ended it.
 
     Raises:
-        ConfigError: no run there, or it is configured otherwise now.
+        ConfigError: no run there, or it is configured otherwise now, or has other inputs.
         CheckpointError: none of its checkpoints can be used.
         GuardStop: as for `train`, and so for the others.
         DiffrlError: as for `train`.
@@ -98,7 +100,8 @@ def resume(
     require_callbacks(callbacks)
     with _guest():
         path, console = run.path if isinstance(run, Run) else run, Console(quiet=quiet)
-        return open_run(lifecycle.resume(path, console, from_start, overrides, callbacks, owns_process=False))
+        options = {"accept_changed_inputs": accept_changed_inputs, "owns_process": False}
+        return open_run(lifecycle.resume(path, console, from_start, overrides, callbacks, **options))
 
 
 def generate(

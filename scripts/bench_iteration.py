@@ -3,12 +3,15 @@
     python scripts/bench_iteration.py [--configs configs/quickstart.yaml ...] [--threads 1] [--out iteration.json]
     python scripts/bench_iteration.py --against main      # the same in a git worktree of main, by turns
 
+    python scripts/bench_iteration.py --history 150       # is bookkeeping as fast at its end as early?
+
 One table: CPU and wall seconds by phase, the network's operations in a phase as a share of what this machine's matrix
 products do in as many CPU seconds, bytes stored for a sample's stochastic step (and how many float32 latents these
 are), and what one step makes the host wait for on a CUDA device that is not there (`measuring.fake_cuda`; nothing of it
 has run on a GPU). Each turn is a process of its own, with one iteration to warm up; numbers are medians of the turns.
 With --against the revisions take turns, and a ratio is the median over the turns of other / this: above 1 this is
-better. On a machine that does other work too, CPU seconds tell more than wall seconds.
+better. On a machine that does other work too, CPU seconds tell more than wall seconds. With --history the exit code is
+1 where "other" of the last iterations is above 1.2 of that of the tenth.
 """
 
 import argparse
@@ -28,6 +31,8 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 CONFIGS = ("configs/quickstart.yaml", "configs/tiny-sd3/flow_grpo.yaml")
 HERE, THERE = "this", "other"
+MOST_GROWTH = 1.2
+"""Of the seconds beside the phases of an iteration, from the tenth to the last: nothing may depend on the history."""
 
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By run and by what it is about, numbers by their names."""
@@ -47,6 +52,7 @@ def main() -> None:
         help="Published model whose steps are counted (sd3 flux sana wan), or none: old revisions cannot be counted.",
     )
     parser.add_argument("--against", metavar="REV", help="A git revision to compare with.")
+    parser.add_argument("--history", type=int, metavar="N", help="Train N iterations, at least 30, and compare.")
     parser.add_argument("--out", type=Path, help="Also write JSON here.")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)  # one process: measure and print JSON
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)  # this turn counts waits too
@@ -54,6 +60,10 @@ def main() -> None:
     for name in ("iterations", "turns", "threads"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1. Got {getattr(arguments, name)}. Raise it.")
+    if arguments.history is not None:
+        if arguments.history < 30:
+            parser.error(f"--history must be at least 30. Got {arguments.history}. Raise it.")
+        sys.exit(show_history(arguments))
     if arguments.turn:
         print(json.dumps(measure(arguments)))
         return
@@ -83,6 +93,21 @@ def measure(arguments: argparse.Namespace) -> Rows:
     from measuring.fake_cuda import waits_of_steps
 
     return rows | {f"{arguments.family} on CUDA": waits_of_steps(arguments.family)}
+
+
+def show_history(arguments: argparse.Namespace) -> int:
+    """Print what bookkeeping takes early and late in a run of each configuration; 1 if one grows too much."""
+    import torch
+    from measuring.iteration import measure_history
+
+    torch.set_num_threads(arguments.threads)
+    grown = 0
+    for path in arguments.configs:
+        seconds = measure_history(path, arguments.set, arguments.history)
+        grown |= seconds["ratio"] > MOST_GROWTH
+        print(f"{path}: other {seconds['early']:.4f} s at iteration 10, {seconds['late']:.4f} s at the end, "
+              f"{seconds['ratio']:.2f} of it (at most {MOST_GROWTH:g})")  # fmt: skip
+    return int(grown)
 
 
 @contextmanager

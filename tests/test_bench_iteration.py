@@ -8,6 +8,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "configs/quickstart.yaml"
 
 
 @pytest.fixture
@@ -55,12 +56,23 @@ def test_a_revision_that_is_not_there_ends_in_a_sentence(bench, monkeypatch, cap
     assert "Got no-such-revision" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("late", "code"), [(0.012, 0), (0.0121, 1)])
+def test_bookkeeping_that_grows_with_the_history_is_an_exit_code(bench, iteration, monkeypatch, late, code):
+    rows = [{"iteration": n, "seconds/other": 0.01 if n < 40 else late} for n in range(60)]
+    monkeypatch.setattr(iteration, "train", lambda config, console: Path())
+    monkeypatch.setattr(iteration, "read_metrics", lambda path: rows)
+    monkeypatch.setattr(sys, "argv", ["bench_iteration.py", "--history", "59", "--configs", str(QUICKSTART)])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == code
+
+
 @pytest.mark.long
 def test_phases_add_up_and_bytes_are_those_of_the_tensors(iteration):
     small = ["prompts.per_iteration=2", "eval.samples=2", "run.eval_every=null"]
-    rows = iteration.measure_run(str(ROOT / "configs/quickstart.yaml"), small, 1)
+    rows = iteration.measure_run(str(QUICKSTART), small, 1)
     stored, whole = rows.pop("stored"), rows.pop("iteration")
-    assert {"rollout", "decode", "reward", "credit", "update", "rest"} <= set(rows)
+    assert {"rollout", "decode", "reward", "credit", "update", "journal", "rest"} <= set(rows)
     assert sum(row["cpu"] for row in rows.values()) == pytest.approx(whole["cpu"])
     assert 0 < rows["rollout"]["share"] < 1 and 0 < rows["update"]["share"] < 1
     # Of each of 32 samples two steps, in latents of 4 x 8 x 8: 10 origins and 40 ends, and a little for each.

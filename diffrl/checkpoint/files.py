@@ -88,7 +88,7 @@ def begin(final: Path) -> Path:
     """Make the folder that a checkpoint's files are written to, and remove what earlier saves left unfinished."""
     temporary = _temporary(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final.parent)
+    remove_leftovers(final.parent)
     temporary.mkdir()
     return temporary
 
@@ -290,7 +290,8 @@ def newest_first(directory: Path) -> list[Path]:
     return [found[step] for step in sorted(found, reverse=True)]
 
 
-def _remove_leftovers(directory: Path) -> None:
+def remove_leftovers(directory: Path) -> None:
+    """Delete what saves of a run's `checkpoints/` left unfinished; what was moved aside gets its name back."""
     for path in list(directory.iterdir()):
         match = re.fullmatch(r"\.(writing|replaced|discarded)-(.*)", path.name)
         if match and match[1] == "replaced" and path.is_dir() and not (directory / match[2]).exists():

@@ -55,6 +55,13 @@ OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values that replace those of the file.")
 ]
 ProcessesOption = Annotated[int, typer.Option(min=1, max=100_000, help="Ranks that will share the work.")]
+AcceptOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changed-inputs",
+        help="Go on although prompts, base or rewards have other contents than those trained with.",
+    ),
+]
 StepOption = Annotated[
     int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest.")
 ]

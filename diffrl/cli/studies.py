@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from diffrl.cli.shared import (
+    AcceptOption,
     BestOption,
     ConfigArgument,
     OverridesArgument,
@@ -129,6 +130,7 @@ def compare(
     target: Annotated[float, typer.Option(help="Score whose cost is reported.")] = 0.6,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Only write table and figures again.")] = False,
+    accept_changed_inputs: AcceptOption = False,
 ) -> None:
     """Compare configurations at equal budget over several seeds: table, curves, paired differences, cost to a score.
 
@@ -173,5 +175,6 @@ def compare(
         jobs,
         prices or EQUAL.name,
         variety,
+        accept_changed_inputs,
     )
     start(request, console(), dry_run)

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from diffrl.cli.shared import ConfigArgument, OverridesArgument, ProcessesOption, app, choice, console, load, quiet
+from diffrl.cli.shared import (
+    AcceptOption,
+    ConfigArgument,
+    OverridesArgument,
+    ProcessesOption,
+    app,
+    choice,
+    console,
+    load,
+    quiet,
+)
 
 
 @app.command()
@@ -35,6 +45,7 @@ def train(
     best: Annotated[
         bool, typer.Option("--best", help="With --init-from: its checkpoint with the best first held-out reward.")
     ] = False,
+    accept_changed_inputs: AcceptOption = False,
 ) -> None:
     """Align a model, or go on with a run: one that was interrupted, or beyond its end.
 
@@ -61,7 +72,7 @@ def train(
         from diffrl.run.lifecycle import resume as go_on
 
         choice(step, best, init_from, "--init-from")
-        go_on(resume, console(), from_start, overrides or [])
+        go_on(resume, console(), from_start, overrides or [], accept_changed_inputs=accept_changed_inputs)
     elif config is not None:
         resolved, begun = load(Path(config), overrides), choice(step, best, init_from, "--init-from")
         from diffrl.run.lifecycle import train as start
@@ -70,7 +81,7 @@ def train(
             from diffrl.run.initial import begin_with
 
             resolved = begin_with(resolved, init_from, begun, typer.echo)
-        start(resolved, console())
+        start(resolved, console(), accept_changed_inputs=accept_changed_inputs)
 
 
 @app.command()
@@ -120,6 +131,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
+    from diffrl.precision.facts import cpu_note
     from diffrl.run.check_prompts import plan_notes
     from diffrl.run.downloads import downloads, told
 
@@ -134,5 +146,8 @@ def plan(
         typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": found}))
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
+    explore = resolved.rollout.explore
+    slow = None if explore is None or gpus else cpu_note(explore.precision, resolved.model.device)
+    notes += (slow,) if slow else ()
     first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
     typer.echo(plan_text(made, rows, (*notes, *plan_notes(resolved), *first)))

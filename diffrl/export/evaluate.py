@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -35,8 +35,10 @@ from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
 from diffrl.run.choose import Choice
+from diffrl.run.inputs import warn_of_inputs
 from diffrl.run.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
+from diffrl.training.inputs import Inputs, digest_prompts, digest_rewards
 from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
 from diffrl.training.session import encoders_of
@@ -213,12 +215,22 @@ def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     config, source = run.config, request.prompts or run.config.prompts.held_out
     settings, fps = _replaced(config.eval, request), config.model.frame_rate
     listed = read_prompts(source)
+    measured_with: Inputs = {}
+    if request.prompts is None:
+        measured_with["prompts.eval"] = digest_prompts(listed.prompts[: config.eval.samples])
+    scorers = make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps)
+    if not rewards:
+        specs = [one.scorer.spec for one in scorers]
+        measured_with |= digest_rewards("eval.rewards", config.eval.rewards, specs)
+    then = run.checkpoint.state.get("inputs")
+    others = warn_of_inputs(then, measured_with, str(directory)) if then is not None else []
+    run = replace(run, messages=(*run.messages, *others))
     return _Setting(
         adapter=run.adapter,
         family=config.model.family,
         source=source,
         prompts=listed.prompts,
-        scorers=make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps),
+        scorers=scorers,
         settings=settings,
         guidances=_guidances(request, config.eval.guidance_scale),
         decode_batch=config.rollout.decode_batch,

@@ -1,17 +1,25 @@
 """Which of one prompt's N candidates to regenerate: each rule keeps exactly K of them, and says why each.
 
 Every rule rests on one stable sort of the rewards, best first, the lower index first among equals: so ties never return
-a candidate twice. A candidate whose reward is not finite (its scoring failed) is no rule's choice: such candidates come
-last, lower index first, and only where the others are fewer than K.
+a candidate twice. Rewards are rounded first (`quantise`): those that other batches, or ranks, may return in another
+order count as equal, and the index, which follows the address, decides. That moves the edges at which rounding decides
+and does not remove them: of two runs that agree up to rounding, a reward beside an edge can still choose another. A
+candidate whose reward is not finite (its scoring failed) is no rule's choice: such candidates come last, lower index
+first, and only where the others are fewer than K.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+RESOLUTION, LAST_PLACES = 2.0**-16, 16
+"""Rewards that differ by less count as equal: a part of their range, for float32 has 24 bits and the sums of a network
+cost about 8; and so many units in the last place of the largest, where they hardly differ."""
 
 
 class Selection(NamedTuple):
@@ -31,7 +39,7 @@ class _Sorted(NamedTuple):
     """Candidates with a finite reward, best first."""
     unscored: list[int]
     values: list[float]
-    """Rewards of all candidates, in the order of the candidates."""
+    """Rewards of all candidates, rounded, in the order of the candidates."""
 
 
 _Picks = list[tuple[int, str]]
@@ -173,10 +181,30 @@ def _sort(rewards: Tensor, keep: int) -> _Sorted:
         raise ValueError(f"rewards must be (N,), the candidates of one prompt. Got {tuple(rewards.shape)}.")
     if not 1 <= keep <= len(rewards):
         raise ValueError(f"keep must be in [1, N]. Got keep={keep} of N={len(rewards)} candidates.")
-    finite = torch.isfinite(rewards)
-    order = rewards.double().masked_fill(~finite, -torch.inf).sort(descending=True, stable=True).indices.tolist()
+    finite, values = torch.isfinite(rewards), quantise(rewards)
+    order = values.masked_fill(~finite, -torch.inf).sort(descending=True, stable=True).indices.tolist()
     scored = int(finite.sum())
-    return _Sorted(order[:scored], order[scored:], rewards.tolist())
+    return _Sorted(order[:scored], order[scored:], values.tolist())
+
+
+def quantise(rewards: Tensor) -> Tensor:
+    """Round rewards to multiples of a power of two: the largest that is within `RESOLUTION` or `LAST_PLACES`.
+
+    Args:
+        rewards: (N,) in any unit.
+
+    Returns:
+        (N,) float64; what is not finite stays.
+    """
+    values, finite = rewards.double(), torch.isfinite(rewards)
+    if not bool(finite.any()) or not rewards.is_floating_point():
+        return values
+    low, high = (float(x) for x in values[finite].aminmax())
+    coarse = max((high - low) * RESOLUTION, max(-low, high) * LAST_PLACES * torch.finfo(rewards.dtype).eps)
+    if coarse == 0.0:
+        return values
+    step = math.ldexp(0.5, math.frexp(coarse)[1])
+    return torch.where(finite, (values / step).round() * step, values)
 
 
 def _selection(picks: _Picks, ranked: _Sorted, rewards: Tensor, keep: int) -> Selection:

@@ -54,3 +54,19 @@ class PrecisionReport:
     kernels: tuple[str, ...] = ()
     speed_up: float | None = None
     notes: tuple[str, ...] = ()
+
+
+def cpu_note(precision: str | None, device: str) -> str | None:
+    """Return what to say of a copy that is slower than float32 on a CPU; None of one that is not, and of GPUs.
+
+    Args:
+        precision: of the copy; None for none.
+        device: where it runs, cpu or cuda; auto where that is not known.
+    """
+    if device == "cuda" or precision != "int8":
+        return None
+    return (
+        "On a CPU an int8 copy may be slower than float32: measurements at batches of 128 gave .82, 1.18 and 1.9 of "
+        "float32's time, and .54 to .77 for a bfloat16 copy (docs/performance.md). Set rollout.explore.precision: "
+        "bfloat16, or time both."
+    )

@@ -15,13 +15,18 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.run.choose import NEWEST, Choice, choose_checkpoint
 from diffrl.run.directory import open_run_dir
+from diffrl.run.inputs import warn_of_inputs
+from diffrl.training.inputs import digest_base, digest_packages
 from diffrl.training.policy import Policy
 from diffrl.training.session import open_adapter
 
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A run's model and one of its checkpoints; `messages` say why that one, where it was not simply the newest."""
+    """A run's model and one of its checkpoints.
+
+    `messages` say why that one, where it was not simply the newest, and what is not as it was when it was trained.
+    """
 
     run_dir: Path
     config: Config
@@ -73,6 +78,8 @@ def open_run_model(run: Path, device: torch.device, choice: Choice = NEWEST) -> 
     run_dir, config = open_run_dir(run)
     messages: list[str] = []
     checkpoint = choose_checkpoint(run_dir, config, choice, messages.append)
+    now = {**digest_base(config.model), **digest_packages()}
+    messages += warn_of_inputs(checkpoint.state.get("inputs"), now, str(run_dir))
     adapter = open_adapter(config, device)
     policy = Policy(adapter, config.model.adapters, config.run.seed)
     return AlignedModel(run_dir, config, checkpoint, adapter, policy, tuple(messages))

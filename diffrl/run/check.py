@@ -24,6 +24,7 @@ from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_devic
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.precision.backends import find_backend
+from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.select import own_selection
@@ -232,7 +233,9 @@ class _Checks:
             try_attention(m.attention, device, DTYPES[m.dtype])
         if e is None or e.precision == "training":
             return str(device)
-        return f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+        slow = cpu_note(e.precision, device.type)
+        named = f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+        return named + (f"\n{'':<12} {slow}" if slow else "")
 
     def memory(self) -> str:
         plan = make_plan(self.config, self.processes)

@@ -10,25 +10,22 @@ import platform
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from diffrl import __version__
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
 from diffrl.files import flush, replacing, write_json
 from diffrl.rewards.score import WeightedScorer
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
+from diffrl.training.inputs import versions
 
 LOCK = ".lock"
 BEFORE_CONFIG = ("environment.json", REWARDS)
 UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for name in BEFORE_CONFIG)}
 """All that a run leaves which was killed before it could be resumed; a new run may take its place."""
-
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "safetensors")
 
 
 def new_run_dir(config: Config) -> Path:
@@ -161,17 +158,6 @@ def _instead(directory: Path) -> str:
         return ", which has none. Name a run's own folder, such as runs/NAME"
     more = ", ..." if len(runs) > 5 else ""
     return f", a folder of runs. Name one of them: {', '.join(runs[:5])}{more}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, diffrl and what it stands on."""
-    found = {"python": platform.python_version(), "diffrl": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, Any]:

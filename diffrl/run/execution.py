@@ -164,5 +164,7 @@ class TrainingRun:
         """Write a checkpoint of everything that the next iteration depends on."""
         trainer = self.trainer
         with trainer.clock("checkpoint"):
-            state = {**trainer.state(), "config": kept_config(self.config)}
-            self.journal.checkpoint(trainer.iteration, trainer.session, trainer.averages, state)
+            session = trainer.session
+            kept = {"inputs": session.inputs, "input_changes": session.input_changes}
+            state = {**trainer.state(), "config": kept_config(self.config), **kept}
+            self.journal.checkpoint(trainer.iteration, session, trainer.averages, state)

@@ -11,8 +11,8 @@ from diffrl import pulse
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError
 from diffrl.files import write_json
-from diffrl.run.directory import versions
 from diffrl.run.execution import TrainingRun
+from diffrl.run.inputs import MEASURED_WITH
 from diffrl.run.summary import (
     held_out_change,
     print_summary,
@@ -22,6 +22,7 @@ from diffrl.run.summary import (
 )
 from diffrl.tracking.endings import STOPPED
 from diffrl.tracking.metrics import read_metrics
+from diffrl.training.inputs import versions
 
 
 def finish(run: TrainingRun, console: Console) -> None:
@@ -58,14 +59,21 @@ def finish(run: TrainingRun, console: Console) -> None:
         "processes": session.accelerator.num_processes,
         "versions": versions(),
     }
+    changes = session.input_changes
+    if changes:
+        summary["input_changes"] = [{"after_iteration": at, "inputs": names} for at, names in changes]
     write_json(run_dir / "summary.json", summary)
-    write_curve(run_dir, rewards, run_dir / "curve.png")
+    write_curve(run_dir, rewards, run_dir / "curve.png", [at for at, _ in changes])
     higher = session.eval_scorers[0].scorer.spec.higher_is_better
     try:
-        write_before_after(run_dir, rewards[0], config.run.iterations, run_dir / "before_after.png", higher)
+        measured = [at for at, names in changes if any(name.startswith(MEASURED_WITH) for name in names)]
+        picture, last = run_dir / "before_after.png", config.run.iterations
+        write_before_after(run_dir, rewards[0], last, picture, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0])
+    for at, names in changes:
+        report(f"After iteration {at}, other inputs: {', '.join(names)}. Before and after are not of the same.")
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         report("The count of network evaluations differs from the plan's. Please report this as a bug.")
     if trainer.guard.verdict:

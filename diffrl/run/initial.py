@@ -11,7 +11,7 @@ are the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from diffrl.errors import ConfigError
 from diffrl.run.aligned import aligned_weights
 from diffrl.run.choose import Choice, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
+from diffrl.run.inputs import require_inputs, require_pinned
 from diffrl.run.lora_start import pin_start, restore_start
+from diffrl.training.inputs import digest_base
 from diffrl.training.policy import Policy
 
 
@@ -61,30 +63,39 @@ def pin_initial(config: Config) -> Config:
     return _with(config, begun.model_copy(update={"sha256": found}))
 
 
-def restore_initial(policy: Policy, config: Config) -> str | None:
+def restore_initial(
+    policy: Policy, config: Config, inputs: Mapping[str, str] | None = None, accept: bool = False
+) -> list[str]:
     """Put the weights of `model.init_from` into a policy that nobody has trained yet.
+
+    The base must be the one that they were trained on. Prompts and rewards may be others, as a new run's are.
 
     Args:
         policy: as the pipeline has it; of a sharded one each rank fills its part.
         config: of the run.
+        inputs: digests of what the run depends on; None = only of its base.
+        accept: begin also on another base.
 
     Returns:
-        What was done, for the user; None where the run begins with its pipeline's own weights.
+        What was done, for the user; nothing where the run begins with its pipeline's own weights.
 
     Raises:
-        ConfigError: as `pin_initial`.
+        ConfigError: as `pin_initial`, or the base is another one than it was.
         CheckpointError: that checkpoint is damaged, or its weights are not those that this configuration trains.
     """
     begun = config.model.init_from
     if config.model.lora_start is not None:
-        return restore_start(policy, config.model)
+        return [restore_start(policy, config.model)]
     if begun is None:
-        return None
+        return []
     path, _ = _find(config.model, begun)
-    name, weights = aligned_weights(load_checkpoint(path))
+    checkpoint = load_checkpoint(path)
+    then, now = checkpoint.state.get("inputs"), digest_base(config.model) if inputs is None else inputs
+    notes = require_inputs(then, now, accept, f"What {begun.run} has trained", ("model.path",))
+    name, weights = aligned_weights(checkpoint)
     policy.restore(weights)
     which = "the moving average" if name == "ema" else "as trained, it has no moving average"
-    return f"Begins with the weights of {begun.run} after its iteration {begun.step} ({which})."
+    return [f"Begins with the weights of {begun.run} after its iteration {begun.step} ({which}).", *notes]
 
 
 def origin(config: Config) -> dict[str, Any]:
@@ -145,11 +156,7 @@ def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
         found = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(f"model.init_from: {path / MANIFEST} cannot be read: {error.strerror or error}.") from error
-    if begun.sha256 not in (None, found):
-        raise ConfigError(
-            f"model.init_from.sha256 must be that of {path / MANIFEST}. Got {begun.sha256}, and the file has {found}: "
-            "it is another checkpoint now. Put the former one back, or start a new run from this one."
-        )
+    require_pinned("model.init_from.sha256", path / MANIFEST, begun.sha256, found, "checkpoint")
     return path, found
 
 

@@ -67,7 +67,8 @@ class Journal:
 
     def _start_trackers(self) -> None:
         wandb = self.config.track.wandb
-        kwargs: dict[str, Any] = {}
+        # TensorBoard forgets the steps after the checkpoint, which are trained again; W&B ignores a step that it has.
+        kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}}
         if wandb:
             # A resumed run goes on in the same W&B run.
             own = json.loads((self.run_dir / "environment.json").read_text(encoding="utf-8"))["run_id"]

@@ -38,6 +38,13 @@ from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exi
 from diffrl.run.execution import TrainingRun
 from diffrl.run.fit import require_fit
 from diffrl.run.initial import origin, pin_initial, restore_initial
+from diffrl.run.inputs import (
+    MEASURED_WITH,
+    TRAINED_WITH,
+    changed_inputs,
+    require_alike_on_ranks,
+    require_inputs,
+)
 from diffrl.run.journal import Journal, random_group
 from diffrl.run.kept_config import changes_since
 from diffrl.run.longer import changed_config, complete_words, is_complete, rate_words, set_ending_aside
@@ -53,13 +60,21 @@ from diffrl.training.messages import Messages
 from diffrl.training.session import Session, open_session
 
 
-def train(config: Config, console: Console, callbacks: Sequence[Callback] = (), *, owns_process: bool = True) -> Path:
+def train(
+    config: Config,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+    *,
+    accept_changed_inputs: bool = False,
+    owns_process: bool = True,
+) -> Path:
     """Start a run and see it through.
 
     Args:
         config: of the run.
         console: where to show.
         callbacks: are told what happens.
+        accept_changed_inputs: begin with the weights of model.init_from also on another base than they were trained on.
         owns_process: see `StopSignal`.
 
     Returns:
@@ -74,7 +89,8 @@ def train(config: Config, console: Console, callbacks: Sequence[Callback] = (), 
     stop = StopSignal(owns_process)
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = _open(config, run_dir, console)
-        _begin(session)
+        require_alike_on_ranks(session)
+        _begin(session, accept_changed_inputs)
         with _one_trainer(session, run_dir):
             if session.accelerator.is_main_process:
                 new_run_dir(config)  # again, now that nobody else can take it
@@ -91,6 +107,7 @@ def resume(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     *,
+    accept_changed_inputs: bool = False,
     owns_process: bool = True,
 ) -> Path:
     """Go on with a run from its newest whole checkpoint, as if it had never stopped. Of one that is complete, say so.
@@ -102,10 +119,11 @@ def resume(
         overrides: as for `load_config`, of keys that may change: more iterations (run.iterations), and see
             `may_change`. They are the run's own from here on.
         callbacks: are told what happens.
+        accept_changed_inputs: go on also with other prompts, base or rewards than the run was trained with.
         owns_process: see `StopSignal`.
 
     Raises:
-        DiffrlError: no run there, none of its checkpoints can be used, or it is configured otherwise now.
+        DiffrlError: no run there, none of its checkpoints can be used, or configuration or inputs are others now.
     """
     run_dir, before = open_run_dir(path)
     config = changed_config(run_dir, before, overrides, from_start)
@@ -117,7 +135,9 @@ def resume(
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = _open(config, run_dir, console, resumes=True)
         with _one_trainer(session, run_dir):
-            _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before)
+            require_alike_on_ranks(session)
+            accept = accept_changed_inputs
+            _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before, accept=accept)
     return run_dir
 
 
@@ -130,6 +150,7 @@ def _go_on(
     callbacks: Sequence[Callback],
     *,
     overridden: bool,
+    accept: bool,
 ) -> None:
     config, notes, checkpoint = session.config, list[str](), None
     changed: dict[str, tuple[Any, Any]] = {}
@@ -141,12 +162,18 @@ def _go_on(
             notes.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
             changed = changes_since(checkpoint.state.get("config"), config)
             session.notes = [*session.notes, *filter(None, [rate_words(config, checkpoint)])]
+            then = checkpoint.state.get("inputs")
+            notes += require_inputs(then, session.inputs, accept, str(run_dir), TRAINED_WITH)
+            others = changed_inputs(then, session.inputs, (*TRAINED_WITH, *MEASURED_WITH))
+            session.input_changes = [(at, names) for at, names in checkpoint.state.get("input_changes", [])]
+            session.input_changes += [(checkpoint.step, list(others))] if others else []
+            changed |= others
     if checkpoint is None:
-        _begin(session)
+        _begin(session, accept)
     session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
     if session.accelerator.is_main_process:
         notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
-        otherwise = overridden and "run.iterations" in changed
+        otherwise = (overridden and "run.iterations" in changed) or bool(changed.keys() & session.inputs.keys())
         notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint, otherwise)
         if overridden:
             write_config(run_dir, config)
@@ -169,10 +196,10 @@ def _open(config: Config, run_dir: Path, console: Console, resumes: bool = False
         return open_session(config, run_dir, resumes)
 
 
-def _begin(session: Session) -> None:
+def _begin(session: Session, accept: bool) -> None:
     """Put the weights that the run begins with into the policy, where these are not its pipeline's own."""
-    begun = restore_initial(session.policy, session.config)
-    session.notes = [*session.notes, *filter(None, [begun])]
+    begun = restore_initial(session.policy, session.config, session.inputs, accept)
+    session.notes = [*session.notes, *begun]
 
 
 def _first_rank() -> bool:

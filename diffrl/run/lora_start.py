@@ -12,12 +12,12 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.model import LoraStartSettings, ModelSettings
-from diffrl.errors import ConfigError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.lora import ADAPTER_NAME
 from diffrl.models.lora_file import check_lora, lora_files, read_lora, require_fitting, sha256_of
 from diffrl.models.lora_names import linear_layers
 from diffrl.models.lora_tensors import LoraWeights
+from diffrl.run.inputs import require_pinned
 from diffrl.training.policy import Policy
 
 DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
@@ -96,11 +96,7 @@ def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict
     """The files of a LoRA by network, and their sha256, which is the one that is written down if there is one."""
     files = lora_files(start.path, networks)
     found = sha256_of(files)
-    if start.sha256 not in (None, found):
-        raise ConfigError(
-            f"model.lora.start.sha256 must be that of {start.path}. Got {start.sha256}, and it has {found}: it is "
-            "another LoRA now. Put the former one back, or start a new run from this one."
-        )
+    require_pinned("model.lora.start.sha256", start.path, start.sha256, found, "LoRA")
     return files, found
 
 

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, step_of
+from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, remove_leftovers, step_of
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.files import write_json
@@ -188,6 +188,8 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
             if (run_dir / name).is_file():
                 shutil.copy2(run_dir / name, making / name)
         os.replace(making, folder)
+        if (run_dir / CHECKPOINTS).is_dir():
+            remove_leftovers(run_dir / CHECKPOINTS)  # or half a checkpoint would lie there for good
         if step is None:
             _move_all(run_dir, folder)
             return [f"All that lay in {run_dir} is in {folder} now, a run of its own. Training begins anew."]

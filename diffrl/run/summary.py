@@ -19,6 +19,7 @@ from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.records import Prompt
 from diffrl.run.ending import again
+from diffrl.tracking.index import asked
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 
@@ -64,9 +65,16 @@ def unplanned_evaluations(rows: Sequence[Mapping[str, Any]], run: RunSettings) -
 
 
 def write_before_after(
-    run_dir: Path, reward: str, last_iteration: int, destination: Path, higher_is_better: bool = True
+    run_dir: Path,
+    reward: str,
+    last_iteration: int,
+    destination: Path,
+    higher_is_better: bool = True,
+    changed_after: Sequence[int] = (),
 ) -> bool:
     """Draw the first held-out samples before and after training: same prompts, same noise, none kept for its score.
+
+    Samples whose prompt is another one now are no pair, and are left out.
 
     Args:
         run_dir: the run.
@@ -74,10 +82,11 @@ def write_before_after(
         last_iteration: of the evaluation after training.
         destination: PNG file.
         higher_is_better: of the reward: 1 is a pass; else 0 is.
+        changed_after: iterations after which held-out prompts, rewards or the base became others; written on top.
 
     Returns:
-        Whether the store has such pictures of both evaluations. Of an index that does not say why they were kept, all
-        are taken.
+        Whether the store has such pictures of both evaluations, of the same prompts. Of an index that does not say why
+        they were kept, all are taken.
     """
     with SampleStore.open_readonly(run_dir) as store:
         before, last = (
@@ -85,7 +94,8 @@ def write_before_after(
             for i in (0, last_iteration)
         )
         after = {(s.group, s.root): s for s in last}
-        pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after][:GRID_SAMPLES]
+        pairs = [(b, after[b.group, b.root]) for b in before if (b.group, b.root) in after]
+        pairs = [(b, a) for b, a in pairs if asked(a.prompt, a.metadata) == asked(b.prompt, b.metadata)][:GRID_SAMPLES]
         if not pairs:
             return False
         moving = store.picture(pairs[0][0]).ndim > 3
@@ -99,7 +109,8 @@ def write_before_after(
             )
             for pair in pairs
         ]
-    comparison_grid(cells, picture_size=STILL_SIZE if moving else PICTURE_SIZE).save(destination)
+    title = f"measured with other inputs since iteration {changed_after[0]}" if changed_after else None
+    comparison_grid(cells, picture_size=STILL_SIZE if moving else PICTURE_SIZE, title=title).save(destination)
     return True
 
 
@@ -108,11 +119,11 @@ def _passed(value: float | None, good: float) -> bool | None:
     return None if value not in (0.0, 1.0) else value == good
 
 
-def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> None:
+def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path, changed_after: Sequence[int] = ()) -> None:
     """Draw the training reward and each held-out reward against iterations; PNG.
 
     Each reward has axes of its own, since scorers differ in their units; what it was in training is on the same axes,
-    in the same units.
+    in the same units. Where inputs became others (`changed_after`, iterations) there is a dashed line.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -129,6 +140,9 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path) -> Non
         grid = figure.subplots(height, columns, squeeze=False).flatten()
         for axes, (title, training, held_out) in zip(grid, names, strict=False):
             _draw_reward(axes, rows, title, training, held_out)
+            for at in changed_after:
+                axes.axvline(at, color="#b3261e", linewidth=0.9, linestyle="--")
+                axes.annotate("other inputs", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, va="top")
         for axes in grid[len(names) :]:
             axes.set_visible(False)
         figure.savefig(destination)

@@ -67,14 +67,12 @@ CREATE TABLE samples (
     representative INTEGER,         -- 1: kept whatever it scored; 0: kept for how much its score changed
     UNIQUE (stage, iteration, group_id, root, path)
 );
-CREATE INDEX samples_by_prompt ON samples (prompt, seed);
 CREATE TABLE rewards (
     sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
     name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
     raw REAL,                       -- in the scorer's units; NULL where it failed
     PRIMARY KEY (sample_id, name)
 ) WITHOUT ROWID;
-CREATE INDEX rewards_by_value ON rewards (name, raw);
 """
 NOTES = """
 CREATE TABLE IF NOT EXISTS notes (
@@ -87,6 +85,8 @@ CREATE TABLE IF NOT EXISTS notes (
 """Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
 KEPT = ("exact", "representative")
 """Columns that indexes of older runs lack until somebody writes to them; NULL there, and without a picture."""
+UNREAD = ("rewards_by_value", "samples_by_prompt")
+"""Indexes of older runs that nobody reads, and that made each iteration's rows dearer than the last one's."""
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -141,6 +141,8 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
         database.execute(NOTES)
         for name in _lacking(database):
             database.execute(f"ALTER TABLE samples ADD COLUMN {name} INTEGER")
+        for name in UNREAD:
+            database.execute(f"DROP INDEX IF EXISTS {name}")
     database.execute("COMMIT")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ from diffrl.models.placement import Placement
 from diffrl.models.text_encoders import TextReader, text_readers
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
+from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
+from diffrl.training.inputs import Inputs, digest_base, digest_packages, digest_prompts, digest_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.prompt_report import add_encoders, report_prompts
@@ -68,6 +71,7 @@ class Session:
         sigmas: (T + 1,) the rollout's grid.
         notes: what the user should know before the run begins.
         prompt_notes: those of them that are about its prompts.
+        input_changes: where the run went on with other inputs: after which iteration, and their names.
     """
 
     config: Config
@@ -87,6 +91,24 @@ class Session:
     sigmas: Tensor
     notes: Sequence[str] = ()
     prompt_notes: Sequence[str] = ()
+    input_changes: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Digests of what the run depends on and its configuration only names, taken once.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        c = self.config
+        return {
+            "prompts.train": digest_prompts(self.prompts),
+            "prompts.eval": digest_prompts(self.eval_prompts),
+            **digest_base(c.model),
+            **digest_rewards("rewards", c.rewards, [one.scorer.spec for one in self.scorers]),
+            **digest_rewards("eval.rewards", c.eval.rewards, [one.scorer.spec for one in self.eval_scorers]),
+            **digest_packages(),
+        }
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +159,9 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     world = accelerator.num_processes
     check_world_size(config, world)
     plan = make_plan(config, world)
-    notes = memory_notes(config, plan, accelerator.device)
+    e = config.rollout.explore
+    slow = cpu_note(None if e is None else e.precision, accelerator.device.type)
+    notes = (*memory_notes(config, plan, accelerator.device), *([slow] if slow else []))
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)
     add_encoders(report, config.prompts, lists, encoders_of(adapter))

@@ -22,10 +22,11 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from reward_models.base import ScorerSpec
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
@@ -47,23 +48,64 @@ def file_digest(path: Path) -> str:
 
 def scorer_identity(reward: Loaded) -> str:
     """Everything of a scorer that its scores depend on, as a hash."""
-    spec = reward.scorer.spec
-    factory = factory_of(reward.choice.name)
-    options = _with_defaults(factory, reward.choice.options)
-    options.pop("device", None)
-    values = list(_texts(options))
-    sources = [found for text in [reward.choice.name, *values] for found in _sources(text)]
-    return _hash(
-        {
-            "scheme": SCHEME,
-            "name": reward.choice.name,
-            "spec": [spec.name, spec.version],
-            "options": options,
-            "weights": [mark for value in [*values, spec.weights] if value for mark in _weights(value)],
-            "source": [mark for own, found in sources if own for mark in _digests(found)],
-            "packages": versions({"PIL", "torch"}.union(*(found.others for _, found in sources))),
-        }
-    )
+    return _hash({"scheme": SCHEME, **scorer_facts(reward.choice.name, reward.choice.options, reward.scorer.spec)})
+
+
+def scorer_facts(
+    name: str, options: Mapping[str, Any], spec: ScorerSpec | None, mark: Callable[[Path], str] | None = None
+) -> dict[str, Any]:
+    """Collect everything that a scorer's scores depend on, as plain values.
+
+    Args:
+        name: as it is registered, or "module:Object".
+        options: of the scorer.
+        spec: of the scorer; None where it is not known.
+        mark: tells what is in a file of weights; None = its size and modification time.
+    """
+    named, version, weights = (None, None, None) if spec is None else (spec.name, spec.version, spec.weights)
+    known = _with_defaults(factory_of(name), options)
+    known.pop("device", None)
+    values = list(_texts(known))
+    sources = [found for text in [name, *values] for found in _sources(text)]
+    return {
+        "name": name,
+        "spec": [named, version],
+        "options": known,
+        "weights": [entry for value in [*values, weights] if value for entry in _weights(value, mark or _mark)],
+        "source": [entry for own, found in sources if own for entry in _digests(found)],
+        "packages": versions({"PIL", "torch"}.union(*(found.others for _, found in sources))),
+    }
+
+
+def content_mark(file: Path) -> str:
+    """Tell what is in a file, whatever its name, place and time: its size, and the SHA-256 of a part of it.
+
+    Of safetensors that is the header and the first 4 KiB of every tensor, of other files beyond 1 MiB 64 blocks evenly
+    apart, and of small ones all. So 50 GB take a second; what changes elsewhere within a tensor alone is not seen.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest, size = hashlib.sha256(), file.stat().st_size
+    with file.open("rb") as stream:
+        for start, length in _parts(stream, size, file.suffix == ".safetensors"):
+            stream.seek(start)
+            digest.update(stream.read(length))
+    return f"{size} {digest.hexdigest()}"
+
+
+def _parts(stream: IO[bytes], size: int, tensors: bool) -> list[tuple[int, int]]:
+    """Where the parts of a file begin that stand for all of it, and their lengths in bytes."""
+    if size <= BLOCK:
+        return [(0, size)]
+    spread = [(size * i // 64, BLOCK // 64) for i in range(64)] + [(size - BLOCK // 64, BLOCK // 64)]
+    try:
+        length = 8 + int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length - 8)) if tensors and length < size else {}
+        ends = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        return [(0, length), *((length + a, min(b - a, 4096)) for a, b in sorted(ends))] if ends else spread
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # whoever loads it says so
+        return spread
 
 
 def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group: Sequence[str] = ()) -> str:
@@ -118,23 +160,23 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(entry)
 
 
-def _weights(text: str) -> list[str]:
+def _weights(text: str, mark: Callable[[Path], str]) -> list[str]:
     """Marks of the files that a text names: a file, a folder, or a hub repository in the local cache."""
     try:
         path = Path(text).expanduser()
         if path.is_file():
-            return [_mark(path, path.parent)]
+            return [f"{path.name} {mark(path)}"]
         if path.is_dir():
             inside = sorted(Path(folder) / name for folder, _, files in os.walk(path) for name in files)
-            return [_mark(file, path) for file in inside]
+            return [f"{file.relative_to(path)} {mark(file)}" for file in inside]
     except (OSError, ValueError, RuntimeError):  # a long prompt template, or "~nobody"
         return []
     return [_commit(text)] if text.count("/") == 1 and not text.startswith((".", "/", "~")) else []
 
 
-def _mark(file: Path, root: Path) -> str:
+def _mark(file: Path) -> str:
     facts = file.stat()
-    return f"{file.relative_to(root)} {facts.st_size} {facts.st_mtime_ns}"
+    return f"{facts.st_size} {facts.st_mtime_ns}"
 
 
 def _commit(repository: str) -> str:

@@ -4,14 +4,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
+from rich.console import Console
 
 from diffrl.config.load import load_config
 from diffrl.config.schema import Config
 from diffrl.cost.meter import TRAINED, UNGRADED, PhaseClock
 from diffrl.records import Iteration
+from diffrl.run.execution import TrainingRun
+from diffrl.run.journal import Journal
+from diffrl.run.lifecycle import train
+from diffrl.run.progress import Progress
+from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
 from diffrl.training.session import open_session
@@ -71,10 +78,12 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         and stochastic step, and these in latents of float32.
     """
     with TemporaryDirectory() as folder:
-        fixed = [f"run.dir={folder}", "track.trees=null", f"run.iterations={iterations + 1}", "train.warmup_updates=0"]
-        config = load_config(path, [*fixed, *overrides])
+        fixed = [f"run.dir={folder}", "track.trees=null", f"run.iterations={iterations + 2}", "train.warmup_updates=0"]
+        config = load_config(path, [*fixed, "run.eval_every=null", *overrides])
         session = open_session(config, Path(folder))
-        trainer = Trainer(session, Messages())
+        trainer, quiet = Trainer(session, Messages()), Console(quiet=True)
+        journal = Journal(Path(folder), config, session.accelerator)
+        run = TrainingRun(trainer, journal, Progress(quiet, iterations + 2, quiet=True))
         clock = ProcessClock(session.device)
         trainer.clock = trainer.sampling.clock = trainer.crediting.clock = clock
         assign = trainer.crediting.assign
@@ -83,17 +92,25 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
             with clock("credit"):
                 return assign(*arguments)
 
+        def iterate() -> Iteration:
+            done = trainer.iterate()
+            with clock("journal"):  # samples and metrics, as in a run
+                run.write(done)
+            return done
+
         trainer.crediting.assign = credited
-        trainer.iterate()
+        run.cost.begin(trainer.counts())
+        iterate()
         best, before = matmul_rate(), dict(session.meter.evaluations)
         clock.seconds, clock.cpu_seconds = {}, {}
         wall, cpu, done = 0.0, 0.0, None
         for _ in range(iterations):
             done = None  # let go of the last one's samples
             start, cpu_start = time.perf_counter(), time.process_time()
-            done = trainer.iterate()
+            done = iterate()
             wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - cpu_start
         rate = max(best, matmul_rate())
+        journal.close()
         counts = {name: count - before[name] for name, count in session.meter.evaluations.items()}
     seconds = {
         **{phase: (clock.cpu_seconds[phase], clock.seconds[phase]) for phase in clock.seconds},
@@ -111,6 +128,25 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
     each, latent = stored / max(1, len(rollout) * steps), 4 * rollout.latents[0].numel()
     rows["stored"] = {"bytes a sample-step": each, "latents a sample-step": each / latent, "MiB": stored / 2**20}
     return rows
+
+
+def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dict[str, float]:
+    """Train a run, and return what its bookkeeping takes early and late: "seconds/other" of its metrics.jsonl.
+
+    Args:
+        path: of a configuration.
+        overrides: "a.b=c" each.
+        iterations: of the run, at least 30.
+
+    Returns:
+        Medians over ten iterations, around the tenth ("early") and before the end ("late"), and "ratio", late / early.
+    """
+    with TemporaryDirectory() as folder:
+        fixed = [f"run.dir={folder}", "run.name=history", "track.trees=null", f"run.iterations={iterations}"]
+        run = train(load_config(path, [*fixed, "run.eval_every=null", *overrides]), Console(quiet=True))
+        other = [row["seconds/other"] for row in read_metrics(run / "metrics.jsonl") if row.get("iteration")]
+    early, late = median(other[5:15]), median(other[-11:-1])
+    return {"early": early, "late": late, "ratio": late / early}
 
 
 def flops_of(config: Config) -> int | None:

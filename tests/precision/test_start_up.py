@@ -1,10 +1,13 @@
 """The start-up checks on real networks: coverage, shapes, layers and weights; each must be able to fail."""
 
+import io
 import math
 from collections import Counter
+from contextlib import redirect_stdout
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
@@ -207,3 +210,24 @@ class TestSpeed:
 
     def test_cpus_have_no_kernels(self):
         assert kernel_names(lambda: None, CPU) == ()
+
+
+def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_begun(run_settings, tmp_path):
+    from diffrl.cli import main
+    from diffrl.config.load import make_config
+    from diffrl.run.check import check_config
+    from diffrl.training.session import open_session
+
+    run_settings["model"]["device"] = "cpu"
+
+    def notes(precision):
+        run_settings["rollout"]["explore"] = {"precision": precision, "candidates": 8, "keep": 4}
+        config = make_config(run_settings)
+        path = tmp_path / "c.yaml"
+        path.write_text(yaml.safe_dump(run_settings), encoding="utf-8")
+        with redirect_stdout(io.StringIO()) as planned, pytest.raises(SystemExit):
+            main(["plan", str(path)])
+        return planned.getvalue(), "\n".join(check_config(config)), " ".join(open_session(config, tmp_path).notes)
+
+    assert all("slower than float32" in text for text in notes("int8"))
+    assert not any("slower than float32" in text for text in notes("bfloat16"))

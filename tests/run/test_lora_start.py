@@ -74,7 +74,7 @@ def drawn(pipeline):
 def test_before_any_update_it_draws_what_stock_diffusers_draws_with_the_lora(random_sd3, tmp_path, lora):
     """The LoRA's alpha is 6, the configuration's 5."""
     trainer = make_trainer(of(random_sd3, tmp_path, lora))
-    said = restore_initial(trainer.session.policy, trainer.config)
+    (said,) = restore_initial(trainer.session.policy, trainer.config)
     assert "alpha of 6 scaled to 5" in said
     pipeline = trainer.session.adapter.pipeline
     ours, theirs, base = drawn(pipeline), drawn(stock(random_sd3, lora)), drawn(stock(random_sd3))

@@ -110,6 +110,16 @@ def test_refusing_touches_nothing_and_beginning_anew_loses_nothing(run, finished
     assert_same_run(run, finished)
 
 
+def test_half_a_checkpoint_is_not_set_aside(run):
+    """What a kill in the middle of a save has left is of no use to anybody, and would lie there for good."""
+    half = run / "checkpoints" / ".writing-step-000009"
+    half.mkdir()
+    (half / "policy.safetensors").write_bytes(b"half")
+    set_aside(run)
+    kept = [path.name for path in (run / "before-1" / "checkpoints").iterdir()]
+    assert kept and all(name.startswith("step-") for name in kept)
+
+
 def test_from_start_goes_with_resume_alone(capsys, tmp_path):
     assert "--resume" in refused(capsys, tmp_path / "config.yaml", "--from-start")
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,9 @@ from rich.console import Console
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.run.lifecycle import train
+from diffrl.training.loop import Trainer
+from tests.run.test_resume import Crash, crash_at
+from tests.training.harness import go_on, start
 
 
 def quiet():
@@ -30,6 +34,25 @@ def test_tensorboard_gets_the_rows_of_metrics_jsonl(run_settings):
         logged = {event.step: event.value for event in board.Scalars(name)}
         assert logged == pytest.approx({row["iteration"]: row[name] for row in rows if name in row}, rel=1e-6)
         assert set(logged) == {1, 2}
+
+
+@pytest.mark.long
+def test_tensorboard_has_each_step_once_after_a_kill(run_settings, monkeypatch):
+    """Iteration 3 is logged, lost with the kill before its checkpoint, and logged again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_settings["run"] |= {"iterations": 4, "checkpoint_every": 2}
+    run_settings["track"]["tensorboard"] = True
+    with monkeypatch.context() as patch:
+        crash_at(patch, Trainer, "iterate", 4)
+        with pytest.raises(Crash):
+            start(run_settings)
+    run_dir = Path(run_settings["run"]["dir"]) / "run"
+    go_on(run_dir)
+    events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))
+    board = EventAccumulator(str(events.parent))
+    board.Reload()
+    assert [event.step for event in board.Scalars("reward/mean")] == [1, 2, 3, 4]
 
 
 def test_a_tracker_that_is_not_installed_is_refused(run_settings, monkeypatch):

@@ -351,6 +351,24 @@ def test_a_measurement_that_fails_is_said_and_made_up_for(config, cost, trained,
     assert "left out" not in (tmp_path / "o" / "table.md").read_text()
 
 
+@pytest.mark.long
+def test_a_prompt_list_of_other_contents_is_refused_when_it_goes_on(config, cost, trained, tmp_path, capsys):
+    """And marked in the report where it was meant."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("a red circle\na blue square\na green star\n")
+    command = ("compare", f"mine: {config} prompts.train={mine} prompts.eval=shapes:tune", "--out", tmp_path / "o")
+    command += ("--budget", f"evaluations={9 * cost}", "--seeds")
+    assert run(*command, "1") == 0
+    mine.write_text("a red ring\n")
+    assert "mine in" in (message := refusal(capsys, *command, "2")) and "prompts.train was 3 prompts" in message
+    assert len(trained) == 1
+    assert run(*command, "2", "--accept-changed-inputs") == 0
+    capsys.readouterr()
+    assert len(trained) == 2
+    assert run("compare", "--out", tmp_path / "o", "--report-only") == 0
+    assert "other inputs: prompts.train" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_report_split_is_refused_before_the_end(config, cost, trained, tmp_path, capsys):
     budget = ("--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
     mine = tmp_path / "mine.txt"

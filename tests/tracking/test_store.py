@@ -1,6 +1,8 @@
 import multiprocessing
+import random
 import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -262,3 +264,41 @@ def test_processes_may_fill_one_store_together(tmp_path):
     assert [process.exitcode for process in ranks] == [0, 0, 0]
     with SampleStore.open_readonly(tmp_path) as reader:
         assert len(reader.read()) == 450
+
+
+def test_an_iteration_writes_as_many_pages_however_long_the_run_is(tmp_path):
+    """Counted in the log of SQLite, which has a frame for each page that a transaction changed."""
+
+    def pages(iteration):
+        rng = random.Random(iteration)
+        names = ("shapes", "shapes/strict", "shapes/colour", "shapes/count")
+        store.write(
+            [
+                sample(iteration, g, r, prompt=f"{rng.random()} squares", rewards={n: rng.random() for n in names})
+                for g in range(8)
+                for r in range(8)
+            ]
+        )
+        with closing(sqlite3.connect(tmp_path / INDEX)) as other:
+            (_, frames, _) = other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return frames
+
+    with SampleStore(tmp_path) as store:
+        written = [pages(i) for i in range(60)]
+    assert sum(written[50:60]) <= 1.2 * sum(written[5:15])
+
+
+def test_indexes_of_older_runs_that_nobody_reads_go_once_the_run_goes_on(tmp_path):
+    with SampleStore(tmp_path) as store:
+        store.write([sample(rewards={"shapes": 0.5})])
+        before = store.read()
+    with closing(sqlite3.connect(tmp_path / INDEX)) as older:
+        older.execute("CREATE INDEX rewards_by_value ON rewards (name, raw)")
+        older.execute("CREATE INDEX samples_by_prompt ON samples (prompt, seed)")
+    with SampleStore.open_readonly(tmp_path) as store:
+        assert store.read() == before
+    with SampleStore(tmp_path) as store:
+        assert store.read() == before
+    with closing(sqlite3.connect(tmp_path / INDEX)) as now:
+        assert not now.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()

@@ -22,11 +22,19 @@ from diffrl.run.watch import watched
 from diffrl.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
 from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
-from diffrl.studies.compare.plan import Planned, Record, earlier_plan, plan_candidate
+from diffrl.studies.compare.plan import (
+    Planned,
+    Record,
+    earlier_changes,
+    earlier_plan,
+    plan_candidate,
+    require_inputs_alike,
+)
 from diffrl.studies.compare.processes import Processes, cores
 from diffrl.studies.compare.results import STATE, collect
 from diffrl.studies.compare.tables import print_report, write_report
 from diffrl.studies.compare.training import Work, time_all, train_all
+from diffrl.training.inputs import digest_named
 
 SEEDS = 3
 
@@ -49,6 +57,7 @@ class CompareRequest:
         jobs: runs at once; None = as many as there are cores, on a GPU and for a budget in seconds one.
         prices: of evaluations, see `diffrl.cost.prices.parse_prices`.
         variety: samples of a prompt for diversity and the distance to the base; None = not measured.
+        accept_changed_inputs: go on also with prompts, bases or rewards of other contents than it began with.
     """
 
     configurations: tuple[str, ...]
@@ -64,6 +73,7 @@ class CompareRequest:
     jobs: int | None = None
     prices: str = EQUAL.name
     variety: int | None = None
+    accept_changed_inputs: bool = False
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -84,7 +94,8 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     most = runs_at_once(request.jobs, budget, configs)
     seeds = choose_seeds(request, console)
     at_once = min(most, len(candidates) * seeds)
-    work = Work(request.out, console, Processes(at_once), request.guidance, request.variety)
+    accept, processes = request.accept_changed_inputs, Processes(at_once)
+    work = Work(request.out, console, processes, request.guidance, request.variety, accept)
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)
@@ -94,9 +105,13 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         print_plan(console, _plan(known, budget, request.evals, prices, seconds, earlier), untimed, seeds)
         return
     earlier_plan(request.out, *asked, seeds)  # refuse before the directory is touched
+    inputs = {candidate.label: digest_named(config) for candidate, config in zip(candidates, configs, strict=True)}
+    changes = require_inputs_alike(request.out, inputs, accept)
+    for line in changes:
+        work.report(line)
     with locked(request.out):
         earlier = earlier_plan(request.out, *asked, seeds)
-        record = Record(budget, request.evals, seeds, prices, earlier)
+        record = Record(budget, request.evals, seeds, prices, earlier, inputs, earlier_changes(request.out) + changes)
         record.save(request.out)
         pairs = list(zip(candidates, configs, strict=True))
         seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from diffrl.cost.prices import Prices, prices_of
 from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
+from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.results import STATE, read_state
+from diffrl.training.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Record:
         seeds: of each configuration.
         prices: of evaluations.
         planned: by label.
+        inputs: of each configuration, digests of what it names; by label.
+        input_changes: what was said where it went on with other inputs.
     """
 
     budget: Budget
@@ -120,6 +124,8 @@ class Record:
     seeds: int
     prices: Prices
     planned: dict[str, Planned]
+    inputs: dict[str, Inputs] = field(default_factory=dict)
+    input_changes: list[str] = field(default_factory=list)
 
     def save(self, out: Path) -> None:
         """Write state.json."""
@@ -128,6 +134,8 @@ class Record:
             "evals": self.evals,
             "seeds": self.seeds,
             "prices": self.prices.to_json(),
+            "inputs": self.inputs,
+            "input_changes": self.input_changes,
             "configurations": [planned.entry() for planned in self.planned.values()],
         }
         write_json(out / STATE, content)
@@ -151,6 +159,35 @@ class Record:
         }
         prices = prices_of(state.get("prices"))
         return cls(Budget(**state["budget"]), state["evals"], state["seeds"], prices, planned)
+
+
+def require_inputs_alike(out: Path, now: dict[str, Inputs], accept: bool) -> list[str]:
+    """Refuse to go on with prompts, bases or rewards of other contents than the comparison began with, or name them.
+
+    Args:
+        out: its directory, as `earlier_plan` let it pass.
+        now: digests, by label.
+        accept: the user says that other ones are meant.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    if not (out / STATE).is_file():
+        return []
+    before, lines = read_state(out).get("inputs") or {}, []
+    for label, digests in now.items():
+        if label in before or not before:
+            kinds = (*TRAINED_WITH, *MEASURED_WITH)
+            lines += require_inputs(before.get(label), digests, accept, f"{label} in {out}", kinds)
+    return lines
+
+
+def earlier_changes(out: Path) -> list[str]:
+    """Return what was said where a comparison went on with other inputs; nothing of a new one."""
+    return list(read_state(out).get("input_changes") or []) if (out / STATE).is_file() else []
 
 
 def earlier_plan(

@@ -218,7 +218,7 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
         )
     metric, paid = metric or default_metric(state), prices_of(state.get("prices"))
     prices = prices or paid
-    arms, notes = [], []
+    arms, notes = [], list(state.get("input_changes") or [])
     for entry in state["configurations"]:
         label, runs, unfinished = entry["label"], [], []
         for number in range(state["seeds"]):

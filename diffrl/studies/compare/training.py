@@ -15,6 +15,7 @@ from diffrl import pulse
 from diffrl.config import Config, dump_config
 from diffrl.errors import DiffrlError
 from diffrl.run.directory import open_run_dir
+from diffrl.run.inputs import ACCEPT
 from diffrl.run.watch import duration
 from diffrl.studies.compare.arguments import Candidate
 from diffrl.studies.compare.pairing import report_source
@@ -39,6 +40,7 @@ class Work:
         processes: run its commands.
         guidance: scales of the measurements on the report split, besides that of the configuration.
         variety: samples of a prompt for the measure of variety; None = not measured.
+        accept_changed_inputs: as its request says.
         failures: what has failed, a sentence each.
     """
 
@@ -47,6 +49,7 @@ class Work:
     processes: Processes
     guidance: tuple[float, ...] = ()
     variety: int | None = None
+    accept_changed_inputs: bool = False
     failures: list[str] = field(default_factory=list)
 
     def report(self, text: str) -> None:
@@ -180,6 +183,8 @@ def _train(work: Work, config: Config, what: str) -> bool:
         if (path / "summary.json").is_file():
             return True
         arguments = ["train", "--resume", str(path)]
+    if work.accept_changed_inputs:
+        arguments.append(ACCEPT)
     path.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(dump_config(config), encoding="utf-8")
     code = work.processes.run(arguments, log)

@@ -231,8 +231,7 @@ def _prepare(
         weights = [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
     else:
         policy = Policy(open_adapter(config, device), config.model.adapters, config.run.seed)
-        begun = restore_initial(policy, config)
-        weights = [] if begun is None else [begun]
+        weights = restore_initial(policy, config)
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
     batch = prompt_batch(prompts, request.prompts, seed, 0)
