@@ -18,6 +18,7 @@ from torch import Tensor
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.errors import BrokenScorerError, RewardError
 from reward_models.messages import brief, printable
+from reward_models.process_state import settings_kept
 
 
 def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
@@ -36,12 +37,14 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
 
     Raises:
         RewardError: the scorer's own.
-        BrokenScorerError: it raised anything else but what is of memory or a Ctrl-C, changed its batch, or returned
-            what is no score of each sample.
+        BrokenScorerError: it raised anything else but what is of memory or a Ctrl-C, changed its batch or what numbers
+            elsewhere depend on (`process_state`), or returned what is no score of each sample.
     """
     given = own_copy(batch)
     try:
-        output = _own_output(scorer(given), len(batch), name)
+        with settings_kept(name):
+            returned = scorer(given)
+        output = _own_output(returned, len(batch), name)
     except (RewardError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except BaseException as error:  # also SystemExit, and what libraries in Rust raise in a panic
@@ -133,9 +136,13 @@ def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
         )
     tensors = {"raw": output.raw, "ok": output.ok, **{f"part {key!r}": part for key, part in parts.items()}}
     for key, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.shape != (count,):
-            got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise BrokenScorerError(f"{rule} Its {key} is of {got}. {check}")
+        if not isinstance(tensor, Tensor):
+            raise BrokenScorerError(f"{rule} Its {key} is of {type(tensor).__name__}. {check}")
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_complex():
+            got = f"{tensor.layout} {tensor.dtype} on {tensor.device}"
+            raise BrokenScorerError(f"{rule} Its {key} is no dense tensor of real numbers: {got}. {check}")
+        if tensor.shape != (count,):
+            raise BrokenScorerError(f"{rule} Its {key} is of shape {tuple(tensor.shape)}. {check}")
     if output.ok.dtype != torch.bool or not output.raw.is_floating_point():
         got = f"{output.raw.dtype} and {output.ok.dtype}"
         raise BrokenScorerError(f"{rule} raw is of floats and ok of bool. Got {got}. {check}")

@@ -190,7 +190,8 @@ class ScorerSpec:
         remote: it asks a server, so that its time is not this machine's.
         batch_size: samples to give it at once where nobody says otherwise; fewer for large models.
         scaling: the usual (shift, scale): (raw - shift) / scale is about [0, 1].
-        version: changes whenever the same sample may score differently.
+        version: changes whenever the same sample may score differently. The default counts none: scores of a reward of
+            your own are then not cached.
         memory: of the weights, in words ("3.9 GB float32, 2.0 GB in half precision").
         extra: what to install: pip install 'diffrl[EXTRA]'.
         weights: where the weights come from: a hub id, a file of a repository, an address.

@@ -22,6 +22,7 @@ from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
 from reward_models.errors import RewardError
 from reward_models.messages import describe, printable
+from reward_models.process_state import changed_settings, put_back, read_settings, settings_restored
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
 TOLERANCE = 2e-4
@@ -54,8 +55,7 @@ def check_scorer(
     if not callable(scorer):
         return ["It must be callable: __call__(self, batch: RewardBatch) -> RewardOutput."]
     problems: list[str] = []
-    devices = range(torch.cuda.device_count()) if _cuda_in_use() else range(0)
-    with torch.enable_grad(), torch.random.fork_rng(devices):  # as a careless caller has it; nothing is left behind
+    with settings_restored(), torch.enable_grad():  # as a careless caller has it
         try:
             problems += _check_spec(spec)
             batch = _batch(scorer, metadata, samples)
@@ -187,7 +187,7 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
     Raises:
         RewardError: the scorer's own.
     """
-    given, states = own_copy(batch), _random_states()
+    given, settings = own_copy(batch), read_settings()
     try:
         output = scorer(given)
     except RewardError:
@@ -195,22 +195,18 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
     except _RAISED as error:
         return None, [f"Scoring {what} raised {describe(error)}."]
     problems = [f"It must not change the {field} it is given." for field in changes(given, batch)]
-    if any(not torch.equal(now, then) for now, then in zip(_random_states(), states, strict=False)):
-        problems.append("It must not draw from torch's global random numbers, nor seed them: give it a generator.")
+    for setting in changed_settings(settings):
+        problems.append(
+            f"It must not draw from {setting.title}, nor seed them: give it a generator."
+            if setting.scope == "random"
+            else f"It must leave {setting.title} as it was: put back what it changes."
+        )
+    put_back(settings)
     try:
         wrong = check_output(scorer.spec, output, len(batch))
     except _RAISED as error:  # of a range or parts that are none
         wrong = [f"Its output cannot be read: {describe(error)}."]
     return (None if wrong else output), [*problems, *(f"Of {what}: {problem}" for problem in wrong)]
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _random_states() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return states + list(torch.cuda.get_rng_state_all()) if _cuda_in_use() else states
 
 
 def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:

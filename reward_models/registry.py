@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from reward_models.errors import RewardError
@@ -77,7 +78,8 @@ def factory_of(name: str) -> Any:
     """
     module_name, _, attribute = resolve_scorer(name).partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        with nullcontext() if name in SCORERS else _settings_kept(name):
+            return getattr(importlib.import_module(module_name), attribute)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
@@ -104,7 +106,8 @@ def load_reward(name: str, **options: Any) -> Scorer:
         raise RewardError(f"A reward is a class, or a function that makes a scorer. {name} is {factory!r}.")
     _check_options(name, factory, options)
     try:
-        made = factory(**options)
+        with _settings_kept(name):
+            made = factory(**options)
     except (RewardError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever a stranger's constructor raises
@@ -133,7 +136,8 @@ def move(name: str, scorer: Scorer, device: Any) -> Any:
         RewardError: it raises.
     """
     try:
-        return scorer.to(device)
+        with _settings_kept(name):
+            return scorer.to(device)
     except (RewardError, KeyboardInterrupt):
         raise
     except BaseException as error:  # out of memory, no such device, or whatever a stranger's scorer raises
@@ -153,6 +157,12 @@ def require_itself(name: str, scorer: Scorer, moved: Any) -> None:
             f"`to(device)` of a reward must return the scorer itself. That of {name} returns {type(moved).__name__}. "
             "End it with `return self`."
         )
+
+
+def _settings_kept(name: str) -> AbstractContextManager[None]:
+    from reward_models.process_state import settings_kept  # torch, only now that a scorer is wanted
+
+    return settings_kept(name, scoring=False)
 
 
 def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.files import open_database
 from diffrl.tracking.places import place
+from reward_models.stores import require_tables
 from reward_models.suffixes import is_image
 from reward_models.webp import is_lossless
 
@@ -137,6 +138,8 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
     elif version != SCHEMA_VERSION:
         found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
+    else:
+        require_tables(database)
     if not readonly:
         database.execute(NOTES)
         for name in _lacking(database):

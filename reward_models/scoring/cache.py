@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from reward_models.errors import RewardError
 
@@ -102,13 +103,10 @@ class ScoreCache:
         self._database.execute("COMMIT")
 
     def get(self, key: str) -> Score | None:
-        """A known score."""
+        """Return a known score; a row that holds none, as after damage, is not known."""
         with self._lock, self._explained():
             row = self._database.execute("SELECT raw, parts, note FROM scores WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        parts = {name: math.nan if value is None else value for name, value in json.loads(row[1]).items()}
-        return Score(row[0], parts, note=row[2])
+        return None if row is None else _score(*row)
 
     def put(self, reward: str, scores: Sequence[tuple[str, Score]]) -> None:
         """Keep scores by key, all or none; those that failed are left out."""
@@ -142,6 +140,16 @@ class ScoreCache:
             raise RewardError(
                 f"The cache of scores {self.path} cannot be used: {error}. Give another file to --cache, or --no-cache."
             ) from error
+
+
+def _score(raw: Any, parts: Any, note: Any) -> Score | None:
+    """The score of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
+    try:
+        named = {name: math.nan if value is None else value for name, value in json.loads(parts).items()}
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        return None
+    numbers = all(type(value) in (int, float) for value in (raw, *named.values()))
+    return Score(raw, named, note=note) if numbers and isinstance(note, str | None) and math.isfinite(raw) else None
 
 
 def _json(parts: Mapping[str, float]) -> str:

@@ -18,6 +18,7 @@ from reward_models.scoring.cache import ScoreCache, default_path
 from reward_models.scoring.catalogue import entries_as_json, show_check, show_entries, show_self_test
 from reward_models.scoring.checks import check_items
 from reward_models.scoring.choices import Loaded, choose, load
+from reward_models.scoring.identity import can_be_cached
 from reward_models.scoring.items import Found, peek
 from reward_models.scoring.output import Outputs, check_outputs, check_targets
 from reward_models.scoring.run import score_items
@@ -81,7 +82,8 @@ def run(
         try:
             summary = _score(outs, rewards, found, cache)
         except KeyboardInterrupt:
-            kept = "" if results.no_cache else "What was scored is in the cache: run the same command again to go on."
+            known = not results.no_cache and any(map(can_be_cached, rewards))
+            kept = "What was scored is in the cache: run the same command again to go on." if known else ""
             sys.stderr.write(f"Interrupted. {kept}\n")
             return INTERRUPTED
     seconds = time.monotonic() - started

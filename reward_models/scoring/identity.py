@@ -5,10 +5,12 @@
     its options, defaults filled in           without `device`, which changes the last digits at most
     its weights                               size and modification time of every file that an option names, the commit
                                               of a hub repository as it lies in the local cache
-    its source                                of scorers of the user's own, which rarely count versions: its module,
-                                              and the modules near it that it imports; see `source`
-    packages                                  versions of Pillow and torch, and of whatever else the scorer imports
+    its source                                of scorers of the user's own: the file of its module
+    packages                                  versions of `PACKAGES`
     the other members                         of the sample's group, for scorers that compare them
+
+A scorer of the user's own may depend on anything besides: files that no option names, modules, the weather. Its scores
+are known again only if its spec counts a version, by which its author answers for that.
 
 The weights behind a server cannot be seen: of remote scorers only the address, the options and the version count.
 
@@ -19,22 +21,39 @@ price is that the same picture saved in another format is scored again.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from reward_models.base import ScorerSpec
+from reward_models.errors import RewardError
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
-from reward_models.scoring.source import Sources, sources_of, versions
 
-SCHEME = 2
+SCHEME = 3
 """Changes whenever the same sample and scorer would hash otherwise."""
 BLOCK = 2**20
+PACKAGES = (
+    "av",
+    "numpy",
+    "onnxruntime",
+    "open-clip-torch",
+    "opencv-python-headless",
+    "pillow",
+    "pytesseract",
+    "rapidocr",
+    "scipy",
+    "torch",
+    "torchvision",
+    "transformers",
+)
+"""Distributions that our scorers compute with; others fetch, read and show."""
 
 
 def file_digest(path: Path) -> str:
@@ -63,17 +82,17 @@ def scorer_facts(
         mark: tells what is in a file of weights; None = its size and modification time.
     """
     named, version, weights = (None, None, None) if spec is None else (spec.name, spec.version, spec.weights)
-    known = _with_defaults(factory_of(name), options)
+    factory = factory_of(name)
+    known = _with_defaults(factory, options)
     known.pop("device", None)
     values = list(_texts(known))
-    sources = [found for text in [name, *values] for found in _sources(text)]
     return {
         "name": name,
         "spec": [named, version],
         "options": known,
         "weights": [entry for value in [*values, weights] if value for entry in _weights(value, mark or _mark)],
-        "source": [entry for own, found in sources if own for entry in _digests(found)],
-        "packages": versions({"PIL", "torch"}.union(*(found.others for _, found in sources))),
+        "source": None if name in SCORERS else _source(factory),
+        "packages": [_version(package) for package in PACKAGES],
     }
 
 
@@ -106,6 +125,17 @@ def _parts(stream: IO[bytes], size: int, tensors: bool) -> list[tuple[int, int]]
         return [(0, length), *((length + a, min(b - a, 4096)) for a, b in sorted(ends))] if ends else spread
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # whoever loads it says so
         return spread
+
+
+def can_be_cached(reward: Loaded) -> bool:
+    """Whether a scorer's name, version and options say all that its scores depend on.
+
+    They do of a registered one. One of the user's own must count a version, other than the default; one that is given
+    another by an option is not known to.
+    """
+    if any(_is_own(text) for text in _texts(reward.choice.options)):
+        return False
+    return reward.choice.name in SCORERS or reward.scorer.spec.version != ScorerSpec.version
 
 
 def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group: Sequence[str] = ()) -> str:
@@ -190,16 +220,26 @@ def _commit(repository: str) -> str:
         return ""
 
 
-def _sources(text: str) -> list[tuple[bool, Sources]]:
-    """The source of a scorer that a text names, and whether it is the user's own; nothing if it names none."""
-    module, separator, attribute = SCORERS.get(text, text).partition(":")
-    if not separator or not attribute.isidentifier() or not module.replace(".", "").isidentifier():
-        return []
+def _is_own(text: str) -> bool:
+    """Whether a text names a scorer of the user's own."""
+    if text in SCORERS or not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", text):
+        return False
     try:
-        return [(text not in SCORERS, sources_of(module))]
-    except Exception:  # it only looks like a module, and importing it may do anything
-        return []
+        return callable(factory_of(text))
+    except RewardError:  # it only looks like one
+        return False
 
 
-def _digests(found: Sources) -> list[str]:
-    return [f"{name} {file_digest(file)}" for name, file in sorted(found.files.items())]
+def _source(factory: Any) -> str | None:
+    """A digest of the file that a scorer is written in."""
+    try:
+        return file_digest(Path(str(inspect.getsourcefile(factory))))
+    except (OSError, TypeError):  # of no file
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -11,7 +11,7 @@ from reward_models.scoring.cache import Score, ScoreCache
 from reward_models.scoring.checks import why_not
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.groups import Known, score_groups
-from reward_models.scoring.identity import file_digest, sample_key, scorer_identity
+from reward_models.scoring.identity import can_be_cached, file_digest, sample_key, scorer_identity
 from reward_models.scoring.items import Item, Peek
 from reward_models.scoring.samples import Read, call_scorer, title
 
@@ -43,7 +43,7 @@ def score_items(
         rewards: ready to score.
         items: in the order in which rows are wanted.
         peeks: what their headers said.
-        cache: known scores; new ones are added after every batch.
+        cache: known scores; new ones are added after every batch, those of `can_be_cached` rewards.
         advance: told how many scores were just made or found.
 
     Yields:
@@ -53,16 +53,18 @@ def score_items(
         RewardError: a reward cannot work at all; what was scored before is in the cache.
     """
     identities = {reward.label: scorer_identity(reward) for reward in rewards}
+    caches = {reward.label: cache if can_be_cached(reward) else ScoreCache(None) for reward in rewards}
     grouped = [reward for reward in rewards if reward.scorer.spec.scope == "group"]
     single = [reward for reward in rewards if reward.scorer.spec.scope == "sample"]
     of_groups: dict[str, Sequence[Known]] = {
-        reward.label: score_groups(reward, identities[reward.label], items, peeks, cache, advance) for reward in grouped
+        reward.label: score_groups(reward, identities[reward.label], items, peeks, caches[reward.label], advance)
+        for reward in grouped
     }
     largest = max((reward.batch_size for reward in single), default=1)
     rows = range(len(items))
 
     def read(row: int) -> Read:
-        found = _read(items[row], peeks[row], single, identities, cache)
+        found = _read(items[row], peeks[row], single, identities, caches)
         known = {label: scores[row] for label, scores in of_groups.items()}
         found.scores |= {label: one.score for label, one in known.items()}
         found.cached |= {label for label, one in known.items() if one.cached}
@@ -70,7 +72,7 @@ def score_items(
 
     for window in _read_ahead(_windows(rows, peeks, WINDOW_BATCHES * largest), read):
         for reward in single:
-            _score_window(reward, window, cache, advance)
+            _score_window(reward, window, caches[reward.label], advance)
         for sample in window:
             yield Row(sample.item, sample.scores, sample.cached)
 
@@ -105,7 +107,9 @@ def _read_ahead(windows: Iterator[list[int]], read: Callable[[int], Read]) -> It
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _read(item: Item, seen: Peek, rewards: Sequence[Loaded], identities: Mapping[str, str], cache: ScoreCache) -> Read:
+def _read(
+    item: Item, seen: Peek, rewards: Sequence[Loaded], identities: Mapping[str, str], caches: Mapping[str, ScoreCache]
+) -> Read:
     """Look a sample up; open its file only if something is left to score."""
     sample = Read(item)
     for reward in rewards:
@@ -123,7 +127,7 @@ def _read(item: Item, seen: Peek, rewards: Sequence[Loaded], identities: Mapping
     cached = set()
     for reward in able:
         key = sample_key(identities[reward.label], digest, item, reward.scorer.spec.uses_prompt)
-        known = cache.get(key)
+        known = caches[reward.label].get(key)
         if known is None:
             sample.keys[reward.label] = key
         else:

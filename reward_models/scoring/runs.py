@@ -16,6 +16,7 @@ from typing import Any
 
 from reward_models.errors import RewardError
 from reward_models.scoring.items import Item
+from reward_models.stores import require_tables
 from reward_models.webp import is_lossless
 
 INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
@@ -52,6 +53,7 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             raise RewardError(
                 f"{index} has schema {version}, this version reads {SCHEMA_VERSION}. Use matching versions."
             )
+        require_tables(database)
         where: list[str] = ["1"]
         values: list[Any] = []
         if stage is not None:

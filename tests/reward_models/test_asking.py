@@ -152,7 +152,7 @@ def test_messages_of_samples_and_refusals_can_be_stored():
         ({"parts": None}, "TypeError"),
         ({"errors": [None, OSError("x"), None]}, r"Errors are text or None. Got OSError\('x'\)"),
         ({"errors": None}, "TypeError"),
-        ({"raw": torch.zeros(3, device="meta")}, "The reward own failed"),
+        ({"raw": torch.zeros(3, device="meta")}, "no dense tensor of real numbers"),
     ],
 )
 def test_an_output_that_cannot_be_read_is_one_sentence(change, told):

@@ -120,7 +120,7 @@ def counting(tmp_path, monkeypatch) -> Callable[..., str]:
     """Write a module with a scorer that notes what it is given; returns its dotted name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def write(module: str, version: str = "1", before: str = "", uses_prompt: bool = True) -> str:
+    def write(module: str, version: str = "mine", before: str = "", uses_prompt: bool = True) -> str:
         text = SCORER.replace("VERSION", version).replace("BEFORE", before).replace("USES", str(uses_prompt))
         (tmp_path / f"{module}.py").write_text(text)
         return f"{module}:Counting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.metadata
 import json
@@ -11,15 +12,18 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from reward_models import RewardBatch, load_reward
+import reward_models
+from reward_models import RewardBatch, ScorerSpec, load_reward
 from reward_models.images.shapes import ShapesScorer
 from reward_models.media import to_pil
 from reward_models.scoring.cache import Score, ScoreCache, failure
-from reward_models.scoring.source import sources_of
+from reward_models.scoring.choices import Choice, Loaded
+from reward_models.scoring.identity import PACKAGES, can_be_cached
 from reward_models.self_test import noise
 from tests.patience import LONG, until
 
@@ -82,44 +86,57 @@ def test_a_new_version_and_new_source_are_scored_again(scored, counting, picture
     assert scored(pictures, "--reward", name) == 0
 
 
-def test_a_helper_that_changed_makes_new_scores(scored, counting, pictures, tmp_path):
-    """Also one in a package, imported within a function, whose importer did not change."""
-    name = counting("mine_helped", before="from mine_package.tones import ADDED; batch.media.add_(ADDED * 0)")
-    (tmp_path / "mine_package").mkdir()
-    (tmp_path / "mine_package/__init__.py").write_text("")
-    (tmp_path / "mine_package/tones.py").write_text("from . import deep\nADDED = deep.ADDED\n")
-    deep, unrelated = tmp_path / "mine_package/deep.py", tmp_path / "mine_package/unrelated.py"
-
-    def again() -> int:
-        for module in ("mine_helped", *(m for m in list(sys.modules) if m.startswith("mine_package"))):
-            forget(module)
-        return scored(pictures, "--reward", name)
-
-    deep.write_text("ADDED = 1\n")
-    assert [again(), again()] == [5, 0]
-    deep.write_text("ADDED = 2\n")
-    unrelated.write_text("ADDED = 3\n")
-    assert [again(), again()] == [5, 0]
-    unrelated.write_text("ADDED = 4\n")
-    assert again() == 0
+def test_a_reward_of_ones_own_that_counts_no_version_may_depend_on_anything(score, counting, pictures, tmp_path):
+    """Such as a file that no option names; beside it a registered reward is known."""
+    tone = tmp_path / "tone.txt"
+    uses = f"self.factor = float(Path({str(tone)!r}).read_text())"
+    name = counting("mine_reading", version=ScorerSpec.version, before=uses)
+    command = [pictures, "--reward", name, "--reward", "shapes", "--option", f"{name}.log={tmp_path / 'log'}", "--json"]
+    means = []
+    for factor in (1, 2):
+        tone.write_text(str(factor))
+        means.append(score(*command).summary["rewards"])
+    assert means[1][name]["mean"] == pytest.approx(2 * means[0][name]["mean"])
+    assert means[1][name]["cached"] == 0 and means[1]["shapes"]["cached"] == 5
 
 
-def test_source_is_read_and_not_looked_up_among_what_is_loaded(tmp_path, monkeypatch):
-    """Modules of the standard library, those installed and our own are no files of the user's."""
-    (tmp_path / "own_module.py").write_text(
-        "import json, importlib, torch.nn as nn\nfrom reward_models.base import ScorerSpec\n"
-        "def late():\n    import own_late.inner\n    importlib.import_module('own_named')\n"
-    )
-    (tmp_path / "own_late").mkdir()
-    (tmp_path / "own_late/inner.py").write_text("def broken(:\n")
-    (tmp_path / "own_named.py").write_text("import own_module, own_nowhere\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = sources_of("own_module")
-    assert sorted(found.files) == ["own_late.inner", "own_module", "own_named"]
-    assert found.others == {"torch", "reward_models", "own_nowhere"}
-    ours = sources_of("reward_models.images.pickscore")
-    assert {"torch", "transformers", "PIL"} <= ours.others and "reward_models.base" in ours.files
-    assert "transformers" not in sources_of("reward_models.images.shapes").others
+def test_a_reward_that_an_option_gives_another_is_not_known(monkeypatch, counting):
+    own = counting("mine_inside")
+    for options, expected in (({}, True), ({"reward": "shapes"}, True), ({"reward": own}, False), ({"a": "b:c"}, True)):
+        scorer = SimpleNamespace(spec=load_reward("shapes").spec)
+        assert can_be_cached(Loaded(Choice("video_mean", "x", options), scorer, 1)) is expected
+
+
+def test_every_package_that_scorers_compute_with_is_in_the_key():
+    """Read from the import statements of the package."""
+    fetch_and_show = {"fastapi", "httpx", "huggingface_hub", "pydantic", "rich", "typer", "uvicorn", "yaml"} | {
+        "safetensors",
+        "starlette",
+    }
+    names = {"PIL": "pillow", "cv2": "opencv-python-headless", "open_clip": "open-clip-torch"}
+    seen = set()
+    for file in Path(reward_models.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                seen |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                seen.add(node.module.partition(".")[0])
+    others = seen - sys.stdlib_module_names - {"reward_models"}
+    drawing = {"matplotlib", "pyarrow"}
+    assert {names.get(name, name) for name in others} <= {*PACKAGES, *fetch_and_show, *drawing}
+
+
+@pytest.mark.parametrize("column", ["raw", "parts", "note"])
+@pytest.mark.parametrize("value", ["no json", "[1]", '{"p": "x"}', b"\xff", "[" * 9999])
+def test_a_damaged_row_is_scored_again(score, pictures, tmp_path, column, value):
+    command = [pictures, "--reward", "shapes", "--json"]
+    first = score(*command).summary["rewards"]["shapes"]
+    if column != "note" or isinstance(value, bytes):  # any text is a note
+        with sqlite3.connect(tmp_path / "cache/diffrl/scores.sqlite") as database:
+            database.execute(f"UPDATE scores SET {column} = ?", (value,))
+        second = score(*command).summary["rewards"]["shapes"]
+        assert (second["cached"], second["mean"]) == (0, first["mean"])
+    assert score(*command).summary["rewards"]["shapes"]["cached"] == 5
 
 
 def test_another_version_of_a_package_makes_new_scores(score, pictures, monkeypatch):
@@ -130,7 +147,7 @@ def test_another_version_of_a_package_makes_new_scores(score, pictures, monkeypa
 
     assert [cached(), cached()] == [[0, 0], [5, 5]]
     known = importlib.metadata.version
-    for package, expected in (("transformers", [5, 5]), ("torch", [0, 0]), ("pillow", [0, 0])):
+    for package, expected in (("rich", [5, 5]), ("torch", [0, 0]), ("transformers", [0, 0])):
         told = lambda name, package=package: "999" if name == package else known(name)  # noqa: E731
         monkeypatch.setattr("importlib.metadata.version", told)
         assert cached() == expected, package
