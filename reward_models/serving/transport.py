@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import signal
 import threading
 import time
 import weakref
@@ -139,7 +140,10 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(work, _loop())
     try:
         while not concurrent.futures.wait([future], POLL).done:
-            pass
+            if hasattr(
+                signal, "pthread_kill"
+            ):  # CPython 3.11 may forget a signal that another thread received until asked
+                signal.pthread_kill(threading.get_ident(), 0)
         return future.result()
     except BaseException:
         future.cancel()

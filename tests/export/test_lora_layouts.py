@@ -181,7 +181,8 @@ def test_training_begins_with_what_the_file_changes(random_pipelines, tmp_path, 
     rank = 2 if layout == "kohya" else RANK
     lora = {"rank": rank, "alpha": 5, "targets": targets, "start": {"path": str(path)}}
     trainer = make_trainer(settings(folder, tmp_path / "run", model={"family": family, "lora": lora}))
-    assert "Begins with the LoRA" in restore_initial(trainer.session.policy, trainer.config)
+    (said,) = restore_initial(trainer.session.policy, trainer.config)
+    assert "Begins with the LoRA" in said
     assert_changes(changes(trainer.session.policy.inner), expected)
 
 

@@ -64,7 +64,7 @@ def places(random_sd3, tmp_path):
 
         def train(self, path):
             trainer = make_trainer(self.data(path))
-            said = restore_initial(trainer.session.policy, trainer.config)
+            (said,) = restore_initial(trainer.session.policy, trainer.config)
             return trainer.session.policy.inner, said
 
         def reader(self, path):

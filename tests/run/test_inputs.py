@@ -55,7 +55,7 @@ def data(random_sd3, tmp_path, monkeypatch):
         (tmp_path / name).write_text(TWO)
     own_reward(tmp_path, 1)
     data = settings(tmp_path / "base", tmp_path, run={"iterations": 1, "checkpoint_every": 1, "eval_every": 1})
-    data["prompts"] |= {"train": str(tmp_path / "p.txt"), "eval": str(tmp_path / "e.txt")}
+    data["prompts"] |= {"train": str(tmp_path / "p.txt"), "eval": str(tmp_path / "e.txt"), "eval_on_train": True}
     data["rewards"] = [{"name": "own_bright:Bright", "label": "bright"}]
     data["eval"] |= {"rewards": data["rewards"]}
     data["model"]["lora"] = {"rank": 2, "alpha": 2}
