@@ -23,6 +23,8 @@ from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.inputs import versions
 
 LOCK = ".lock"
+NOT_COMPARED = ("run_id", "versions", "prompts")
+"""Of environment.json: what names a run, what is compared one by one, and notes."""
 BEFORE_CONFIG = ("environment.json", REWARDS)
 UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for name in BEFORE_CONFIG)}
 """All that a run leaves which was killed before it could be resumed; a new run may take its place."""
@@ -107,7 +109,7 @@ def note_resumption(
         return [f"{file} was missing or damaged: what this run began on is not known, a new one was written.{aside}"]
     write_json(file, {**record, "resumed": [*record.get("resumed", []), entry]})
     before, after = ({**one, **one["versions"]} for one in (record, now))
-    names = [name for name in after if name not in ("run_id", "versions") and before.get(name) != after[name]]
+    names = [name for name in after if name not in NOT_COMPARED and before.get(name) != after[name]]
     return [
         f"This run began with {name} {before.get(name)} and goes on with {after[name]}: results may differ by rounding."
         for name in names

@@ -177,8 +177,9 @@ class Summary:
         lines = []
         for series in self.series[: len(self._rewards)]:
             if series.failed:
-                text = "; ".join(f"{name}: {error}" for name, error in series.errors)
-                more = "; ..." if series.failed > len(series.errors) else ""
+                named = [e if e.startswith(name) else f"{name}: {e}" for name, e in series.errors]
+                text = " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in named)
+                more = " ..." if series.failed > len(series.errors) else ""
                 lines.append(f"{series.label} failed for {series.failed} of {len(self.names)} files. {text}{more}")
         return lines
 
