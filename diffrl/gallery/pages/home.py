@@ -17,6 +17,7 @@ from diffrl.gallery.records import Answer, Source, told
 from diffrl.gallery.rows import View
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.gallery.standings import seeds_of
 from diffrl.statistics import Estimate
 
 STRIP = 4
@@ -67,7 +68,9 @@ def lead(cards: Sequence[Card]) -> str:
     if known.count(best) > 1:
         return ""
     name, title = told(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
-    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}: {title}, {three(best)}"
+    seeds = seeds_of([card.source for card in runs])
+    of = f" of {seeds}" if seeds else ""
+    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}{of}: {title}, {three(best)}"
 
 
 def card(source: Source) -> Card:
