@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import three
-from diffrl.gallery.overview import before_and_after, intervals, missing
+from diffrl.gallery.overview import before_and_after, intervals, missing, mixed
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
@@ -78,7 +78,7 @@ def card(source: Source) -> Card:
     try:
         course = progress(source) if isinstance(source, RunSource) else None
         pairs = before_and_after(source, STRIP)
-        notes = [*pairs.notes, *missing(course, pairs)]
+        notes = [*pairs.notes, *missing(course, pairs), *(mixed(source) if isinstance(source, RunSource) else [])]
         known = intervals(source, pairs, course) if isinstance(source, RunSource) else {}
         return Card(source, course, pairs.views, known, notes, course.written if course else 0.0)
     except (GalleryError, OSError) as error:
