@@ -49,6 +49,8 @@ SCORERS: Mapping[str, str] = {
 }
 
 
+_SCORED = {"image", "images", "video", "videos", "completions"}
+"""Arguments that nobody means as a scorer's options: functions of other tools that score have them."""
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -122,6 +124,7 @@ def load_reward(name: str, **options: Any) -> Scorer:
         ) from error
     lacking = _lacking(made)
     if lacking:
+        _refuse_function_that_scores(name, made)
         raise RewardError(
             f"A reward is a callable with a `spec` and `to`. {name} gives a {type(made).__name__} without {lacking}. "
             "See reward_models.Scorer."
@@ -182,8 +185,33 @@ def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
         raise RewardError(f"The reward {name} does not take these options: {', '.join(unknown)}. {takes}")
     missing = [key for key, p in named.items() if p.default is p.empty and key not in options]
     if missing:
+        if not options:
+            _refuse_function_that_scores(name, factory)
         given = ", ".join(map(str, options)) or "no options"
         raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {given}. Add it. {takes}")
+
+
+def _refuse_function_that_scores(name: str, function: Any) -> None:
+    """Refuse a reward as other tools have it: a function of the images themselves.
+
+    Raises:
+        RewardError: it is one; says how to wrap it.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # no function, or one that does not tell its arguments
+        return
+    takes = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    scores_batches = takes == ["batch"] and inspect.isfunction(function)
+    if isinstance(function, type) or not (scores_batches or _SCORED & set(takes)):
+        return
+    tool = "TRL" if "completions" in takes else "flow_grpo" if takes[:2] == ["images", "prompts"] else ""
+    raise RewardError(
+        f"A reward is a class with `spec`, `__call__(batch)` and `to`, or a function that makes one. {name} scores by "
+        f"itself: it takes {', '.join(takes)}{f', as a function of {tool} does' if tool else ''}. Wrap it in such a "
+        "class, whose `__call__` asks it and returns `output_of_scores(torch.tensor(scores))`: "
+        "docs/rewards.md#functions-of-other-tools has the lines."
+    )
 
 
 def _lacking(made: Any) -> str:

@@ -146,13 +146,8 @@ def first_and_last(source: Source) -> Choice:
     return Choice(named([(source, states[0]), (source, states[-1])]))
 
 
-def last_of_all(sources: Sequence[Source], most: int | None = None) -> Choice:
-    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named.
-
-    Args:
-        sources: of the gallery.
-        most: only the first so many, which a sentence tells; None: all.
-    """
+def last_of_all(sources: Sequence[Source]) -> Choice:
+    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named."""
     pairs: list[tuple[Source, State]] = []
     notes: list[str] = []
     for source in sources:
@@ -165,9 +160,7 @@ def last_of_all(sources: Sequence[Source], most: int | None = None) -> Choice:
             pairs.append((source, states[-1]))
         else:
             notes.append(f"{source.title} has no samples yet.")
-    if most is not None and len(pairs) > most:
-        notes.append(f"These are {most} of {len(pairs)} sources: more do not fit. Choose others below.")
-    return Choice(named(pairs[:most]), notes)
+    return Choice(named(pairs), notes)
 
 
 def main_states(states: Sequence[State]) -> list[State]:

@@ -149,7 +149,8 @@ def page_data(
 ) -> dict[str, Any]:
     """What the page's script draws: all three axes of every run, and the lines as rows and values.
 
-    Values have six digits. `thinned` is the number of points that a line was cut down to, None if none was.
+    Values have six digits. `changes` are each run's rows after which it went on with other inputs. `thinned` is
+    the number of points that a line was cut down to, None if none was.
     """
     limit = max(200, min(LIMIT, BUDGET // max(1, sum(map(len, lines.values())))))
     thinned = any(len(line.points) > limit for found in lines.values() for line in found)
@@ -170,7 +171,9 @@ def page_data(
         for name, (column, _) in AXES.items()
     }
     words = {name: word for name, (_, word) in AXES.items()}
-    return {"x": x, "words": words, "axes": axes, "panels": drawn, "thinned": limit if thinned else None}
+    changes = [track.changed_rows for track in tracks]
+    thinnest = limit if thinned else None
+    return {"x": x, "words": words, "axes": axes, "panels": drawn, "changes": changes, "thinned": thinnest}
 
 
 def is_drawn(value: float | None) -> TypeGuard[float]:

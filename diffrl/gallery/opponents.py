@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diffrl.gallery.columns import MOST, Column, first_and_last, last_of_all, named
-from diffrl.gallery.compare import Row, match, pictured, standing
+from diffrl.gallery.columns import Column, first_and_last, last_of_all, named
+from diffrl.gallery.compare import FOLDER, Row, match, pictured, standing
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
@@ -35,10 +35,15 @@ def usual(site: Site, run: str = "") -> tuple[Column, Column]:
         GalleryError: there are no two.
     """
     first = None
+    known: dict[str, list[Brief]] = {}
     for pair in _candidates(site, run):
         first = first or pair
         try:
-            if meetings(*pair).shown:
+            for one in pair:
+                if one.key not in known:
+                    known[one.key] = _briefs(one)
+            briefs = [known[one.key] for one in pair]
+            if _may_meet(pair, briefs) and _meet(*pair, briefs).shown:
                 return pair
         except GalleryError:  # a store that cannot be read; its own pages say so
             continue
@@ -60,7 +65,7 @@ def _candidates(site: Site, run: str) -> Iterator[tuple[Column, Column]]:
             yield from _ends(first_and_last(source).columns)
         except GalleryError:
             continue
-    last = last_of_all(site.sources, MOST).columns
+    last = last_of_all(site.sources).columns
     for place, b in enumerate(last):
         for a in last[:place]:
             yield a, b
@@ -93,7 +98,20 @@ def meetings(a: Column, b: Column) -> Meetings:
     Raises:
         GalleryError: one of them cannot be read.
     """
-    briefs = [column.source.briefs(column.state, None) for column in (a, b)]
+    return _meet(a, b, [_briefs(a), _briefs(b)])
+
+
+def _briefs(column: Column) -> list[Brief]:
+    return column.source.briefs(column.state, None)
+
+
+def _may_meet(pair: Sequence[Column], briefs: Sequence[Sequence[Brief]]) -> bool:
+    """Whether two have a prompt in common, without which samples of runs are no pairs: quick, for many runs."""
+    prompts = ({brief.key[0] for brief in own} for own in briefs)
+    return FOLDER in [column.stream for column in pair] or bool(set.intersection(*prompts))
+
+
+def _meet(a: Column, b: Column, briefs: list[list[Brief]]) -> Meetings:
     matched = match(briefs, [a.stream, b.stream])
     rows = [row for row in matched.rows if None not in row.ids]
     exact = [[brief._replace(pictured=brief.pictured and brief.exact is not False) for brief in own] for own in briefs]

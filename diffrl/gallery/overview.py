@@ -13,6 +13,7 @@ from diffrl.gallery.progress import Change, Progress, setting
 from diffrl.gallery.records import Brief, Source, told
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import input_changes
 from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.tracking.index import PICTURES
@@ -163,6 +164,14 @@ def missing(course: Progress | None, pairs: Pairs) -> list[str]:
     if course.state == "unknown":
         notes.append("config.yaml and summary.json are not there: nothing tells whether this run has ended.")
     return notes
+
+
+def mixed(run: RunSource) -> list[str]:
+    """Sentences on where a run went on with other inputs."""
+    return [
+        f"After iteration {at}, other inputs: {', '.join(names)}. Before and after are not of the same."
+        for at, names in input_changes(run)
+    ]
 
 
 def led_out(run: RunSource) -> list[str]:

@@ -18,6 +18,8 @@ PALETTE = ("#1b7f6b", "#d1762a", "#3f6fb5", "#a8457f", "#7f8a1f", "#5b5fc7", "#b
 """Told apart with any kind of colour vision, together with the dashes; the page's style sheet has them too."""
 DASHES = ("solid", (0, (6, 2.5)), (0, (1.5, 2)), (0, (8, 2.5, 1.5, 2.5)))
 INK, FAINT, PAPER = "#23262b", "#d9d7d2", "#ffffff"
+OTHERS = "#b3261e"
+"""Of the line where a run went on with other inputs, here as in curve.png."""
 
 
 class Look(NamedTuple):
@@ -145,6 +147,13 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
             spread = [half * panel.scale if is_drawn(half := band[row]) else 0.0 for _, _, row in placed]
             low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    for track in {line.track: tracks[line.track] for line in lines}.values():
+        for at in (track.along(column)[row] for row in track.changed_rows):
+            if is_drawn(at):
+                axes.axvline(at, color=OTHERS, linewidth=0.9, linestyle="--")
+                axes.annotate(
+                    "other inputs", (at, 1), xycoords=("data", "axes fraction"), fontsize=look.text - 2, va="top"
+                )
     axes.set_title(plain(panel.title), fontsize=look.text + 1, loc="left", color=INK, y=1.0)
     axes.set_xlabel(words, color=INK)
     axes.set_ylabel(plain(panel.unit or panel.title), color=INK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -198,7 +199,17 @@ def setting(run: RunSource, name: str, section: str = "run") -> object:
         return None
 
 
-@lru_cache(maxsize=16)
+def recipe(run: RunSource) -> tuple[str, object] | None:
+    """Return the configuration but for seed, name and place as text, and the seed; None where it cannot be read."""
+    try:
+        config = _config(run.read_text("config.yaml"))
+        own = {key: value for key, value in config["run"].items() if key not in ("seed", "name", "dir")}
+        return json.dumps({**config, "run": own}, sort_keys=True, default=str), config["run"].get("seed")
+    except (GalleryError, OSError, TypeError, KeyError, AttributeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=128)
 def _config(text: str) -> Any:
     """The configuration; None where it cannot be read, which may take seconds too."""
     import yaml

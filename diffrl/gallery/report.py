@@ -15,7 +15,7 @@ from diffrl.gallery.curves import columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import finite, three
-from diffrl.gallery.overview import before_and_after, flat, intervals, lead, led_out, missing, read_json, text
+from diffrl.gallery.overview import before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
 from diffrl.gallery.progress import Progress, progress, said, updates_once
 from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
@@ -74,7 +74,7 @@ def report_values(run: RunSource) -> dict[str, Any]:
     alarms, notes = said(run)
     drawn, constant = figures(track, updates_once(run))
     found = before_and_after(run, PAIRS)
-    problems += [*led_out(run), *missing(course, found)]
+    problems += [*led_out(run), *mixed(run), *missing(course, found)]
     shown, words = pairs(run, found, [change.name for change in changes])
     known = intervals(run, found, course)
     return {

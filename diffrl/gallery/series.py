@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diffrl.errors import DiffrlError
+from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.metrics import parse_row, read_metrics
 
 Row = Mapping[str, Any]
 EMPTY = "It has written no metrics yet."
+INPUTS = ("prompts.", "model.path", "rewards.", "eval.rewards.")
+"""What the names begin with of what a run trains on and is measured with."""
 KEPT = 32
 """Runs whose columns stay in memory: about 10 MB each at 10,000 iterations."""
 SEEN = 4096
@@ -51,6 +54,7 @@ class Track:
         count: of rows.
         columns: by name, in the order in which they first appear.
         problem: a sentence where there are none.
+        changes: see `input_changes`.
     """
 
     key: str
@@ -58,6 +62,13 @@ class Track:
     count: int = 0
     columns: Mapping[str, Column] = field(default_factory=dict)
     problem: str = ""
+    changes: Sequence[tuple[int, Sequence[str]]] = ()
+
+    @property
+    def changed_rows(self) -> list[int]:
+        """The rows after which the run went on with other inputs."""
+        iterations = self.along("iteration") if self.changes else []
+        return [iterations.index(after) for after, _ in self.changes if after in iterations]
 
     def along(self, name: str) -> list[float | None]:
         """A column as one entry a row, None where there is no number."""
@@ -120,9 +131,32 @@ def track_of(run: RunSource) -> Track:
                 return Track(run.key, run.title, problem=EMPTY)
             file = _read(path)
             columns = {name: Column(column.rows[:], column.values[:]) for name, column in file.columns.items()}
-            return Track(run.key, run.title, file.count, columns, "" if file.count else EMPTY)
+            count = file.count
+        return Track(run.key, run.title, count, columns, "" if count else EMPTY, input_changes(run))
     except (DiffrlError, OSError) as error:
         return Track(run.key, run.title, problem=str(error))
+
+
+def input_changes(run: RunSource) -> list[tuple[int, list[str]]]:
+    """Return after which iterations a run went on with other inputs, and their names.
+
+    They are in the summary of a run that has ended, before that among its resumptions.
+    """
+    try:
+        summary, environment = run.read_json("summary.json"), run.read_json("environment.json")
+    except GalleryError:  # the run's own page says so
+        return []
+    if summary:
+        entries = _dicts(summary.get("input_changes"))
+        found = [(one.get("after_iteration"), one.get("inputs")) for one in entries]
+    else:
+        changed = _dicts([one.get("changed") for one in _dicts(environment.get("resumed"))])
+        found = [(one.get("after_iteration"), [name for name in one if name.startswith(INPUTS)]) for one in changed]
+    return [(at, list(map(str, names))) for at, names in found if type(at) is int and isinstance(names, list) and names]
+
+
+def _dicts(entries: object) -> list[dict[str, Any]]:
+    return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
 
 
 def _read(path: Path) -> _File:

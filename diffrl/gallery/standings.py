@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row, Summary, summarise
+from diffrl.gallery.progress import recipe
+from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
 from diffrl.statistics import Estimate, clustered_estimate
@@ -116,6 +119,22 @@ def leading(columns: Sequence[Column], rows: Sequence[Row], found: Sequence[Stan
     first, second = (place for _, place in known[:2])
     change = paired_change([row._replace(pair=(first, second)) for row in rows])
     return change and Leading(columns[first], columns[second], found[first].mean or 0.0, change)
+
+
+def seeds_of(sources: Sequence[Source]) -> str:
+    """Say of how many seeds of how many configurations runs are; "" where no two are seeds of one configuration.
+
+    Seeds are no rivals: which of them is the best says nothing of configurations, as `diffrl compare` does.
+    """
+    runs = [recipe(one) if isinstance(one, RunSource) else None for one in dict.fromkeys(sources)]
+    known = [one for one in runs if one is not None]
+    count, seeds = len(runs), Counter(text for text, _ in known)
+    if len(known) < count or len(set(known)) < count or count == len(seeds):
+        return ""
+    if len(seeds) == 1:
+        return f"{count} seeds of one configuration"
+    each = f"{count // len(seeds)} seeds of each" if len(set(seeds.values())) == 1 else "seeds"
+    return f"{count} runs, {each} of {len(seeds)} configurations"
 
 
 def spent(column: Column) -> tuple[float | None, float | None]:

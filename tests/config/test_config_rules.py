@@ -6,6 +6,7 @@ import pytest
 
 from diffrl.config.load import load_config, make_config
 from diffrl.errors import ConfigError
+from diffrl.models.families import FAMILIES
 
 FOREST = {"roots": 3, "splits": [0, 2]}
 EXPLORE = {"precision": "int8", "candidates": 24, "keep": 12}
@@ -209,6 +210,31 @@ def test_what_does_not_is_one_message(changes, expected):
         make_config(data_of(**changes))
     (problem,) = caught.value.problems
     assert expected in problem
+
+
+@pytest.mark.parametrize("kind", ["nft", "awm", "dgpo", "crd"])
+def test_guidance_that_is_an_input_of_the_network_is_that_of_the_rollout(kind):
+    """FLUX.1 and Kontext are distilled with it: there is no velocity without it, nor another one beside it."""
+    embedded = {"flux", "flux_kontext"}
+    for family in FAMILIES:
+        data = data_of(
+            model={"family": family, "path": "somewhere"},
+            rollout={"tree": {"roots": 5}, "guidance_scale": 3.5} | NO_NOISE,
+            objective={"kind": kind, "guidance": 2.0},
+            credit={},
+        )
+        problems: list[str] = []
+        try:
+            make_config(data)
+        except ConfigError as error:
+            problems = error.problems
+        said = [one for one in problems if f"objective.guidance must be left at 1 with the family {family}" in one]
+        assert bool(said) == (family in embedded), (family, problems)
+        assert all("rollout.guidance_scale in the loss too. Got 2" in one and "Remove it" in one for one in said)
+        data["objective"]["guidance"] = 1.0
+        if family in embedded:
+            config = make_config(data)
+            assert config.loss_guidance(config.objective.sample_guidance) == config.reference_guidance == 3.5
 
 
 def test_problems_of_several_sections_come_together():

@@ -132,6 +132,60 @@ def test_a_null_is_a_gap_in_the_drawing(tmp_path):
     assert strokes(panels_svg([panel], [track_from(tmp_path, rows)], "iteration")) == [[2, 4]]
 
 
+OTHERS = [{"after_iteration": 2, "inputs": ["prompts.eval", "rewards.shapes"]}]
+
+
+def mixed(run, finished: bool):
+    """Write that a run went on with other inputs, as one that has ended does and as one that still trains."""
+    if finished:
+        path, entry = run / "summary.json", {"input_changes": OTHERS}
+    else:
+        (run / "summary.json").unlink()
+        digests = {name: {"was": "1", "is": "2"} for name in [*OTHERS[0]["inputs"], "run.iterations"]}
+        path, entry = run / "environment.json", {"resumed": [{}, {"changed": {"after_iteration": 2, **digests}}]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | entry))
+    return run
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_where_a_run_went_on_with_other_inputs_is_marked_and_said(tmp_path, client_of, finished):
+    one, two = (keep_columns(make_run(tmp_path / name), "cost/seconds", "reward/mean") for name in ("one", "two"))
+    before = client_of(one, two).get("/curves.svg", params={"run": ["one", "two"]})
+    assert "other inputs" not in texts(before.text)
+    client = client_of(mixed(one, finished), two)
+    words = "After iteration 2, other inputs: prompts.eval, rewards.shapes. Before and after are not of the same."
+    for page in ("/", "/run?run=one", "/curves", "/report?run=one"):
+        assert words in client.get(page).text, page
+    assert words not in client.get("/run?run=two").text
+    assert data_of(client.get("/curves"))["changes"] == [[2], []]
+    for x, place in (("iteration", 2), ("seconds", 1.5)):
+        svg = client.get("/curves.svg", params={"run": ["one", "two"], "x": x, "panel": "reward"}).text
+        assert texts(svg).count("other inputs") == 1
+        lines = vertical(svg)
+        assert len(lines) == 1 and lines[0] == pytest.approx(at_tick(svg, place), abs=0.5), (x, place)
+    alone = client.get("/curves.svg", params={"run": "two"}).text
+    assert "other inputs" not in texts(alone)
+
+
+@pytest.mark.parametrize("damage", [[], {"input_changes": [3, {"after_iteration": "x"}, {"after_iteration": 2}]}])
+def test_changes_that_are_none_are_left_out(made, client_of, damage):
+    (made / "summary.json").write_text(json.dumps(damage))
+    assert "other inputs" not in client_of(made).get("/curves").text
+
+
+def vertical(svg):
+    """Places of the dashed vertical lines of a drawing, in points."""
+    found = re.findall(r'<path d="M ([\d.]+) [\d.]+\s+L ([\d.]+) [\d.]+\s*"[^>]*stroke-dasharray', svg)
+    return [float(one) for one, other in found if one == other]
+
+
+def at_tick(svg, value):
+    """Where a value of the horizontal axis stands, from its ticks."""
+    ticks = re.findall(r'id="xtick_\d+">.*?<use [^>]*x="([\d.]+)".*?<text[^>]*>([\d.]+)</text>', svg, re.S)
+    (a, first), *_, (b, last) = [(float(place), float(label)) for place, label in ticks]
+    return a + (value - first) / (last - first) * (b - a)
+
+
 def test_inline_drawings_stand_alone_and_follow_the_theme(tmp_path):
     track = track_from(tmp_path, [{"iteration": i, "reward/std": i * 0.1} for i in range(5)])
     svg = inline(panels_svg([panels_of(["reward/std"])[0]], [track], "iteration"), "p7")

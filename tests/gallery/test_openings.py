@@ -81,6 +81,10 @@ def test_the_start_names_the_highest_run_only_if_all_are_measured_alike(tmp_path
     rows[-1]["held_out/shapes_strict"] = 0.875
     (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert first_words(client.get("/").text) == "Highest held-out shapes_strict: two, 0.875"
+    other = (runs[0] / "config.yaml").read_text().replace("seed: 0", "seed: 1")
+    (runs[0] / "config.yaml").write_text(other)
+    words = "Highest held-out shapes_strict of 2 seeds of one configuration: two, 0.875"
+    assert first_words(client_of(*runs).get("/").text) == words
     config = (runs[0] / "config.yaml").read_text().replace("steps: 3", "steps: 4")
     (runs[0] / "config.yaml").write_text(config)
     assert first_words(client_of(*runs).get("/").text) == "2 runs"

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from diffrl.gallery.compare import match
+from diffrl.gallery.opponents import usual
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
 from diffrl.gallery.site import Site
@@ -253,6 +254,60 @@ def test_the_best_of_many_runs_is_found_before_they_are_cut_to_a_page(tmp_path, 
     found = cells(text)
     assert "Best: run0" in text and "6 best of 9" in text
     assert set(found) == {"run0", "run8", "run4", "run5", "run6", "run7"}
+
+
+@pytest.fixture
+def strangers(tmp_path):
+    """Nine runs of one evaluation each, of which only the seventh and the last have a prompt in common."""
+    names = [f"run{number}" for number in range(9)]
+    prompts = {name: (f"prompt of {name}",) for name in names} | {"run6": ("shared",), "run8": ("shared",)}
+    return [make_run(tmp_path / name, iterations=0, prompts=prompts[name], roots=1) for name in names]
+
+
+def test_a_vote_is_on_two_that_match_wherever_they_stand(strangers):
+    site = Site(find_sources(strangers), StaticLinks(lambda *wanted: "x"), {"votes": "x", "rewards": ()})
+    assert {column.source.title for column in usual(site)} == {"run6", "run8"}
+
+
+def test_a_grid_has_the_runs_that_match_wherever_they_stand(strangers, client_of):
+    answer = client_of(*strangers).get("/grid")
+    assert answer.status_code == 200 and ">shared</h1>" in answer.text and "6 of 9 runs" in answer.text
+    shown = re.findall(r'<th scope="row">.*?<a [^>]*>(\w+)</a></th>', answer.text)
+    assert shown == ["run0", "run1", "run2", "run3", "run6", "run8"]
+
+
+def seeded(run: Path, seed: int, **more: str) -> None:
+    """Write the configuration of another seed, of another arm where more of it differs."""
+    text = CONFIG.replace("seed: 0", f"seed: {seed}").replace("name: made", f"name: seed-{seed}")
+    for key, value in more.items():
+        text += f"{key}: {value}\n"
+    (run / "config.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ({"one": (0, ""), "two": (1, ""), "three": (2, "")}, "Best of 3 seeds of one configuration: two,"),
+        ({"one": (0, ""), "two": (0, "b"), "three": (1, "b")}, "Best of 3 runs, seeds of 2 configurations: two,"),
+        ({"one": (0, ""), "two": (0, "b"), "three": (0, "c")}, "Best: two,"),
+        ({"one": (0, ""), "two": (0, ""), "three": (0, "")}, "Best: two,"),
+    ],
+)
+def test_seeds_of_one_configuration_are_no_rivals(three, client_of, arms, words):
+    for run in three:
+        seed, arm = arms[run.name]
+        seeded(run, seed, **({"train": f"{{optimizer: {arm}}}"} if arm else {}))
+    assert words in client_of(*three).get(address(three)).text
+    run_pages = "".join(f"columns={three[0].name}@eval-4&" for _ in range(3))
+    assert " seeds of " not in client_of(*three).get(f"/compare?{run_pages}").text
+
+
+def test_seeds_that_were_cut_from_a_page_are_counted(tmp_path, client_of):
+    runs = [make_run(tmp_path / f"run{number}", iterations=0, roots=1) for number in range(8)]
+    for number, run in enumerate(runs):
+        seeded(run, number // 2, train=f"{{optimizer: {'ab'[number % 2]}}}")
+    text = client_of(*runs).get("/compare?reward=shapes").text
+    assert "Best of 8 runs, 4 seeds of each of 2 configurations: " in text
 
 
 def test_a_difference_over_other_samples_than_its_means_says_both(tmp_path, client_of):

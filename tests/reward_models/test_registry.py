@@ -62,6 +62,35 @@ def a_class():
 
 
 made = functools.partial(Strict, "here", side=5)
+
+
+def flow(images, prompts, metadata, only_strict=True):
+    return [float(image.mean()) for image in images], {}
+
+
+def flow_of_a_factory(size=3):
+    return lambda images, prompts, metadata: flow(images, prompts, metadata)
+
+
+def trl(prompts, completions, **columns):
+    return [0.5 for _ in completions]
+
+
+def one(image, prompt):
+    return 0.5
+
+
+def batch_list(batch):
+    return [0.5] * len(batch)
+
+
+class Model:
+    def __call__(self, images):
+        return images.mean()
+
+
+def of_files(prompts, side):
+    return Strict(prompts)
 """
 
 
@@ -128,6 +157,28 @@ def test_what_gives_no_scorer(own, name, options, told):
     with pytest.raises(RewardError, match=told) as caught:
         load_reward(f"{own(MODULE)}:{name}", **options)
     assert f"own_rewards:{name}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("flow", "flow_grpo"), ("flow_of_a_factory", "flow_grpo"), ("trl", "TRL")]
+    + [(name, "") for name in ("one", "batch_list", "Model")],
+)
+def test_a_function_that_scores_is_told_from_a_scorer(own, name, whose):
+    """Nobody can add `images` as an option: whoever wrote a reward for another tool hears how to wrap it."""
+    with pytest.raises(RewardError) as caught:
+        load_reward(f"{own(MODULE)}:{name}")
+    words = str(caught.value)
+    assert f"own_rewards:{name}" in words and "option" not in words and "\n" not in words
+    assert "Wrap it" in words and "docs/rewards.md" in words
+    assert {tool for tool in ("flow_grpo", "TRL") if tool in words} == ({whose} if whose else set())
+
+
+def test_an_option_with_the_name_of_what_is_scored_is_an_option(own):
+    with pytest.raises(RewardError, match="needs the option side. Got prompts. Add it"):
+        load_reward(f"{own(MODULE)}:of_files", prompts="words.txt")
+    with pytest.raises(RewardError, match="needs the option prompts and side. Got no options. Add it"):
+        load_reward(f"{own(MODULE)}:of_files")
 
 
 @pytest.mark.parametrize(

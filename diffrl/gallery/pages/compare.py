@@ -40,7 +40,7 @@ from diffrl.gallery.rows import EXPORTED, per_page, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scatter import Scatter, scatter
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import leading, standings
+from diffrl.gallery.standings import leading, seeds_of, standings
 
 Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 """Samples beside each other, and those of each column."""
@@ -58,6 +58,7 @@ def compare(site: Site, query: Query) -> Answer:
         choice = without(choice, matched.unmatched)
         asked = wanted(query, choice.columns, list(SORTS))
         matched, briefs = joined(choice.columns, asked.reward)
+    seeds = seeds_of([column.source for column in choice.columns])
     if len(choice.columns) > MOST:
         choice = fitting(choice, matched, asked)
         asked = wanted(query, choice.columns, list(SORTS))
@@ -87,6 +88,7 @@ def compare(site: Site, query: Query) -> Answer:
         "summary": summarise(rows, asked.falling),
         "standings": table,
         "leading": None if chosen else leading(choice.columns, every, table, asked.falling),
+        "seeds": seeds,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],

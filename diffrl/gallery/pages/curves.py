@@ -11,6 +11,7 @@ from typing import Any
 from diffrl.gallery.columns import latents
 from diffrl.gallery.curves import AXES, Line, columns_of, csv_of, lines_of, page_data, summary_of
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.overview import mixed
 from diffrl.gallery.panels import ALWAYS, BEFORE, OWN_POLICY, Panel, panels_of
 from diffrl.gallery.progress import setting, updates_once
 from diffrl.gallery.query import Query
@@ -44,6 +45,7 @@ def curves(site: Site, query: Query) -> Answer:
             x=x,
             axes={name: words for name, (_, words) in AXES.items()},
             problems=[(track.title, track.problem) for track in tracks if track.problem],
+            changes=[(run.title, words) for run in runs for words in mixed(run)],
             lead=lead(panels, lines),
             sections=_sections(site, panels, lines, keys, x),
             data=page_data(panels, lines, tracks, x),
@@ -132,7 +134,8 @@ def _listed(runs: Sequence[RunSource], query: Query) -> str:
 
 def _written(runs: Sequence[RunSource]) -> list[tuple[object, ...]]:
     """What changes as the runs go on."""
-    return [(run.key, run.title, str(run.path), mark(run.path / "metrics.jsonl")) for run in runs]
+    files = ("metrics.jsonl", "summary.json", "environment.json")
+    return [(run.key, run.title, str(run.path), *(mark(run.path / name) for name in files)) for run in runs]
 
 
 def _runs(site: Site, query: Query) -> list[RunSource]:

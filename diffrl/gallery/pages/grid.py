@@ -34,8 +34,9 @@ class Line:
 
 def grid(site: Site, query: Query) -> Answer:
     """The page; `sample` is the place of the sample among those that the runs have in common, from 1."""
-    last = last_of_all([run for run in site.runs if _evaluated(run)], MOST)
-    columns = list(last.columns)
+    last = last_of_all([run for run in site.runs if _evaluated(run)])
+    columns = fitting(last.columns)
+    cut = f"These are {MOST} of {len(last.columns)} runs, those with a sample in common first: more do not fit."
     if not columns:
         raise GalleryError("A grid is of held-out evaluations. No run here has one yet. Come back later.", 404)
     rows, briefs_of = _rows(columns)
@@ -56,7 +57,7 @@ def grid(site: Site, query: Query) -> Answer:
     return Answer(
         site.render(
             "grid.html",
-            notes=last.notes,
+            notes=[*last.notes, *([cut] if len(columns) < len(last.columns) else [])],
             lines=lines,
             iterations=iterations,
             reward=reward,
@@ -74,6 +75,18 @@ def _evaluated(run: RunSource) -> bool:
         return any(state.stage == "eval" for state in run.states())
     except GalleryError:  # its own pages say why it cannot be read
         return False
+
+
+def fitting(columns: Sequence[Column]) -> list[Column]:
+    """The columns that fit: of more, those with the sample that most have come first; in the gallery's order."""
+    if len(columns) <= MOST:
+        return list(columns)
+    briefs = [column.source.briefs(column.state, None) for column in columns]
+    rows = match(briefs, [column.stream for column in columns]).rows
+    ids = max((row.ids for row in rows), key=lambda ids: sum(one is not None for one in ids), default=())
+    without = [place for place, one in enumerate(ids) if one is None]
+    ranked = sorted(range(len(columns)), key=lambda place: place in without)
+    return [columns[place] for place in sorted(ranked[:MOST])]
 
 
 def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]]:

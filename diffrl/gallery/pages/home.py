@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import three
-from diffrl.gallery.overview import before_and_after, intervals, missing
+from diffrl.gallery.overview import before_and_after, intervals, missing, mixed
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
@@ -17,6 +17,7 @@ from diffrl.gallery.records import Answer, Source, told
 from diffrl.gallery.rows import View
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.gallery.standings import seeds_of
 from diffrl.statistics import Estimate
 
 STRIP = 4
@@ -67,7 +68,9 @@ def lead(cards: Sequence[Card]) -> str:
     if known.count(best) > 1:
         return ""
     name, title = told(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
-    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}: {title}, {three(best)}"
+    seeds = seeds_of([card.source for card in runs])
+    of = f" of {seeds}" if seeds else ""
+    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}{of}: {title}, {three(best)}"
 
 
 def card(source: Source) -> Card:
@@ -75,7 +78,7 @@ def card(source: Source) -> Card:
     try:
         course = progress(source) if isinstance(source, RunSource) else None
         pairs = before_and_after(source, STRIP)
-        notes = [*pairs.notes, *missing(course, pairs)]
+        notes = [*pairs.notes, *missing(course, pairs), *(mixed(source) if isinstance(source, RunSource) else [])]
         known = intervals(source, pairs, course) if isinstance(source, RunSource) else {}
         return Card(source, course, pairs.views, known, notes, course.written if course else 0.0)
     except (GalleryError, OSError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, read_json
+from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json
 from diffrl.gallery.parts import folded
 from diffrl.gallery.progress import Change, Progress, progress, said, setting
 from diffrl.gallery.query import Query
@@ -43,7 +43,7 @@ def overview(site: Site, source: RunSource) -> Answer:
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
         "run": source,
-        "notes": [*notes, *led_out(source), *missing(course, pairs), *pairs.notes],
+        "notes": [*notes, *led_out(source), *mixed(source), *missing(course, pairs), *pairs.notes],
         "course": course,
         "written": _when(course.written) if course and course.written else "",
         "numbers": numbers(course.changes) if course else [],

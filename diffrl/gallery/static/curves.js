@@ -89,6 +89,27 @@
     }
   }
 
+  // Where a run went on with other inputs.
+  function marked(u, lines) {
+    const { ctx, bbox } = u, dots = devicePixelRatio, runs = new Set(lines.filter((line) => !runOff(line)).map((line) => line.run));
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour("--loss");
+    ctx.setLineDash([5 * dots, 4 * dots]);
+    ctx.font = `${11 * dots}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    for (const run of runs) for (const row of data.changes[run]) {
+      const x = data.axes[axis.value][run][row];
+      if (x == null || x < u.scales.x.min || x > u.scales.x.max) continue;
+      const left = Math.round(u.valToPos(x, "x", true));
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.fillText("other inputs", left + 4 * dots, bbox.top + 11 * dots);
+    }
+    ctx.restore();
+  }
+
   function options(panel, lines, wide, logarithmic) {
     const soft = colour("--soft"), grid = { stroke: colour("--line"), width: 1 };
     const series = [{ label: data.words[axis.value], value: (u, v) => (resting(u) ? "last" : round(v)) }], bands = [];
@@ -117,6 +138,7 @@
       },
       legend: { markers: { width: 3, dash: (u, s) => (series[s].dash?.length ? "dashed" : "solid"), stroke: (u, s) => series[s].stroke } },
       hooks: {
+        draw: [(u) => marked(u, lines)],
         setSelect: [(u) => {
           if (u.select.width < 4) return;
           zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
