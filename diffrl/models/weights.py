@@ -119,6 +119,31 @@ def weight_files(part: Path, library: str) -> list[Path]:
     raise ConfigError(f"{part} must hold {single.name}, or {index.name} and its files. Got {_first(others)}. {AGAIN}")
 
 
+def nonfinite_weights(pipeline: Any) -> str | None:
+    """Name the first tensor with NaN or inf in the files that a pipeline was loaded from; None if there is none.
+
+    Every weight is read: ask once something has broken.
+
+    Args:
+        pipeline: of diffusers, or None.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(getattr(pipeline, "name_or_path", None) or "")
+    index = read_object(folder / "model_index.json", missing={})
+    parts = {name: value[0] for name, value in index.items() if isinstance(value, list) and _class_of(*value)}
+    try:
+        for file in (file for name, library in parts.items() for file in weight_files(folder / name, library)):
+            with safe_open(file, framework="pt") as tensors:
+                for key in sorted(tensors.keys()):
+                    if not bool(torch.isfinite(tensors.get_tensor(key).float()).all()):
+                        return f"{quote(key)} of {file} holds NaN or inf. Fetch the file again."
+    except (ConfigError, OSError, SafetensorError):  # files that were there at the start: nothing can be said of them
+        return None
+    return None
+
+
 def _indexed(index: Path) -> list[Path]:
     """The files that an index names, each with the tensors that the index says it has."""
     placed = read_object(index).get("weight_map")

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from diffrl.cli import main
 from diffrl.config.load import make_config
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, GuardStop
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import check_pipeline_directory, load_adapter
 from diffrl.models.vetting import WITH_WEIGHTS
 from diffrl.models.weights import compare_weights, unused_weights
 from diffrl.run.check import check_config
 from tests.tiers import daily
-from tests.training.harness import settings
+from tests.training.harness import settings, start
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "ab" * 32 + "\nsize 4718592\n"
 
@@ -179,3 +179,30 @@ def test_links_of_the_hubs_cache(copy, tmp_path, file):
     check_pipeline_directory(FAMILIES["sd3"], str(folder))
     (tmp_path / "blob").unlink()
     refused(folder, f"{file} cannot be read: No such file or directory. It is a link to .*blob'. Fetch it again.")
+
+
+@pytest.mark.parametrize(
+    ("family", "component", "key"),
+    [
+        ("sd3", "transformer", "proj_out.bias"),
+        ("sd3", "text_encoder", "text_model.final_layer_norm.weight"),
+        ("sd3", "vae", "decoder.conv_norm_out.weight"),
+        ("wan", "transformer", "proj_out.bias"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_named(copy, tmp_path, capsys, family, component, key):
+    folder = copy(family)
+    change(folder / component, lambda tensors: tensors | {key: tensors[key] * float("nan")})
+    with pytest.raises(SystemExit) as ended:
+        main(f"generate --model {folder} --prompt red --steps 2 --out {tmp_path / 'out'}".split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 3 and f"'{key}' of {weights(folder / component)} holds NaN or inf." in said
+    assert "learning_rate" not in said and "dtype" not in said
+
+
+def test_a_run_names_weights_that_are_no_numbers(copy, tmp_path):
+    folder = copy()
+    key = max(load_file(weights(folder / "transformer")))
+    change(folder / "transformer", lambda tensors: tensors | {key: tensors[key] * float("inf")})
+    with pytest.raises(GuardStop, match=f"after denoising.* '{key}' of .*safetensors holds NaN or inf. Fetch the file"):
+        start(settings(folder, tmp_path / "runs"))
