@@ -116,6 +116,12 @@ def weight_files(part: Path, library: str) -> list[Path]:
         raise ConfigError(
             f"{part} must hold the weights that belong to its config.json. Got no .safetensors file. {AGAIN}"
         )
+    if variant := re.match(rf"{STEMS[library]}\.(\w+)(-\d+-of-\d+)?\.safetensors$", others[0]):
+        name = variant[1]
+        raise ConfigError(
+            f"{part} must hold {single.name}, or {index.name} and its files. Got the variant {name} alone. Load the "
+            f"pipeline with diffusers, variant={name!r}, and write it anew with save_pretrained(FOLDER)."
+        )
     raise ConfigError(f"{part} must hold {single.name}, or {index.name} and its files. Got {_first(others)}. {AGAIN}")
 
 

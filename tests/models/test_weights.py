@@ -147,6 +147,18 @@ def test_shards(copy, component):
     refused(folder, f"{component} must hold .*.safetensors, or .*index.json and its files. Got '{first.name}'")
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("family", "component"), [("sd3", "text_encoder_3"), ("wan", "transformer")])
+def test_a_variant_alone_is_named(copy, family, component, sharded):
+    folder = copy(family)
+    stem = weights(folder / component).name.removesuffix(".safetensors")
+    if sharded:
+        shard(folder / component)
+    for file in [*(folder / component).glob("*.safetensors*")]:
+        file.rename(file.with_name(file.name.replace(stem, f"{stem}.fp16", 1)))
+    refused(folder, rf"{component} must hold {stem}.safetensors.* Got the variant fp16 alone. .*variant='fp16'", family)
+
+
 @pytest.mark.parametrize(
     "file",
     [
@@ -206,3 +218,22 @@ def test_a_run_names_weights_that_are_no_numbers(copy, tmp_path):
     change(folder / "transformer", lambda tensors: tensors | {key: tensors[key] * float("inf")})
     with pytest.raises(GuardStop, match=f"after denoising.* '{key}' of .*safetensors holds NaN or inf. Fetch the file"):
         start(settings(folder, tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2"])
+def test_names_of_older_versions_and_tied_weights_are_no_fault(copy, component):
+    """CLIP under its former prefix, with a buffer that is saved no more; T5 with its tied embedding twice."""
+    folder = copy("flux")
+    library, name = json.loads((folder / "model_index.json").read_text())[component]
+
+    def older(tensors):
+        if name == "T5EncoderModel":
+            return tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"].clone()}
+        named = {f"text_model.{key.removeprefix('text_model.')}": tensor for key, tensor in tensors.items()}
+        return named | {"text_model.embeddings.position_ids": torch.arange(16)[None]}
+
+    change(folder / component, older)
+    found = compare_weights(folder / component, library, name)
+    assert not (found.missing or found.unexpected or found.mismatched)
+    change(folder / component, lambda tensors: dict(list(tensors.items())[::2]))
+    assert compare_weights(folder / component, library, name).missing
