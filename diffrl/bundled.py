@@ -51,6 +51,16 @@ def pipeline_folder(path: str | Path) -> Path:
     return Path(path)
 
 
+def comes_with_diffrl(folder: Path) -> bool:
+    """Whether a pipeline's folder is one of the tiny ones that come with diffrl, which are known to be whole."""
+    try:
+        root = bundled_root().resolve()
+    except ConfigError:
+        return False
+    where = folder.resolve()
+    return where.is_relative_to(root) and PIPELINE.fullmatch(where.relative_to(root).as_posix()) is not None
+
+
 def recipes() -> dict[str, Path]:
     """Files of all recipes by their names, such as quickstart and sd3/flow_grpo."""
     folder = bundled_root() / "configs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from diffrl.bundled import pipeline_folder
@@ -79,12 +78,6 @@ def loading_problem(path: str, error: Exception) -> str:
         return (
             f"model.path {path!r} is neither a folder here nor in the hub's cache, and the hub cannot be reached. "
             f"Fetch it with `hf download {path}` where there is a network, or give a folder."
-        )
-    if shapes := re.search(r"because (\S+) expected shape \S*?\((.*?)\)+, but got \S*?\((.*?)\)", text):
-        name, expected, got = shapes.groups()
-        return (
-            f"model.path {path!r} could not be loaded: {name} must have shape ({expected.strip('[]')}) by its "
-            f"config.json. Got ({got.strip('[]')}). Save or download it again."
         )
     reason = text.splitlines()[0] if text else type(error).__name__
     return f"model.path {path!r} could not be loaded: {cut(reason.rstrip('.'), 500)}. Check it, or save it again."

@@ -9,12 +9,16 @@ from typing import Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import component_shapes
-from diffrl.models.files import read_object
+from diffrl.models.files import read_object, require_whole
+from diffrl.models.weights import require_weights
 from reward_models.messages import quote, show
 from reward_models.text.reading import Unreadable, require_file
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
 """How files end that may run code when they are opened."""
+
+LOADED = (".safetensors", ".json", ".txt", ".model")
+"""How files end that libraries open: weights, settings, vocabularies."""
 
 WITH_WEIGHTS = re.compile(r"transformer(_\d)?|vae|(text|image)_encoder(_\d)?")
 """Names of the parts that are networks, in every family."""
@@ -50,12 +54,6 @@ def vet_pipeline(folder: Path) -> None:
         _vet_files(part)
     shapes = component_shapes(folder)
     for part in parts:
-        if WITH_WEIGHTS.fullmatch(part.name) and _is_part(index.get(part.name)) and not [*part.glob("*.safetensors")]:
-            raise ConfigError(
-                f"{part} must hold the weights that belong to its config.json. Got no .safetensors file. Save the "
-                "pipeline again, or fetch it again."
-            )
-    for part in parts:
         sizes = shapes.get(part.name, {})
         largest = max((size for shape in sizes.values() for size in shape), default=0)
         for name in ("config.json", "scheduler_config.json"):
@@ -68,6 +66,9 @@ def vet_pipeline(folder: Path) -> None:
                     f"pos_embed_max_size of {part / name} must be that of the weights' position table, the square root "
                     f"of {table[0]}. Got {show(positions)}. Save the pipeline again, or fetch it again."
                 )
+    for part in parts:  # last: the numbers that they are made by are within bounds
+        if WITH_WEIGHTS.fullmatch(part.name) and _is_part(index.get(part.name)):
+            require_weights(part, *index[part.name])
 
 
 def _is_part(value: Any) -> bool:
@@ -80,10 +81,13 @@ def _vet_files(part: Path) -> None:
     for file in files:
         try:
             require_file(file)
+            if file.suffix in LOADED:
+                require_whole(file)
         except Unreadable as error:
             raise ConfigError(f"{file} {error}. Remove it.") from error
         except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}. Fetch it again.") from error
+            target = f" It is a link to {quote(file.readlink())}." if file.is_symlink() else ""
+            raise ConfigError(f"{file} cannot be read: {error.strerror}.{target} Fetch it again.") from error
         if file.name.endswith("config.json"):
             read_object(file)
     pickles = [file for file in files if file.suffix.lower() in PICKLES]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from diffrl.bundled import bundled_root, pipeline_folder
+from diffrl.bundled import comes_with_diffrl, pipeline_folder
 from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
@@ -23,6 +23,7 @@ from diffrl.models.dry import dry_adapter
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
+from diffrl.models.weights import unused_weights
 from diffrl.precision.backends import find_backend
 from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
@@ -182,7 +183,8 @@ class _Checks:
         m = self.config.model
         check_pipeline_directory(m.facts, m.path)
         refuse_distilled(m.facts, m.path, m.allow_distilled)
-        return f"{m.path} ({' or '.join(m.facts.pipelines)}), {whereabouts(m.path)}"
+        where = f"{m.path} ({' or '.join(m.facts.pipelines)}), {whereabouts(m.path)}"
+        return "\n".join([where, *(f"{'':<12} {note}" for note in unused_weights(pipeline_folder(m.path)))])
 
     def lora(self) -> str:
         m = self.config.model
@@ -268,7 +270,7 @@ def judged_by_model(config: Config) -> bool:
     own = ":" in config.objective.kind or (r.dynamics is not None and ":" in r.dynamics.kind)
     asked = any(value is not None for value in m.options.values())
     folder = pipeline_folder(m.path)
-    others = folder.is_dir() and not folder.resolve().is_relative_to(bundled_root().resolve())
+    others = folder.is_dir() and not comes_with_diffrl(folder)
     return own or asked or others or r.latents_dtype != "float32"
 
 
