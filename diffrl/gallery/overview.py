@@ -16,6 +16,7 @@ from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import input_changes
 from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
+from diffrl.tracking.endings import other_inputs
 from diffrl.tracking.index import PICTURES
 from diffrl.trees.record import TREES
 
@@ -168,10 +169,7 @@ def missing(course: Progress | None, pairs: Pairs) -> list[str]:
 
 def mixed(run: RunSource) -> list[str]:
     """Sentences on where a run went on with other inputs."""
-    return [
-        f"After iteration {at}, other inputs: {', '.join(names)}. Before and after are not of the same."
-        for at, names in input_changes(run)
-    ]
+    return [other_inputs(at, names) for at, names in input_changes(run)]
 
 
 def led_out(run: RunSource) -> list[str]:

@@ -22,6 +22,14 @@ OTHERS = "#b3261e"
 """Of the line where a run went on with other inputs, here as in curve.png."""
 
 
+def mark_other_inputs(axes: Any, at: float, size: float) -> None:
+    """Draw the line where a run went on with other inputs; its words stand on the side that has room."""
+    axes.axvline(at, color=OTHERS, linewidth=0.9, linestyle="--")
+    low, high = axes.get_xlim()
+    side = "right" if at - low > 0.7 * (high - low) else "left"
+    axes.annotate("other inputs", (at, 1), xycoords=("data", "axes fraction"), fontsize=size, va="top", ha=side)
+
+
 class Look(NamedTuple):
     """Measures of a panel, in inches and points; 72 points an inch are also the units of its SVG.
 
@@ -150,10 +158,7 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
     for track in {line.track: tracks[line.track] for line in lines}.values():
         for at in (track.along(column)[row] for row in track.changed_rows):
             if is_drawn(at):
-                axes.axvline(at, color=OTHERS, linewidth=0.9, linestyle="--")
-                axes.annotate(
-                    "other inputs", (at, 1), xycoords=("data", "axes fraction"), fontsize=look.text - 2, va="top"
-                )
+                mark_other_inputs(axes, at, look.text - 2)
     axes.set_title(plain(panel.title), fontsize=look.text + 1, loc="left", color=INK, y=1.0)
     axes.set_xlabel(words, color=INK)
     axes.set_ylabel(plain(panel.unit or panel.title), color=INK)

@@ -20,7 +20,7 @@ from diffrl.run.summary import (
     write_before_after,
     write_curve,
 )
-from diffrl.tracking.endings import STOPPED
+from diffrl.tracking.endings import STOPPED, other_inputs
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.inputs import versions
 
@@ -73,7 +73,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0])
     for at, names in changes:
-        report(f"After iteration {at}, other inputs: {', '.join(names)}. Before and after are not of the same.")
+        report(other_inputs(at, names))
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:
         report("The count of network evaluations differs from the plan's. Please report this as a bug.")
     if trainer.guard.verdict:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from diffrl.config.schema import RunSettings
 from diffrl.cost.meter import ALWAYS, PHASES
+from diffrl.gallery.plots import mark_other_inputs
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.records import Prompt
 from diffrl.run.ending import again
@@ -141,8 +142,7 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path, change
         for axes, (title, training, held_out) in zip(grid, names, strict=False):
             _draw_reward(axes, rows, title, training, held_out)
             for at in changed_after:
-                axes.axvline(at, color="#b3261e", linewidth=0.9, linestyle="--")
-                axes.annotate("other inputs", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, va="top")
+                mark_other_inputs(axes, at, 7)
         for axes in grid[len(names) :]:
             axes.set_visible(False)
         figure.savefig(destination)

@@ -96,7 +96,6 @@
     ctx.strokeStyle = ctx.fillStyle = colour("--loss");
     ctx.setLineDash([5 * dots, 4 * dots]);
     ctx.font = `${11 * dots}px system-ui, sans-serif`;
-    ctx.textAlign = "left";
     for (const run of runs) for (const row of data.changes[run]) {
       const x = data.axes[axis.value][run][row];
       if (x == null || x < u.scales.x.min || x > u.scales.x.max) continue;
@@ -105,7 +104,9 @@
       ctx.moveTo(left, bbox.top);
       ctx.lineTo(left, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText("other inputs", left + 4 * dots, bbox.top + 11 * dots);
+      const atEnd = left > bbox.left + bbox.width - 80 * dots;
+      ctx.textAlign = atEnd ? "right" : "left";
+      ctx.fillText("other inputs", left + (atEnd ? -4 : 4) * dots, bbox.top + 11 * dots);
     }
     ctx.restore();
   }
