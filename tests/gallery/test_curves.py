@@ -153,7 +153,7 @@ def test_where_a_run_went_on_with_other_inputs_is_marked_and_said(tmp_path, clie
     before = client_of(one, two).get("/curves.svg", params={"run": ["one", "two"]})
     assert "other inputs" not in texts(before.text)
     client = client_of(mixed(one, finished), two)
-    words = "After iteration 2, other inputs: prompts.eval, rewards.shapes. What depends on them does not compare across it."
+    words = "After iteration 2, other inputs: prompts.eval, rewards.shapes."
     for page in ("/", "/run?run=one", "/curves", "/report?run=one"):
         assert words in client.get(page).text, page
     assert words not in client.get("/run?run=two").text
