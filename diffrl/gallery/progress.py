@@ -29,6 +29,8 @@ FRESH = 120
 ALARM = re.compile(rf"^{STOPPED}|^{FAILED}|\((?:guards\.|rollout\.explore\.fidelity\))")
 """Lines of log.txt: the run's end by a guard or an error; what a guard, the sentinel or the fidelity watch says, each
 with the name of its setting in parentheses."""
+COURSE = re.compile(r"\d+/\d+  |held-out after \d+ iterations: ")
+"""Lines of log.txt that tell a run's course, which the gallery draws."""
 ENDED = {STOPPED: "stopped by a guard", FAILED: "ended by an error"}
 
 
@@ -215,7 +217,7 @@ def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
     """log.txt: alarms of guards and sentinel with how often each came, the last first; and the other lines."""
     lines = [line.strip() for line in run.read_text("log.txt").splitlines() if line.strip()]
     counts = Counter(line for line in reversed(lines) if ALARM.search(line))  # keeps the order of first sight
-    return list(counts.items()), [line for line in lines if not ALARM.search(line)]
+    return list(counts.items()), [line for line in lines if not ALARM.search(line) and not COURSE.match(line)]
 
 
 def is_locked(lock: Path) -> bool:
