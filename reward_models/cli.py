@@ -29,6 +29,7 @@ from reward_models.options import (
     ServerOptions,
     grouped,
 )
+from reward_models.own_modules import current_folder
 
 MOVED = {
     "--list": "rewards list",
@@ -189,9 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.command(cls=ScoreCommand)(score)
     add_commands(app)
-    sys.path.append(os.getcwd())  # for rewards of the user's own, "module:Object"
     try:
         with output_required():
+            current_folder()
             app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="python -m reward_models")
     except RewardError as error:
         _fail(str(error), error.exit_code)

@@ -51,7 +51,7 @@ def lasting(stream: TextIO) -> TextIO:
     raw.origin = stream
     buffered = isinstance(stream.buffer, io.BufferedWriter)
     return io.TextIOWrapper(
-        io.BufferedWriter(raw) if buffered else raw,  # type: ignore[type-var, arg-type]
+        io.BufferedWriter(raw) if buffered else raw,
         encoding=stream.encoding,
         errors="replace" if stream.errors == "strict" or stream.encoding == "ascii" else stream.errors,
         line_buffering=stream.line_buffering,
