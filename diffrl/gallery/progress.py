@@ -99,7 +99,7 @@ def progress(run: RunSource) -> Progress:
     """
     evaluations, training, done, broken = read_rows(run.place("metrics.jsonl"))
     written = max(changed(run.path / name) for name in MARKS) / 1e9
-    ended = _ended(run)
+    ended = how_it_ended(run)
     state = state_now(run, written, ended)
     ended = "" if state == "finished" else ended
     lower = run.lower_is_better(State("eval", done))
@@ -175,8 +175,8 @@ def asked(run: RunSource) -> int | None:
     return iterations if type(iterations) is int and 0 <= iterations < MOST else None
 
 
-def _ended(run: RunSource) -> str:
-    """One of `ENDED` if the run was stopped so and has not been resumed since."""
+def how_it_ended(run: RunSource) -> str:
+    """Return one of `ENDED` if the run was stopped so and has not been resumed since; else nothing."""
     try:
         lines = run.read_text("log.txt").splitlines()
     except (GalleryError, OSError):

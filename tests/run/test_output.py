@@ -15,13 +15,13 @@ TRAIN = "from diffrl.cli import main; main()"
 PLAIN = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def start(arguments, stdout, **environment):
+def start(arguments, stdout, cwd=ROOT, **environment):
     return subprocess.Popen(
         [sys.executable, "-c", TRAIN, *map(str, arguments)],
         stdout=stdout,
         stderr=subprocess.PIPE,
         env=PLAIN | environment,
-        cwd=ROOT,
+        cwd=cwd,
     )
 
 
