@@ -6,6 +6,7 @@ Everything here is reached as `diffrl.NAME`; docs/python.md shows it on one page
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from diffrl.run.choose import Choice, require_choice
 from diffrl.run.opened import Run, open_run
 from diffrl.run.signals import Ended
 from reward_models import RewardError, Scorer, score_media
+from reward_models.console import lasting
 from reward_models.messages import show
 from reward_models.scoring.choices import choose, load
 
@@ -64,7 +66,7 @@ def train(config: Config, callbacks: Sequence[Callback] = (), *, quiet: bool = F
         )
     require_callbacks(callbacks)
     with _guest():
-        return open_run(lifecycle.train(config, Console(quiet=quiet), callbacks, owns_process=False))
+        return open_run(lifecycle.train(config, _console(quiet), callbacks, owns_process=False))
 
 
 def resume(
@@ -99,7 +101,7 @@ def resume(
     """
     require_callbacks(callbacks)
     with _guest():
-        path, console = run.path if isinstance(run, Run) else run, Console(quiet=quiet)
+        path, console = run.path if isinstance(run, Run) else run, _console(quiet)
         options = {"accept_changed_inputs": accept_changed_inputs, "owns_process": False}
         return open_run(lifecycle.resume(path, console, from_start, overrides, callbacks, **options))
 
@@ -239,6 +241,11 @@ def score(
         errors = [f"{label}: {why}" for label, output in found.items() if (why := output.errors[row])]
         rows.append({**values, "error": "; ".join(errors) or None})
     return rows
+
+
+def _console(quiet: bool) -> Console:
+    """The program's output; that it cannot be written is no reason to end a run."""
+    return Console(file=lasting(sys.stdout), quiet=quiet)
 
 
 def _scorers(rewards: Sequence[str | Scorer], device: str) -> dict[str, Scorer]:

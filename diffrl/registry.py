@@ -6,13 +6,13 @@ their own (`reward_models.registry`), because they are used without diffrl.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffrl.errors import ConfigError
 from reward_models.messages import closest, describe, quote
+from reward_models.own_modules import import_own
 
 OBJECTIVES: Mapping[str, str] = {
     "grpo": "diffrl.objectives.grpo:GRPO",
@@ -64,7 +64,7 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
         )
     module_name, _, attribute = path.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        return getattr(import_own(module_name), attribute)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits

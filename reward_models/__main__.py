@@ -1,5 +1,9 @@
 """`python -m reward_models`: score pictures and videos without diffrl."""
 
-from reward_models.cli import main
+from reward_models.own_modules import leave_current_folder
+
+leave_current_folder()
+
+from reward_models.cli import main  # noqa: E402 - which imports libraries
 
 main()

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from reward_models.console import make_streams_last, output_required
 from reward_models.errors import RewardError
 from reward_models.messages import quote
 from reward_models.options import (
@@ -28,6 +29,7 @@ from reward_models.options import (
     ServerOptions,
     grouped,
 )
+from reward_models.own_modules import current_folder
 
 MOVED = {
     "--list": "rewards list",
@@ -177,6 +179,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
+    make_streams_last()
     app = typer.Typer(
         cls=_Program,
         help="Score images and videos, look at rewards, serve them.",
@@ -187,9 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.command(cls=ScoreCommand)(score)
     add_commands(app)
-    sys.path.append(os.getcwd())  # for rewards of the user's own, "module:Object"
     try:
-        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="python -m reward_models")
+        with output_required():
+            current_folder()
+            app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="python -m reward_models")
     except RewardError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from reward_models.errors import RewardError
 from reward_models.messages import closest, describe, printable, quote
+from reward_models.own_modules import import_own
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer
@@ -81,7 +81,7 @@ def factory_of(name: str) -> Any:
     module_name, _, attribute = resolve_scorer(name).partition(":")
     try:
         with nullcontext() if name in SCORERS else _settings_kept(name):
-            return getattr(importlib.import_module(module_name), attribute)
+            return getattr(import_own(module_name), attribute)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits

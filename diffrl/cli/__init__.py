@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from diffrl.cli import begin, results, scoring, studies, training  # noqa: F401, I001 - commands in the order of --help
-from diffrl.cli.shared import app
+from reward_models.own_modules import current_folder, leave_current_folder
+
+if sys.argv[:1] == ["-m"]:  # `python -m diffrl.cli` is being started, and nobody imports this for another purpose
+    leave_current_folder()
+
+from diffrl.cli import begin, results, scoring, studies, training  # noqa: E402, F401, I001 - commands in the order of --help
+from diffrl.cli.shared import app  # noqa: E402
+from reward_models.console import make_streams_last, output_required  # noqa: E402
 
 __all__ = ["app", "main"]
+
+LEAVE_FILES = (["train"], ["compare"])
+"""Commands whose results are on the disk: what they print may be lost."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
     from diffrl.exits import errors_as_messages
 
-    sys.path.append(os.getcwd())  # for rewards and families of the user's own, "module:Object"
-    with errors_as_messages():
-        app(args=list(sys.argv[1:] if arguments is None else arguments))
+    make_streams_last()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with errors_as_messages(), nullcontext() if given[:1] in LEAVE_FILES else output_required():
+        current_folder()
+        app(args=given)

@@ -85,6 +85,22 @@ def train(
 
 
 @app.command()
+def status(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")]) -> None:
+    """Tell in a line how a run stands, by what lies in its directory.
+
+    diffrl status runs/first && diffrl export runs/first --out exported
+
+    Exit code: 0 finished; 2 no run there; 3 failed, or stopped by a guard; 4 running; 5 interrupted or crashed.
+    """
+    quiet()
+    from diffrl.run.status import status_of
+
+    found = status_of(run)
+    typer.echo(found.line)
+    raise typer.Exit(found.exit_code)
+
+
+@app.command()
 def check(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

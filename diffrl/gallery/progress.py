@@ -30,6 +30,8 @@ FRESH = 120
 ALARM = re.compile(rf"^{STOPPED}|^{FAILED}|\((?:guards\.|rollout\.explore\.fidelity\))")
 """Lines of log.txt: the run's end by a guard or an error; what a guard, the sentinel or the fidelity watch says, each
 with the name of its setting in parentheses."""
+COURSE = re.compile(r"\d+/\d+  |held-out after \d+ iterations: ")
+"""Lines of log.txt that tell a run's course, which the gallery draws."""
 ENDED = {STOPPED: "stopped by a guard", FAILED: "ended by an error"}
 
 
@@ -98,7 +100,7 @@ def progress(run: RunSource) -> Progress:
     """
     evaluations, training, done, broken = read_rows(run.place("metrics.jsonl"))
     written = max(changed(run.path / name) for name in MARKS) / 1e9
-    ended = _ended(run)
+    ended = how_it_ended(run)
     state = state_now(run, written, ended)
     ended = "" if state == "finished" else ended
     lower = run.lower_is_better(State("eval", done))
@@ -174,8 +176,8 @@ def asked(run: RunSource) -> int | None:
     return iterations if type(iterations) is int and 0 <= iterations < MOST else None
 
 
-def _ended(run: RunSource) -> str:
-    """One of `ENDED` if the run was stopped so and has not been resumed since."""
+def how_it_ended(run: RunSource) -> str:
+    """Return one of `ENDED` if the run was stopped so and has not been resumed since; else nothing."""
     try:
         lines = run.read_text("log.txt").splitlines()
     except (GalleryError, OSError):
@@ -226,7 +228,7 @@ def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
     """log.txt: alarms of guards and sentinel with how often each came, the last first; and the other lines."""
     lines = [line.strip() for line in run.read_text("log.txt").splitlines() if line.strip()]
     counts = Counter(line for line in reversed(lines) if ALARM.search(line))  # keeps the order of first sight
-    return list(counts.items()), [line for line in lines if not ALARM.search(line)]
+    return list(counts.items()), [line for line in lines if not ALARM.search(line) and not COURSE.match(line)]
 
 
 def is_locked(lock: Path) -> bool:

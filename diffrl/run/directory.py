@@ -140,12 +140,22 @@ def open_run_dir(path: str | Path) -> tuple[Path, Config]:
     Raises:
         ConfigError: there is no run.
     """
+    directory = require_run_dir(path)
+    return directory, load_config(directory / "config.yaml")
+
+
+def require_run_dir(path: str | Path) -> Path:
+    """Return a run's directory.
+
+    Raises:
+        ConfigError: there is no run.
+    """
     directory = Path(path)
     if not (directory / "config.yaml").is_file():
         raise ConfigError(
             f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}{_instead(directory)}."
         )
-    return directory, load_config(directory / "config.yaml")
+    return directory
 
 
 def _instead(directory: Path) -> str:

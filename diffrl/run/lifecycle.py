@@ -242,6 +242,7 @@ def _see_through(
         saved = None if checkpoint is None else checkpoint.step
         journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
         stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
+        progress.log = journal.log
         stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
         trainer = Trainer(session, messages)

@@ -79,7 +79,7 @@ def changed_config(
 
 def is_complete(run_dir: Path, config: Config) -> bool:
     """Whether all is trained and written, and resuming would change nothing; what is damaged is not complete."""
-    summary = _summary(run_dir)
+    summary = read_summary(run_dir)
     if summary.get("iterations") != config.run.iterations or not summary.get("updates_with_gradient"):
         return False
     if not all((run_dir / name).is_file() for name in (REWARDS, "environment.json", REPORT)):
@@ -142,7 +142,7 @@ def set_ending_aside(run_dir: Path, iterations: int) -> list[str]:
     Raises:
         DiffrlError: the disk refused; what was not moved is where it was.
     """
-    ended = _summary(run_dir).get("iterations")
+    ended = read_summary(run_dir).get("iterations")
     if type(ended) is not int or ended >= iterations:
         return []
     folder = next_folder(run_dir)
@@ -156,8 +156,8 @@ def set_ending_aside(run_dir: Path, iterations: int) -> list[str]:
     return [f"What told of the end after iteration {ended} is kept in {folder}: {', '.join(moved)}."]
 
 
-def _summary(run_dir: Path) -> dict[str, Any]:
-    """The run's summary; empty if it has none that can be read."""
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return the run's summary; empty if it has none that can be read."""
     try:
         found = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

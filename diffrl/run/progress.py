@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
@@ -39,7 +39,7 @@ class Progress:
     """Shows iterations, the reward curve, the rate and what is left. Messages appear above it and stay.
 
     Within an iteration or an evaluation it shows how far that is: on a terminal always, elsewhere a line when there
-    was none for long.
+    was none for long. These lines also go to `log`, so that they are kept where nobody can see them.
 
     Args:
         console: where to show.
@@ -58,6 +58,7 @@ class Progress:
         self._training_seconds = 0.0
         self._last_line = -LINE_SECONDS
         self._live: Live | None = None
+        self.log: Callable[[str], None] = lambda line: None
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal and not self._quiet:
@@ -76,8 +77,8 @@ class Progress:
             self._live = None
 
     def _advanced(self) -> None:
-        if self._live is None and not self._quiet and self._seldom.due():
-            self.message(f"{self._done:>5}/{self._total}  {self._inside.line()}")
+        if not self._quiet and self._seldom.due():
+            self._line(f"{self._done:>5}/{self._total}  {self._inside.line()}")
 
     def resume(self, done: int, rewards: Sequence[float]) -> None:
         """Start from an iteration that an earlier process reached."""
@@ -88,11 +89,17 @@ class Progress:
         """A line that stays."""
         self._console.print(text, highlight=False, markup=False)
 
+    def _line(self, text: str) -> None:
+        """A line of the run's course: into its log, and where there is no panel to the user."""
+        self.log(text)
+        if self._live is None:
+            self.message(text)
+
     def held_out(self, iteration: int, text: str) -> None:
         """A held-out evaluation came in."""
         self._held_out.append((iteration, text))
-        if self._live is None and not self._quiet:
-            self.message(f"held-out after {iteration} iterations: {text}")
+        if not self._quiet:
+            self._line(f"held-out after {iteration} iterations: {text}")
         self._refresh()
 
     def iteration(self, done: int, reward: float, seconds: float) -> None:
@@ -104,11 +111,11 @@ class Progress:
         if not self._training_seconds:  # loading and the evaluation before training say nothing of what is left
             self._started = now - seconds
         self._training_seconds += seconds
-        if self._live is None and not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
+        if not self._quiet and (now - self._last_line > LINE_SECONDS or done == self._total):
             self._last_line = now
             self._seldom.written()
             curve = sparkline(self._rewards, 30)
-            self.message(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {curve}")
+            self._line(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {curve}")
         self._refresh()
 
     def _rate(self) -> str:

@@ -197,6 +197,7 @@ def test_an_error_stays_the_same_where_nothing_can_be_written(ends, tmp_path, mo
         raise OSError(28, "No space left")
 
     def fails(trainer):
+        (tmp_path / "run" / "log.txt").unlink()
         (tmp_path / "run" / "log.txt").mkdir()  # where nobody can write
         monkeypatch.setattr("diffrl.gallery.report.write_report", full)
         trainer.messages.report("a message that is shown all the same")
