@@ -145,13 +145,25 @@ class Record:
         """Read it back.
 
         Raises:
-            ConfigError: there is none.
+            DiffrlError: there is none, or it is damaged.
         """
-        state = read_state(out)
+        return cls.of_state(read_state(out), str(out / STATE))
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], where: str) -> Record:
+        """Make it of what `save` wrote.
+
+        Args:
+            state: the content.
+            where: it was read from, to begin a message with.
+
+        Raises:
+            ConfigError: a configuration is not what this version reads.
+        """
         planned = {
             entry["label"]: Planned(
                 Candidate(entry["label"], entry["path"], tuple(entry["overrides"])),
-                make_config(entry["config"], f"{out / STATE}, {entry['label']}"),
+                make_config(entry["config"], f"{where}, {entry['label']}"),
                 entry["iteration_cost"],
                 entry["iteration_seconds"],
             )
