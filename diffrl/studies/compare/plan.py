@@ -23,6 +23,7 @@ from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.results import STATE, read_state
+from diffrl.studies.compare.shapes import Plan, require_shape
 from diffrl.training.inputs import Inputs
 
 
@@ -158,8 +159,9 @@ class Record:
             where: it was read from, to begin a message with.
 
         Raises:
-            ConfigError: a configuration is not what this version reads.
+            DiffrlError: it is damaged, or a configuration is not what this version reads.
         """
+        require_shape(Plan, state, where)
         planned = {
             entry["label"]: Planned(
                 Candidate(entry["label"], entry["path"], tuple(entry["overrides"])),

@@ -18,7 +18,7 @@ from diffrl.statistics import Estimate, mean_estimate
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
 from diffrl.studies.compare.reported import ALIGNED, read_reported
-from diffrl.studies.compare.shapes import Metrics, State, Summary, read_shaped, shaped_rows
+from diffrl.studies.compare.shapes import Metrics, Priced, State, Summary, read_shaped, require_shape, shaped_rows
 from diffrl.tracking.metrics import read_metrics
 
 STATE = "state.json"
@@ -339,6 +339,7 @@ def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices:
     """
     if prices.name == EQUAL.name:
         return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
+    require_shape(Priced, config, "The plan of a comparison")
     explore = config["rollout"].get("explore")
     precision = None if explore is None else explore["precision"]
     total, counts = {}, dict.fromkeys(PURPOSES, 0.0)

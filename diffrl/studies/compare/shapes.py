@@ -17,7 +17,7 @@ MOST = 10**15
 COUNTED = ("cost/", "evaluations/", "seconds/", "held_out/")
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Number = Annotated[float, Field(ge=-MOST, le=MOST)]
-Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+Folder = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]
 
 
 class _Shape(BaseModel):
@@ -51,10 +51,15 @@ class _Prompts(_Shape):
     eval: str | None = None
 
 
-class _Config(_Shape):
-    eval: _Evaluation
+class Priced(_Shape):
+    """A configuration, as far as evaluations are priced by it."""
+
     rollout: _Rollout
     train: _Train
+
+
+class _Config(_Shape):
+    eval: _Evaluation
     prompts: _Prompts = _Prompts()
     run: dict[str, Any] = {}
     model: dict[str, Any] = {}
@@ -63,11 +68,14 @@ class _Config(_Shape):
 class _Entry(_Shape):
     label: str
     folder: Folder
+    config: _Config
+
+
+class _PlannedEntry(_Entry):
     path: str
     overrides: list[str]
     iteration_cost: Number
     iteration_seconds: Number | None
-    config: _Config
 
 
 class _Budget(_Shape):
@@ -87,7 +95,7 @@ class _Prices(_Shape):
 
 
 class State(_Shape):
-    """state.json: the plan that a comparison keeps to."""
+    """state.json, as far as it is reported."""
 
     budget: _Budget
     evals: int = Field(ge=1, le=10**9)
@@ -96,6 +104,12 @@ class State(_Shape):
     inputs: dict[str, dict[str, str] | None] | None = None
     input_changes: list[str] | None = None
     configurations: list[_Entry]
+
+
+class Plan(State):
+    """state.json as it is gone on with."""
+
+    configurations: list[_PlannedEntry]  # type: ignore[assignment]
 
 
 class Summary(_Shape):
