@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
-
-BUSY_SECONDS = 30.0
-"""How long an SQLite connection waits for another one's lock."""
+from reward_models.stores import BUSY_SECONDS, open_to_read
 
 
 @contextmanager
@@ -90,19 +88,13 @@ def open_database(path: Path, readonly: bool = False) -> sqlite3.Connection:
     Raises:
         sqlite3.Error: it is missing for a reader, or no database.
     """
-    # A reader opens the file for writing and then swears off it: only such a connection clears away the files that WAL
-    # readers share (-wal, -shm) when it is the last to close. Where the file may not be written, SQLite only reads it.
-    mode = "rw" if readonly else "rwc"
-    if readonly and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
-        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    if readonly:
+        return open_to_read(path)
+    uri = f"{path.resolve().as_uri()}?mode=rwc"
     database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     try:
-        if readonly:
-            database.execute("PRAGMA query_only = ON")
-        else:
-            database.execute("PRAGMA journal_mode = WAL").fetchall()
-            database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA journal_mode = WAL").fetchall()
+        database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
     except sqlite3.Error:
         database.close()

@@ -7,10 +7,13 @@ their own (`reward_models.registry`), because they are used without diffrl.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, DiffrlError
 from reward_models.messages import closest, describe, quote
 from reward_models.own_modules import import_own
 
@@ -71,6 +74,28 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
         raise ConfigError(
             f"{kind} {quote(name)} cannot be imported: {describe(error)}. Check the name, and the module."
         ) from error
+
+
+@contextmanager
+def own_code(component: str) -> Iterator[None]:
+    """Around a call of the user's own code: what it raises becomes a sentence that names it, but for lack of memory.
+
+    Args:
+        component: to begin the message with, "The credit rule my_module:rule".
+
+    Raises:
+        DiffrlError: in place of any other exception.
+    """
+    try:
+        yield
+    except (DiffrlError, MemoryError):
+        raise
+    except Exception as error:  # whatever a user's function raises
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise DiffrlError(f"{component} raised {describe(error)} ({where}). Mend it.") from error
 
 
 def require_call(kind: str, name: str, made_by: Any, arguments: Sequence[str], options: Mapping[str, Any]) -> None:

@@ -1,21 +1,86 @@
-"""What is asked of an SQLite file of somebody else's before it is read; nothing heavy is imported."""
+"""How an SQLite file that may be damaged, or somebody else's, is read: every question ends. Only SQLite is imported."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from pathlib import Path
+from typing import Any
 
 from reward_models.messages import quote
 
+BUSY_SECONDS = 30.0
+"""How long a connection waits for another one's lock."""
+MOST_STEPS = 2_000_000_000
+"""Steps of SQLite's machine that a question may take: those of millions of samples take a tenth."""
+STEPS_AT_ONCE = 100_000
+"""Steps between two looks at how many there were."""
+LONGEST_VALUE = 2**24
+"""Bytes of a value or a row: prompts and metadata have thousands."""
 
-def require_tables(database: sqlite3.Connection) -> None:
-    """Refuse an index with anything but tables in a reader's way: a view may be a query that never ends.
+NOT_PLAIN = """
+SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'
+UNION ALL SELECT 'generated column', shape.name FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS shape
+WHERE made.type = 'table' AND shape.hidden > 1 LIMIT 1
+"""
+
+
+class GuardedConnection(sqlite3.Connection):
+    """A connection whose questions end, and whose values have a largest size, whatever the file holds."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """See `sqlite3.connect`, which makes it as its `factory`."""
+        super().__init__(*args, **kwargs)
+        self._taken = taken = [0]
+
+        def tick() -> bool:
+            taken[0] += STEPS_AT_ONCE
+            return taken[0] > MOST_STEPS
+
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        self.set_progress_handler(tick, STEPS_AT_ONCE)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """See `sqlite3.Connection.execute`; every question has the whole limit."""
+        self._taken[0] = 0
+        return super().execute(*args)
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """Open an SQLite file so that nothing can be written through the connection, and every question of it ends.
 
     Raises:
-        sqlite3.DatabaseError: it has a view, a virtual table or a trigger.
+        sqlite3.Error: it is missing, or no database.
     """
-    others = database.execute(
-        "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
-    ).fetchone()
+    # A reader opens the file for writing and then swears off it: only such a connection clears away the files that WAL
+    # readers share (-wal, -shm) when it is the last to close. Where the file may not be written, SQLite only reads it.
+    mode = "rw"
+    if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, factory=GuardedConnection)
+    try:
+        database.execute("PRAGMA query_only = ON")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def require_tables(database: sqlite3.Connection) -> None:
+    """Refuse a file with anything but plain tables: a view or a generated column may be a query that never ends.
+
+    Raises:
+        sqlite3.DatabaseError: it has a view, a virtual table, a trigger or a generated column.
+    """
+    others = database.execute(NOT_PLAIN).fetchone()
     if others is not None:
         kind, name = others
-        raise sqlite3.DatabaseError(f"it holds the {kind} {quote(name)}, and an index of samples holds tables alone")
+        raise sqlite3.DatabaseError(f"it holds the {kind} {quote(name)}, where only plain tables are read")
+
+
+def describe_failure(error: sqlite3.Error) -> str:
+    """Return why a file could not be read, without a full stop."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+        return f"a question took more than {MOST_STEPS:,} steps, as of a damaged file"
+    return str(error)

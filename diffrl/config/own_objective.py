@@ -41,6 +41,22 @@ class OwnObjectiveSettings(ObjectiveSettings):
                     f"which each sample trains. Got {show(made.levels)}. Change it."
                 ]
             )
+        names = made.metrics
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise problems(
+                [
+                    f"`metrics` of the objective {self.kind} must be a tuple of the names of the metrics that its loss "
+                    f"gives. Got {show(names)}. Change it."
+                ]
+            )
+        noisiest = getattr(made, "noisiest", 1.0)
+        if not isinstance(noisiest, int | float) or not 0 < noisiest <= 1:
+            raise problems(
+                [
+                    f"`noisiest` of the objective {self.kind} must be a number above 0 and at most 1: noise levels lie "
+                    f"in [1 - noisiest, 1]. Got {show(noisiest)}. Change it."
+                ]
+            )
         return self
 
     @cached_property

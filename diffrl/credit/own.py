@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
-from diffrl.registry import CREDIT_RULES, resolve
+from diffrl.registry import CREDIT_RULES, own_code, resolve
 
 if TYPE_CHECKING:
     from diffrl.credit.assign import Scored
@@ -26,17 +28,27 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
     Raises:
         DiffrlError: the function did not give one such number a node.
     """
-    copies = {key: part.clone() for key, part in scored._asdict().items() if isinstance(part, Tensor)}
-    given: Any = resolve("credit.reward", CREDIT_RULES, name)(scored._replace(**copies))
+    copies = scored._replace(forest=replace(scored.forest, **_copies(vars(scored.forest))), **_copies(scored._asdict()))
+    rule = resolve("credit.reward", CREDIT_RULES, name)
+    with own_code(f"The credit rule {name}"):
+        given: Any = rule(copies)
     nodes = len(scored.forest.parent)
-    if not isinstance(given, Tensor) or given.shape != (nodes,) or not given.is_floating_point():
-        what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    fits = isinstance(given, Tensor) and given.shape == (nodes,) and given.is_floating_point()
+    if not fits or given.device != scored.outcome.device:
+        what = type(given).__name__
+        if isinstance(given, Tensor):
+            what = f"{given.dtype} {tuple(given.shape)} on {given.device}"
         raise DiffrlError(
             f"The credit rule {name} must return what each step earns, a floating-point tensor of one number a node, "
-            f"({nodes},). Got {what}. Return one like scored.worth."
+            f"({nodes},), on the CPU. Got {what}. Return one like scored.worth."
         )
-    if bool(given.isinf().any()):
+    earned = given.detach().float()
+    if bool(earned.isinf().any()):
         raise DiffrlError(
             f"The credit rule {name} must return finite numbers, or NaN where a step is left out. Got inf. Mend it."
         )
-    return given.detach().float()
+    return earned
+
+
+def _copies(parts: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: part.clone() for key, part in parts.items() if isinstance(part, Tensor)}

@@ -53,9 +53,10 @@ class RunSource:
         """See `Source.states`."""
         with self.database() as database:
             rows = database.execute(
-                "SELECT stage, iteration, count(*) FROM samples GROUP BY stage, iteration ORDER BY stage, iteration"
+                "SELECT stage, iteration, count(*) FROM samples WHERE typeof(stage) = 'text' AND "
+                "typeof(iteration) = 'integer' GROUP BY stage, iteration ORDER BY stage, iteration"
             )
-            return [State(str(stage), *row) for stage, *row in rows]
+            return [State(*row) for row in rows]
 
     def reward_names(self, state: State) -> list[str]:
         """See `Source.reward_names`."""
@@ -213,9 +214,9 @@ def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dic
             rewards=rewards[row[0]],
             error=None if row[10] is None else str(row[10]),
             notes=notes[row[0]],
-            file=None if row[11] is None else str(row[11]),
+            file=_file(row[11]),
             metadata=_object(row[12]),
-            exact=is_exact(run, row[11], truth(row[13])),
+            exact=is_exact(run, _file(row[11]), truth(row[13])),
         )
         for row in rows
     }
@@ -225,6 +226,10 @@ def _key(row: Sequence[Any]) -> Key:
     """Prompt, seed, group, root, path; SQLite keeps what it is given, whatever the column's type."""
     prompt, seed, group, root, path = row
     return str(prompt), _whole(seed), _whole(group), _whole(root), str(path)
+
+
+def _file(value: Any) -> str | None:
+    return value if isinstance(value, str) and "\0" not in value else None
 
 
 def _whole(value: Any) -> int:

@@ -6,8 +6,8 @@ The configuration names it: `objective: {kind: "my_module:Mine"}`. docs/python.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from diffrl.objectives.base import Examples, RunContext, States, asked
 from diffrl.objectives.grpo import GRPO, EdgeExamples
 from diffrl.objectives.noised import noised
 from diffrl.records import Credit, Rollout
+from diffrl.registry import own_code
 from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors, step_of_edges
+from reward_models.messages import show
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,15 @@ class Checked:
         """Its examples.
 
         Raises:
-            DiffrlError: they are not as many as planned, or belong to no prompt of the batch.
+            DiffrlError: it raised, they are not as many as planned, or belong to no prompt of the batch.
         """
-        found: Examples = self.inner.examples(rollout, credit, kept, old, micro_batch)
+        before = _versions((rollout, credit, kept))
+        with own_code(f"The objective {self.name}"):
+            found: Any = self.inner.examples(rollout, credit, kept, old, micro_batch)
+        if _versions((rollout, credit, kept)) != before:
+            raise self._error("`examples` must leave the rollout as it is. It works in place on a tensor of it")
+        if not isinstance(getattr(found, "prompt", None), Tensor):
+            raise self._error(f"`examples` must return diffrl.objectives.base.Examples. Got {_shape(found)}")
         planned, given = len(rollout) * self.inner.levels, len(found.prompt)
         if self.inner.trains == "samples" and given != planned:
             raise self._error(
@@ -177,7 +185,7 @@ class Checked:
                 f"`examples` must name prompts by their rows in the batch, 0 to {len(rollout.batch.prompts) - 1}. Got "
                 f"{rows}"
             )
-        return found
+        return cast(Examples, found)
 
     def loss(
         self, examples: Examples, policy: Velocity, reference: Velocity | None
@@ -185,15 +193,21 @@ class Checked:
         """Its loss. One that is not finite is the guards' affair (guards.nonfinite_loss), as of every objective.
 
         Raises:
-            DiffrlError: it is no loss of each term, has no gradient, or its metrics are not those declared.
+            DiffrlError: it raised, is no loss of each term, has no gradient, or its metrics are not those declared.
         """
-        given: Any = self.inner.loss(examples, policy, reference)
+        before = _versions(examples)
+        with own_code(f"The objective {self.name}"):
+            given: Any = self.inner.loss(examples, policy, reference)
+        if _versions(examples) != before:
+            raise self._error("`loss` must leave its examples as they are. It works in place on a tensor of them")
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
             raise self._error(f"`loss` must return a pair, (loss, metrics). Got a {type(given).__name__}")
         loss, metrics = given
-        terms = (len(examples.term_prompt),)
-        if not isinstance(loss, Tensor) or tuple(loss.shape) != terms:
-            raise self._error(f"`loss` must give the loss of each term, {terms}, not reduced. Got {_shape(loss)}")
+        terms, device = (len(examples.term_prompt),), examples.term_prompt.device
+        if not _is_of_terms(loss, terms, device):
+            raise self._error(
+                f"`loss` must give the loss of each term, {terms}, not reduced, on {device}. Got {_shape(loss)}"
+            )
         if not loss.requires_grad:
             raise self._error(
                 "`loss` must depend on the policy with gradient, policy(*examples.start). Got a loss that has none"
@@ -204,17 +218,44 @@ class Checked:
                 f"{tuple(map(str, metrics))}"
             )
         for name, values in metrics.items():
-            if not isinstance(values, Tensor) or tuple(values.shape) != terms:
-                raise self._error(f"`loss` must give the metric {name} of each term, {terms}. Got {_shape(values)}")
+            if not _is_of_terms(values, terms, device):
+                raise self._error(
+                    f"`loss` must give the metric {name} of each term, {terms}, on {device}. Got {_shape(values)}"
+                )
         return loss, {name: values.detach() for name, values in metrics.items()}
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """As the objective has it."""
-        return self.inner.on_policy_errors(rollout, policy, micro_batch)
+        """As the objective has it.
+
+        Raises:
+            DiffrlError: it raised, or gives no pairs of numbers.
+        """
+        with own_code(f"The objective {self.name}"):
+            given: Any = self.inner.on_policy_errors(rollout, policy, micro_batch)
+        if not isinstance(given, Sequence) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, int | float) for part in pair)
+            for pair in given
+        ):
+            raise self._error(f"`on_policy_errors` must return pairs (step, error). Got {show(given)}")
+        return given
 
     def _error(self, problem: str) -> DiffrlError:
         return DiffrlError(f"The objective {self.name} does not keep its contract: {problem}. Mend it.")
 
 
 def _shape(value: Any) -> str:
-    return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a tensor {tuple(value.shape)}" + (f" on {value.device}" if value.device.type != "cpu" else "")
+
+
+def _is_of_terms(values: Any, terms: tuple[int], device: torch.device) -> bool:
+    return isinstance(values, Tensor) and tuple(values.shape) == terms and values.device == device
+
+
+def _versions(record: Any) -> list[int]:
+    """How often each tensor of a record, and of the records in it, was changed in place."""
+    if isinstance(record, Tensor):
+        return [] if record.is_inference() else [record._version]
+    parts = record if isinstance(record, tuple) else vars(record).values() if is_dataclass(record) else ()
+    return [version for part in parts for version in _versions(part)]

@@ -18,7 +18,7 @@ from diffrl.functional.selection import (
     sibling_contrast,
 )
 from diffrl.records import Chosen, Exploration
-from diffrl.registry import SELECTIONS, resolve
+from diffrl.registry import SELECTIONS, own_code, resolve
 from diffrl.rollout.address import Purpose
 from diffrl.rollout.explore import prompt_samples
 from diffrl.rollout.noise import generator_at
@@ -84,11 +84,13 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
         What it chose; where it gave indices alone, its own name is the reason.
 
     Raises:
-        DiffrlError: it did not give K different indices in [0, N).
+        DiffrlError: it raised, or did not give K different indices in [0, N), or not as many reasons.
     """
-    given: Any = resolve("rollout.explore.select", SELECTIONS, name)(rewards.clone(), keep)
-    indices = given.indices if isinstance(given, Selection) else given
-    chosen = _whole_numbers(indices)
+    choice = resolve("rollout.explore.select", SELECTIONS, name)
+    with own_code(f"The selection {name}"):
+        given: Any = choice(rewards.clone(), keep)
+        indices = given.indices if isinstance(given, Selection) else given
+        chosen = _whole_numbers(indices)
     if chosen is None:
         raise DiffrlError(
             f"The selection {name} must return the indices of candidates, (keep,) whole numbers. Got "
@@ -100,8 +102,12 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
             f"{len(chosen)}, {len(set(chosen))} of them different: {show(chosen)}. Mend it; it is called with "
             "(rewards, keep), and keep may grow with rollout.explore.fidelity."
         )
-    reason = tuple(given.reason) if isinstance(given, Selection) else (name.partition(":")[2],) * keep
-    return Selection(torch.tensor(chosen, dtype=torch.int64), reason)
+    reason: Any = given.reason if isinstance(given, Selection) else (name.partition(":")[2],) * keep
+    if not isinstance(reason, list | tuple) or len(reason) != keep or not all(isinstance(why, str) for why in reason):
+        raise DiffrlError(
+            f"The selection {name} must return {keep} short texts, why each was chosen. Got {show(reason)}. Mend it."
+        )
+    return Selection(torch.tensor(chosen, dtype=torch.int64), tuple(reason))
 
 
 def _whole_numbers(indices: Any) -> list[int] | None:

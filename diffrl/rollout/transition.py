@@ -11,8 +11,7 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.functional.dynamics import Step
-from diffrl.registry import DYNAMICS, resolve
-from reward_models.messages import describe
+from diffrl.registry import DYNAMICS, own_code, resolve
 
 Transition = Callable[[Tensor, Tensor, Tensor, Tensor], Step]
 
@@ -51,13 +50,13 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v = (torch.randn(2, 3, 5, 7, generator=generator, dtype=torch.float32) for _ in range(2))
     for s, n in zip(sigmas[:-2].tolist(), sigmas[1:-1].tolist(), strict=True):
-        try:
-            given = transition(x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
-        except Exception as error:  # whatever a user's function raises
-            raise DiffrlError(
-                f"The dynamics {name} raised {describe(error)}, at the step from sigma {s:.4g} to {n:.4g}. Mend it."
-            ) from error
-        if problem := _broken_rule(given, x):
+        arguments = (x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
+        with own_code(f"The dynamics {name}, at the step from sigma {s:.4g} to {n:.4g},"):
+            given = transition(*arguments)
+        problem = _broken_rule(given, x)
+        if any(argument._version for argument in arguments):
+            problem = "and work in place on none of its arguments. It changed one"
+        if problem:
             raise DiffrlError(
                 f"The dynamics {name} must return a diffrl.functional.dynamics.Step(mean, std) {problem}, at the step "
                 f"from sigma {s:.4g} to {n:.4g}. Mend it."

@@ -12,7 +12,7 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.files import open_database
 from diffrl.tracking.places import place
-from reward_models.stores import require_tables
+from reward_models.stores import describe_failure, require_tables
 from reward_models.suffixes import is_image
 from reward_models.webp import is_lossless
 
@@ -110,7 +110,7 @@ def explained(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise DiffrlError(f"The sample index {run_dir / INDEX} cannot be used: {error}.") from error
+        raise DiffrlError(f"The sample index {run_dir / INDEX} cannot be used: {describe_failure(error)}.") from error
     except OSError as error:
         raise DiffrlError(f"The samples of {run_dir} cannot be written: {error}.") from error
 

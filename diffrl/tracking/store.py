@@ -172,7 +172,7 @@ class SampleStore:
     def lost_pictures(self, before: int) -> list[str]:
         """Pictures of iterations before this one that the index names and that are not there any more."""
         with explained(self.run_dir):
-            query = "SELECT picture FROM samples WHERE picture IS NOT NULL AND iteration < ?"
+            query = "SELECT picture FROM samples WHERE typeof(picture) = 'text' AND iteration < ?"
             named = [file for (file,) in self._database.execute(query, (before,))]
             return [file for file in named if not (self.run_dir / file).is_file()]
 
@@ -288,10 +288,15 @@ def _sample(
 ) -> StoredSample:
     _, stage, iteration, group, root, path, seed, prompt, metadata, total, advantage, error, file, exact, stands = row
     address = {"stage": stage, "iteration": iteration, "group": group, "root": root, "seed": seed}
-    indices = tuple(int(index) for index in path.split(".") if index)
+    try:
+        indices = tuple(int(index) for index in path.split(".") if index)
+        known = json.loads(metadata)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        which = (stage, iteration, group, root, path)
+        raise DiffrlError(f"{run_dir / INDEX} holds a damaged row, of the sample {which}. Remove it.") from error
     values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "notes": notes, "file": file}
     values |= {"exact": is_exact(run_dir, file, truth(exact)), "representative": truth(stands)}
-    return StoredSample(**address, prompt=prompt, path=indices, metadata=json.loads(metadata), **values)
+    return StoredSample(**address, prompt=prompt, path=indices, metadata=known, **values)
 
 
 def _finite(value: float | None) -> float | None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from reward_models.errors import RewardError
+from reward_models.stores import BUSY_SECONDS, GuardedConnection, describe_failure, require_tables
 
 SCHEMA_VERSION = 2
 SCHEMA = """
@@ -75,7 +76,11 @@ class ScoreCache:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(
-                path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False
+                path or ":memory:",
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=GuardedConnection,
             )
             try:
                 self._prepare()
@@ -92,10 +97,12 @@ class ScoreCache:
         if version == 0 and tables == 0:
             self._database.execute(SCHEMA)
             self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version == 1:  # of before there were notes
+        else:
+            require_tables(self._database)
+        if version == 1:  # of before there were notes
             self._database.execute("ALTER TABLE scores ADD COLUMN note TEXT")
             self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
+        elif version not in (0, SCHEMA_VERSION) or version == 0 and tables:
             raise RewardError(
                 f"{self.path} is no cache of scores that this version reads. Give another file to --cache, or "
                 "--no-cache."
@@ -137,8 +144,9 @@ class ScoreCache:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
+            why = describe_failure(error) if isinstance(error, sqlite3.Error) else error
             raise RewardError(
-                f"The cache of scores {self.path} cannot be used: {error}. Give another file to --cache, or --no-cache."
+                f"The cache of scores {self.path} cannot be used: {why}. Give another file to --cache, or --no-cache."
             ) from error
 
 

@@ -10,20 +10,21 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from reward_models.errors import RewardError
 from reward_models.scoring.items import Item
-from reward_models.stores import require_tables
+from reward_models.stores import describe_failure, open_to_read, require_tables
 from reward_models.webp import is_lossless
 
 INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
-ADDRESS = ("stage", "iteration", "group_id", "root", "path", "seed")
 NO_PICTURE = "stored without an image"
 SMALL = "kept as small images to be looked at"
 CHANGED = "kept for how much their score changed"
+DAMAGED = "of damaged rows"
+ADDRESS = {"stage": str, "iteration": int, "group_id": int, "root": int, "path": str, "seed": int}
 
 
 def is_run(path: Path) -> bool:
@@ -77,6 +78,9 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             skipped[NO_PICTURE] += 1
             continue
         item = _item(run, (*facts, picture))
+        if item is None or not isinstance(exact, int | None):
+            skipped[DAMAGED] += 1
+            continue
         if exact is None:  # an older index; a file that is gone is missed where it is read
             exact = is_lossless(item.path) or not item.path.exists()
         if not exact:
@@ -96,24 +100,28 @@ def _kept(database: sqlite3.Connection) -> str:
 
 @contextmanager
 def _opened(index: Path) -> Iterator[sqlite3.Connection]:
-    mode = "ro"
-    if not os.access(index.parent, os.W_OK) and not index.with_name(f"{INDEX}-wal").exists():
-        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
     try:
-        database = sqlite3.connect(f"{index.resolve().as_uri()}?mode={mode}", uri=True, timeout=30)
-        try:
+        with closing(open_to_read(index)) as database:
             yield database
-        finally:
-            database.close()
     except sqlite3.Error as error:
-        raise RewardError(f"The sample index {index} cannot be used: {error}. Is it a run's, and whole?") from error
+        why = describe_failure(error)
+        raise RewardError(f"The sample index {index} cannot be used: {why}. Is it a run's, and whole?") from error
 
 
-def _item(run: Path, row: tuple[Any, ...]) -> Item:
-    *address, prompt, metadata, picture = row
+def _item(run: Path, row: tuple[Any, ...]) -> Item | None:
+    """The sample of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
+    *address, prompt, written, picture = row
+    try:
+        metadata = json.loads(written)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    kinds = (*ADDRESS.values(), str, dict, str)
+    values = (*address, prompt, metadata, picture)
+    if not all(map(isinstance, values, kinds)) or "\0" in picture:
+        return None
     path = run / picture
     if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(run / PICTURES)):
         raise RewardError(f"{run / INDEX} names an image outside its run: {picture!r}. Do not trust this run.")
     sample = dict(zip(("stage", "iteration", "group", "root", "path", "seed"), address, strict=True))
     group = (str(run), sample["stage"], sample["iteration"], sample["group"])
-    return Item(path, str(path), run, prompt, json.loads(metadata), sample, group, prompt_from=INDEX)
+    return Item(path, str(path), run, prompt, metadata, sample, group, prompt_from=INDEX)

@@ -117,6 +117,90 @@ class Raising(Brightness):
         raise ValueError("out of paint")
 
 
+class Rude(Weighted):
+    def loss(self, examples, policy, reference):
+        return {}["missing"]
+
+
+class Empty(Weighted):
+    def examples(self, *args):
+        return None
+
+
+class Overwriting(Weighted):
+    def loss(self, examples, policy, reference):
+        examples.advantage.zero_()
+        return super().loss(examples, policy, reference)
+
+
+class Rewriting(Weighted):
+    def examples(self, rollout, *args):
+        rollout.latents.mul_(2)
+        return super().examples(rollout, *args)
+
+
+class Away(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss.to("meta"), metrics
+
+
+class Counting(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss, {"weight": metrics["weight"].to("meta")}
+
+
+class Unnamed(Weighted):
+    metrics = None
+
+
+class Spelt(Weighted):
+    metrics = "weight"
+
+
+class Loud(Weighted):
+    noisiest = float("nan")
+
+
+class Unmeasured(Unclipped):
+    def on_policy_errors(self, rollout, policy, micro_batch):
+        return None
+
+
+def careless(scored):
+    return {}["missing"]
+
+
+def huge(scored):
+    return torch.full((len(scored.worth),), 1e300, dtype=torch.float64)
+
+
+def away(scored):
+    return scored.worth.to("meta")
+
+
+def uprooting(scored):
+    scored.forest.parent.fill_(-1)
+    return torch.ones(len(scored.worth))
+
+
+def hasty(rewards, keep):
+    return {}["missing"]
+
+
+def silent(rewards, keep):
+    return Selection(torch.arange(keep), None)
+
+
+def terse(rewards, keep):
+    return Selection(torch.arange(keep), ("one",))
+
+
+def drifting(x, v, sigma, sigma_next):
+    return dance_sde_step(x.add_(1), v, sigma, sigma_next, 0.3)
+
+
 def gains(scored):
     """What a step adds to the value of its node, one node at a time; in place, on what must be a copy."""
     given, parents, level = scored.worth, scored.forest.parent.tolist(), scored.adds_nothing.tolist()

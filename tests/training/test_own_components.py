@@ -126,10 +126,13 @@ def test_the_gallery_tells_an_own_credit_rule_by_its_name(random_sd3, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gains_of_edges", "one number a node, (14,). Got torch.float32 (12,)"),
+        ("gains_of_edges", "one number a node, (14,), on the CPU. Got torch.float32 (12,)"),
         ("counts", "Got torch.int64 (14,)"),
         ("boundless", "finite numbers"),
         ("unsaid", "Got NoneType"),
+        ("careless", "raised KeyError: 'missing' (own.py, line "),
+        ("huge", "finite numbers"),
+        ("away", "on the CPU. Got torch.float32 (14,) on meta"),
     ],
 )
 def test_a_credit_rule_that_breaks_its_contract_is_told_which(name, said):
@@ -195,6 +198,9 @@ def test_a_choice_may_come_with_reasons_and_leaves_the_rewards_alone():
         ("beyond", "indices from 0 to 4"),
         ("fractions", "whole numbers. Got Tensor of torch.float32 (3,)"),
         ("nothing", "Got NoneType"),
+        ("hasty", "raised KeyError: 'missing' (own.py, line "),
+        ("silent", "3 short texts, why each was chosen. Got null"),
+        ("terse", '3 short texts, why each was chosen. Got ["one"]'),
     ],
 )
 def test_a_choice_that_cannot_be_drawn_is_refused(name, said):
@@ -212,6 +218,7 @@ def test_a_choice_that_cannot_be_drawn_is_refused(name, said):
         ("blown_up", "mean is finite"),
         ("halved", "mean is float32"),
         ("mean_alone", "of two tensors"),
+        ("drifting", "and work in place on none of its arguments"),
     ],
 )
 def test_a_dynamics_that_is_no_distribution_is_refused(name, said):
@@ -223,13 +230,19 @@ def test_a_dynamics_that_is_no_distribution_is_refused(name, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Reduced", "the loss of each term, (4,), not reduced. Got a tensor ()"),
+        ("Reduced", "the loss of each term, (4,), not reduced, on cpu. Got a tensor ()"),
         ("Alone", "a pair, (loss, metrics). Got a Tensor"),
         ("Detached", "with gradient"),
         ("Undeclared", "metrics = (). Got ('weight',)"),
-        ("Misshapen", "the metric weight of each term, (4,). Got a tensor (5,)"),
+        ("Misshapen", "the metric weight of each term, (4,), on cpu. Got a tensor (5,)"),
         ("Fewer", "6 in all. Got 5"),
         ("Elsewhere", "0 to 1. Got [1, 2]"),
+        ("Rude", "raised KeyError: 'missing' (own.py, line "),
+        ("Empty", "`examples` must return diffrl.objectives.base.Examples. Got a NoneType"),
+        ("Overwriting", "`loss` must leave its examples as they are. It works in place"),
+        ("Rewriting", "`examples` must leave the rollout as it is. It works in place"),
+        ("Away", "(4,), not reduced, on cpu. Got a tensor (4,) on meta"),
+        ("Counting", "(4,), on cpu. Got a tensor (4,) on meta"),
     ],
 )
 def test_an_objective_that_breaks_a_rule_is_told_which(random_sd3, tmp_path, name, said):
@@ -237,6 +250,19 @@ def test_an_objective_that_breaks_a_rule_is_told_which(random_sd3, tmp_path, nam
     with pytest.raises(DiffrlError) as raised:
         trainer.iterate()
     assert said in str(raised.value) and OWN + name in str(raised.value)
+
+
+def test_an_objective_that_cannot_say_how_far_its_steps_are_is_told_so(random_sd3, tmp_path):
+    trainer = make_trainer(settings(random_sd3, tmp_path, objective=objective("Unmeasured")))
+    with pytest.raises(DiffrlError, match=OWN + "Unmeasured .*`on_policy_errors` must return pairs .* Got null"):
+        trainer.iterate()
+
+
+def test_a_credit_rule_works_on_copies_alone():
+    forest = plan_forest(1, 2, {0: 2, 2: 2})
+    before = forest.parent.clone()
+    assign_credit(forest, torch.rand(8), torch.ones(8, dtype=torch.bool), CreditRule(OWN + "uprooting"))
+    assert torch.equal(forest.parent, before)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_as_that_of_any_objective(random_sd3, tmp_path):
@@ -254,6 +280,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_as_that_of_any_objective(random
         (objective("middle"), "can be called with ()"),
         (objective("Endless"), "from 1 to 1000"),
         (objective("Broken"), "RuntimeError: no weights here"),
+        (objective("Unnamed"), "`metrics` of the objective"),
+        (objective("Spelt"), "`metrics` of the objective"),
+        (objective("Loud"), "`noisiest` of the objective"),
         ({"kind": "no path:at all"}, "must be module:Object"),
         ({"kind": OWN + "Weighted", "temperature": 2}, "objective.temperature is not a key of kind module:Object"),
     ],

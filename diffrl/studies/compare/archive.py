@@ -17,9 +17,11 @@ from diffrl.errors import ConfigError
 from diffrl.files import write_json, write_text
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Record
-from diffrl.studies.compare.reported import EVALUATIONS
+from diffrl.studies.compare.reported import EVALUATIONS, read_rows
 from diffrl.studies.compare.results import STATE, read_state
+from diffrl.studies.compare.shapes import ArchivedRun, Metrics, State, Summary, read_shaped, require_shape, shaped_rows
 from diffrl.tracking.metrics import read_metrics
+from reward_models.messages import quote
 
 SUMMARY = ("iterations", "updates", "peak_memory_bytes")
 SPENT = ("evaluations/", "seconds/")
@@ -68,14 +70,18 @@ def unpack(archive: Path, directory: Path) -> None:
         raise ConfigError(f"An archive is unpacked into a new directory. Got {directory}. Choose another.")
     try:
         state, *runs = map(json.loads, archive.read_text(encoding="utf-8").splitlines())
-    except ValueError as error:
+        require_shape(State, state, f"{archive}, its plan,")
+        require_shape(list[ArchivedRun], runs, f"{archive}, its runs,")
+        planned = {one.candidate.folder: one for one in Record.of_state(state, str(archive)).planned.values()}
+        if unplanned := {run["folder"] for run in runs} - set(planned):
+            raise ConfigError(f"{archive} is damaged: it plans no runs of {quote(min(unplanned))}. Restore it.")
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{archive} is damaged: {error}. Take an older version of it.") from error
     directory.mkdir(parents=True)
     write_json(directory / STATE, state)
-    planned = {one.candidate.folder: one for one in Record.read(directory).planned.values()}
     for run in runs:
         path = directory / run["folder"] / f"seed-{run['seed']}"
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)  # an archive may hold a run twice: the later one counts
         write_text(path / "config.yaml", dump_config(planned[run["folder"]].of_seed(run["seed"], directory)))
         for name, rows in (("metrics.jsonl", run["rows"]), (EVALUATIONS, run["evaluations"])):
             write_text(path / name, "".join(json.dumps(row) + "\n" for row in rows))
@@ -83,13 +89,12 @@ def unpack(archive: Path, directory: Path) -> None:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    evaluations = path / EVALUATIONS
-    lines = evaluations.read_text(encoding="utf-8").splitlines() if evaluations.is_file() else []
-    reported = [json.loads(line) for line in lines]
+    summary = read_shaped(path / "summary.json", Summary)
+    reported = read_rows(path / EVALUATIONS) if (path / EVALUATIONS).is_file() else []
+    rows = shaped_rows(path / "metrics.jsonl", Metrics, read_metrics(path / "metrics.jsonl"))
     return {
         "summary": {name: summary[name] for name in SUMMARY},
-        "rows": _rows(read_metrics(path / "metrics.jsonl")),
+        "rows": _rows(rows),
         "evaluations": [row | {"means": _rewards(row["means"]), "intervals": None} for row in reported],
     }
 
@@ -100,7 +105,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         for name, value in row.items():
             if name.startswith(SPENT):
-                spent[name] = spent.get(name, 0) + value
+                spent[name] = spent.get(name, 0) + (value or 0)
         if any(name.startswith(HELD_OUT) for name in row):
             costs = {name: value for name, value in row.items() if name.startswith("cost/")}
             held = {name: value for name, value in row.items() if name.startswith(HELD_OUT) and name.count("/") == 1}

@@ -23,6 +23,7 @@ from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.results import STATE, read_state
+from diffrl.studies.compare.shapes import Plan, require_shape
 from diffrl.training.inputs import Inputs
 
 
@@ -145,13 +146,26 @@ class Record:
         """Read it back.
 
         Raises:
-            ConfigError: there is none.
+            DiffrlError: there is none, or it is damaged.
         """
-        state = read_state(out)
+        return cls.of_state(read_state(out), str(out / STATE))
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], where: str) -> Record:
+        """Make it of what `save` wrote.
+
+        Args:
+            state: the content.
+            where: it was read from, to begin a message with.
+
+        Raises:
+            DiffrlError: it is damaged, or a configuration is not what this version reads.
+        """
+        require_shape(Plan, state, where)
         planned = {
             entry["label"]: Planned(
                 Candidate(entry["label"], entry["path"], tuple(entry["overrides"])),
-                make_config(entry["config"], f"{out / STATE}, {entry['label']}"),
+                make_config(entry["config"], f"{where}, {entry['label']}"),
                 entry["iteration_cost"],
                 entry["iteration_seconds"],
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.studies.compare.pairing import report_source
+from diffrl.studies.compare.shapes import Evaluated, require_shape
 
 EVALUATIONS = "evaluations.jsonl"
 BASE, ALIGNED = "base", "aligned"
@@ -62,24 +63,33 @@ def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tupl
         "noise_seed": settings.get("seed"),
     }
     found: dict[tuple[str, float], Reported] = {}
-    for row in _rows(path):
+    for row in read_rows(path):
         of_end = row.get("iteration") == (iterations if row.get("weights") == ALIGNED else 0)
         whole = row.get("n", 0) + row.get("failed", 0) == settings.get("samples")
         if of_end and whole and all(row.get(key) == value for key, value in wanted.items()):
-            names = ("weights", "guidance_scale", "prompts", "n", "means", "digest")
-            one = Reported(**{name: row[name] for name in names}, variety=row.get("variety") or {})
+            numbers = {
+                name: {key: value for key, value in (row.get(name) or {}).items() if value is not None}
+                for name in ("means", "variety")
+            }
+            one = Reported(row["weights"], row["guidance_scale"], source, row["n"], digest=row.get("digest"), **numbers)
             found[one.weights, one.guidance_scale] = one
     return tuple(found.values())
 
 
-def _rows(path: Path) -> Iterable[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read a run's evaluations.jsonl.
+
+    Raises:
+        DiffrlError: a line is damaged.
+    """
+    rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DiffrlError(f"{path}, line {number} is damaged: {error}. Remove that line.") from error
-        if isinstance(row, dict):
-            yield row
+        rows.append(require_shape(Evaluated, row, f"{path}, line {number}"))
+    return rows
 
 
 def missing(

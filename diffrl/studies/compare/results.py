@@ -5,7 +5,6 @@ Costs are those of training iterations alone; evaluations and checkpoints are le
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from diffrl.statistics import Estimate, mean_estimate
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
 from diffrl.studies.compare.reported import ALIGNED, read_reported
+from diffrl.studies.compare.shapes import Metrics, Priced, State, Summary, read_shaped, require_shape, shaped_rows
 from diffrl.tracking.metrics import read_metrics
 
 STATE = "state.json"
@@ -187,16 +187,14 @@ def read_state(directory: Path) -> dict[str, Any]:
     """The plan that a comparison keeps to.
 
     Raises:
-        ConfigError: there is none.
+        DiffrlError: there is none, or it is damaged.
     """
     try:
-        return dict(json.loads((directory / STATE).read_text(encoding="utf-8")))
+        return dict(read_shaped(directory / STATE, State))
     except FileNotFoundError as error:
         raise ConfigError(
             f"A comparison is a directory with a {STATE} that `diffrl compare` made. Got {str(directory)!r}."
         ) from error
-    except ValueError as error:
-        raise ConfigError(f"{directory / STATE} is damaged: {error}. Compare in a new directory.") from error
 
 
 def collect(directory: str | Path, metric: str | None = None, prices: Prices | None = None) -> Comparison:
@@ -289,9 +287,9 @@ def read_run(
         DiffrlError: the run does not have the metric, or not what its iterations cost; or what it explores in has no
             price.
     """
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = read_shaped(path / "summary.json", Summary)
     column = f"held_out/{metric}"
-    every = read_metrics(path / "metrics.jsonl")
+    every = shaped_rows(path / "metrics.jsonl", Metrics, read_metrics(path / "metrics.jsonl"))
     rows = [row for row in every if column in row]
     if not rows:
         raise ConfigError(
@@ -312,7 +310,9 @@ def read_run(
     if not curve:
         raise DiffrlError(f"A run that is compared must have a score. None of {path}'s held-out samples got one.")
     iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
-    finals = {(one.weights, one.guidance_scale): one.means[metric] for one in reported if metric in one.means}
+    finals = {
+        (one.weights, one.guidance_scale): one.means[metric] for one in reported if one.means.get(metric) is not None
+    }
     end = (ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))
     last = next((one for one in reported if (one.weights, one.guidance_scale) == end), None)
     others: dict[str, float] = {}
@@ -339,6 +339,7 @@ def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices:
     """
     if prices.name == EQUAL.name:
         return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
+    require_shape(Priced, config, "The plan of a comparison")
     explore = config["rollout"].get("explore")
     precision = None if explore is None else explore["precision"]
     total, counts = {}, dict.fromkeys(PURPOSES, 0.0)
