@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import signal
 import threading
 import time
 import weakref
@@ -140,10 +139,7 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(work, _loop())
     try:
         while not concurrent.futures.wait([future], POLL).done:
-            if hasattr(
-                signal, "pthread_kill"
-            ):  # CPython 3.11 may forget a signal that another thread received until asked
-                signal.pthread_kill(threading.get_ident(), 0)
+            pass
         return future.result()
     except BaseException:
         future.cancel()
