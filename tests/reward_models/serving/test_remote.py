@@ -1,6 +1,7 @@
 """The client of the reward server: right scores from sick services, NaN from dead ones, never a hang or a zero."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import signal
 import subprocess
@@ -273,7 +274,7 @@ def test_a_server_that_comes_up_later_is_waited_for():
         starter.join()
 
 
-def test_a_signal_that_reaches_another_thread_ends_the_waiting():
+def test_a_signal_that_reaches_another_thread_ends_the_waiting(monkeypatch):
     """The system gives a process's signal to any thread, as after a stop; Python's handler runs in the main thread."""
 
     class RangError(BaseException):
@@ -282,13 +283,20 @@ def test_a_signal_that_reaches_another_thread_ends_the_waiting():
     def ring(number, frame):
         raise RangError
 
-    waited = []
+    waited, waiting, wait = [], threading.Event(), concurrent.futures.wait
+
+    def watched(*arguments):
+        waiting.set()
+        return wait(*arguments)
 
     async def work():
+        while not waiting.is_set():
+            await asyncio.sleep(0.001)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         await asyncio.sleep(LONG)
         waited.append(LONG)
 
+    monkeypatch.setattr(concurrent.futures, "wait", watched)
     before = signal.signal(signal.SIGUSR1, ring)
     try:
         with pytest.raises(RangError):
