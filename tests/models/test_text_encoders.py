@@ -42,7 +42,8 @@ def test_a_prompt_is_cut_exactly_where_its_encoders_stop_reading(encode, tmp_pat
 
     def same(words):
         one, other = (encoded("red " * words + end) for end in ("circle", "square"))
-        return all(torch.equal(one[name], other[name]) for name in one)
+        # Some encoders read on behind the limit, in other shapes, and leave that out afterwards.
+        return all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-5) for name in one)
 
     first = [next(n for n in range(600) if reader.cuts("red " * n + "circle")) for reader in readers]
     assert min(first) > 3 and not same(min(first) - 1)
