@@ -180,9 +180,9 @@ def policy(run_dir, step):
 @pytest.mark.long
 def test_two_processes_train_what_one_trains(one, two):
     assert '"processes": 2' in (two / "environment.json").read_text()
-    for step in (1, 2, 3):
-        torch.testing.assert_close(policy(two, step), policy(one, step), rtol=1e-4, atol=1e-6)
     moved = policy(one, 3) - policy(one, 1)
+    for step in (1, 2, 3):  # where a gradient is nothing but rounding, Adam may go another way
+        assert (policy(two, step) - policy(one, step)).abs().max() < 1e-2 * moved.abs().max()
     assert distance(policy(two, 3) - policy(two, 1), moved) < 1e-3 and moved.abs().max() > 1e-3
 
 

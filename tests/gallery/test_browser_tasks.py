@@ -208,6 +208,7 @@ def test_why_a_candidate_was_taken(way, served, runs):
     page.locator("#panel").wait_for(state="attached")
     chosen = next(node for node in made_trees.pool().nodes if node.leaf.chosen == "best 1")
     way.press(page.locator(f"#node-{chosen.id}"))
+    until(page.locator("#panel").inner_text)
     said = page.locator("#panel").inner_text()
     assert "Generated again" in said and "best 1" in said and "1.000, 1 of 64" in said
     assert f"{chosen.leaf.total:.3f}" in said
@@ -221,6 +222,7 @@ def test_which_step_turned_and_what_its_siblings_became(way, served, runs):
     page.locator("#panel").wait_for(state="attached")
     (turned,) = [node.id for node in made_trees.forest().nodes if node.turning and node.value == 1.0]
     way.press(page.locator(f"#node-{turned}"))
+    until(page.locator("#panel").inner_text)
     said = page.locator("#panel").inner_text()
     assert "yes ◆" in said and "What the 2 branches of 2 became" in said
     cards = page.locator("#panel .siblings figcaption").all_inner_texts()

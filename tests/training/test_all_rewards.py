@@ -116,7 +116,8 @@ def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random
         data["prompts"] |= {"train": str(listed), "eval": str(listed), "eval_on_train": True, "unscored": "warn"}
     if FAMILIES[family].edits:
         captions = {"source_caption": "a red circle", "target_caption": "a blue square"}
-        data["prompts"] |= dict.fromkeys(("train", "eval"), write_edits(tmp_path, **captions))
+        listed = write_edits(tmp_path, **captions)
+        data["prompts"] |= {"train": listed, "eval": listed, "eval_on_train": True, "unscored": "warn"}
     trainer = make_trainer(data)
     done, held_out = trainer.iterate(), trainer.evaluate()
     table = done.samples.table
