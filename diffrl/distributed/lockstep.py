@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 NOTHING = 0
@@ -97,14 +96,3 @@ class Lockstep:
             last.remove()
 
         last = root.register_forward_hook(done, always_call=True)
-
-
-def most_of(group: Any) -> Callable[[int], tuple[int, int]]:
-    """For `Lockstep`, over a process group of the CPU, so that no GPU has to be waited for."""
-
-    def most(number: int) -> tuple[int, int]:
-        votes = torch.tensor([number, -number])
-        torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group=group)
-        return int(votes[0]), -int(votes[1])
-
-    return most

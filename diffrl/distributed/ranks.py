@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from diffrl.distributed.lockstep import Lockstep, most_of
+from diffrl.distributed.control import Control
+from diffrl.distributed.lockstep import Lockstep
 from diffrl.errors import ConfigError, GuardStop
 from reward_models import RewardError
 
@@ -33,15 +35,22 @@ class OneProcess:
     process_index: int = 0
 
 
-def make_accelerator(device: torch.device, trackers: list[str], project_dir: str) -> Any:
-    """An `Accelerator` that leaves precision, accumulation, data loading and sharding to the trainer.
+def make_accelerator(device: torch.device, trackers: list[str], project_dir: str, patience: float) -> Any:
+    """Return an `Accelerator` that leaves precision, accumulation, data loading and sharding to the trainer.
 
-    Buffers are not broadcast: they never change, and ranks may call the network a different number of times.
+    Buffers are not broadcast: they never change, and ranks may call the network a different number of times. Its
+    `control` is how ranks talk; gradients and weights alone travel over the backend of the device.
+
+    Args:
+        device: whose backend is used.
+        trackers: that are asked for.
+        project_dir: where they write.
+        patience: seconds that ranks wait for one that does not come, whatever they exchange.
 
     Raises:
         ConfigError: the launcher's own configuration asks for a split model.
     """
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     for variable, name in LAUNCHERS.items():
         if os.environ.get(variable, "false").lower() in ("1", "true", "yes", "on"):
@@ -49,20 +58,22 @@ def make_accelerator(device: torch.device, trackers: list[str], project_dir: str
                 f"accelerate must be launched for plain multi-process training. Got a configuration that asks for "
                 f"{name}. Launch with `accelerate launch --multi_gpu` and set train.sharding=fsdp to split the model."
             )
+    wait = timedelta(seconds=patience)
     accelerator: Any = Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="no",
         log_with=trackers or None,
         project_dir=project_dir,
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False), InitProcessGroupKwargs(timeout=wait)],
     )
+    accelerator.control = Control(wait) if accelerator.num_processes > 1 else None
     accelerator.lockstep = None
     return accelerator
 
 
 def keep_in_step(accelerator: Any, networks: Sequence[nn.Module]) -> None:
     """From now on ranks may call these sharded networks a different number of times between two exchanges."""
-    accelerator.lockstep = Lockstep(networks, most_of(torch.distributed.new_group(backend="gloo")))
+    accelerator.lockstep = Lockstep(networks, accelerator.control.most)
 
 
 def lockstep_of(accelerator: Any) -> Lockstep | None:
@@ -80,8 +91,8 @@ def gather_rows(accelerator: Any, rows: Tensor) -> Tensor:
     if accelerator.num_processes == 1:
         return rows.cpu()
     _settle(accelerator)
-    gathered: Tensor = accelerator.gather(rows.to(accelerator.device).contiguous())
-    return gathered.cpu()
+    gathered: Tensor = accelerator.control.gather(rows.cpu())
+    return gathered
 
 
 def gather_objects(accelerator: Any, value: T) -> list[T]:
@@ -89,8 +100,7 @@ def gather_objects(accelerator: Any, value: T) -> list[T]:
     if accelerator.num_processes == 1:
         return [value]
     _settle(accelerator)
-    values: list[Any] = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(values, value)
+    values: list[T] = accelerator.control.objects(value)
     return values
 
 
@@ -132,12 +142,12 @@ def agreed(accelerator: Any, work: Callable[[], T]) -> T:
 
 def sum_ranks(accelerator: Any, values: Tensor) -> Tensor:
     """Elementwise sum over ranks, float64, on the CPU."""
-    values = values.to(torch.float64)
+    values = values.to(torch.float64).cpu()
     if accelerator.num_processes == 1:
-        return values.cpu()
+        return values
     _settle(accelerator)
-    total: Tensor = accelerator.reduce(values.to(accelerator.device), reduction="sum")
-    return total.cpu()
+    total: Tensor = accelerator.control.sum(values)
+    return total
 
 
 def average_gradients(accelerator: Any, parameters: Iterable[nn.Parameter]) -> None:
@@ -153,5 +163,10 @@ def average_gradients(accelerator: Any, parameters: Iterable[nn.Parameter]) -> N
 
 
 def any_rank(accelerator: Any, flag: bool) -> bool:
-    """Whether any rank says yes."""
+    """Return whether any rank says yes."""
     return bool(sum_ranks(accelerator, torch.tensor([float(flag)]))[0] > 0)
+
+
+def wait_for_all(accelerator: Any) -> None:
+    """Wait until every rank has come here."""
+    any_rank(accelerator, False)

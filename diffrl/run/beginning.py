@@ -26,7 +26,7 @@ def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
     """What one process does in an iteration, on average, as `diffrl.pulse` counts it."""
     shares = plan.iterations * plan.world_size
     asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
-    drawn = ("explore", "rollout", "values")
+    drawn = ("explore", "rollout", "values", "old")
     updates = sum(count for name, count in asked.items() if name not in drawn)
     held_out = plan.evaluations * config.eval.samples
     return {

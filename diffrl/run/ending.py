@@ -88,6 +88,7 @@ def broken_peer(error: BaseException, processes: int) -> bool:
 def peer_gone(kept: str) -> DiffrlError:
     """The error of a process that is left alone."""
     return DiffrlError(
-        f"Another process of this run has ended, and this one cannot go on without it. Why is said above, by that "
-        f"process or by the launcher; no message of its own means that it was killed, often by lack of memory. {kept}"
+        "Another process of this run has ended or no longer answers, and this one cannot go on without it. Why is said "
+        "above, by that process or by the launcher; no message of its own means that it was killed, often by lack of "
+        f"memory. {kept}"
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from diffrl.checkpoint.files import Checkpoint
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
+from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
@@ -95,7 +96,7 @@ def train(
             if session.accelerator.is_main_process:
                 new_run_dir(config)  # again, now that nobody else can take it
                 create_run_dir(run_dir, config, _environment(session) | origin(config), _rewards(session))
-            session.accelerator.wait_for_everyone()
+            wait_for_all(session.accelerator)
             _see_through(session, run_dir, None, console, stop, callbacks)
     return run_dir
 
@@ -170,7 +171,7 @@ def _go_on(
             changed |= others
     if checkpoint is None:
         _begin(session, accept)
-    session.accelerator.wait_for_everyone()  # nothing is moved before all have looked
+    wait_for_all(session.accelerator)  # nothing is moved before all have looked
     if session.accelerator.is_main_process:
         notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
         otherwise = (overridden and "run.iterations" in changed) or bool(changed.keys() & session.inputs.keys())
@@ -182,7 +183,7 @@ def _go_on(
         for message in notes + note_resumption(run_dir, _environment(session), step, changed):
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
-    session.accelerator.wait_for_everyone()
+    wait_for_all(session.accelerator)
     _see_through(session, run_dir, checkpoint, console, stop, callbacks)
 
 
@@ -289,7 +290,7 @@ def _see_through(
         if main:
             with watched(console, "summary and images"):
                 finishing.finish(run, console)
-        session.accelerator.wait_for_everyone()
+        wait_for_all(session.accelerator)
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
     told.end(opened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,9 +17,10 @@ from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
 from diffrl.cost.process_memory import check_memory
+from diffrl.cost.waiting import longest_wait
 from diffrl.data import sources
 from diffrl.data.prompts import read_prompts
-from diffrl.distributed.ranks import keep_in_step, make_accelerator
+from diffrl.distributed.ranks import keep_in_step, make_accelerator, wait_for_all
 from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.functional.schedules import merged_end
@@ -136,7 +138,9 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     train_list, eval_list = (read_prompts(source) for source in (config.prompts.train, config.prompts.held_out))
     prompts = train_list.prompts
     eval_prompts = eval_list.prompts[: config.eval.samples]  # taken in turn, so no others are used
-    accelerator = make_accelerator(choose_device(config.model.device), check_trackers(config), str(run_dir))
+    patience = longest_wait(config, int(os.environ.get("WORLD_SIZE", "1")))  # which is what the launcher sets
+    device = choose_device(config.model.device)
+    accelerator = make_accelerator(device, check_trackers(config), str(run_dir), patience)
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}
     copies: Copies = {}
@@ -182,6 +186,7 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     copy = open_copy(config, policy, accelerator.device)
     if copy is not None:
         meter.watch([copy.module], copy.report.precision)
+    wait_for_all(accelerator)  # one may have downloaded or compiled for long; what follows is the backend's
     if sharded:
         keep_in_step(accelerator, policy.shard(make_mesh(accelerator)))
     t = config.train

@@ -262,3 +262,33 @@ def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     assert done.stderr.count("error: Another process of this run has ended") == 1
     assert "diffrl/run/lifecycle.py" not in done.stderr  # no traceback of ours
     assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()
+
+
+def sleeping(pipeline, directory, seconds, timeout, **train):
+    """One iteration, in which the second rank's reward sleeps."""
+    reward = {"name": "tests.training.scorers:SleepsOnTheSecondRank", "options": {"seconds": seconds}}
+    data = settings(pipeline, directory, rewards=[reward | {"timeout": timeout}], train=train)
+    data["run"] |= {"iterations": 1, "checkpoint_every": 1}
+    return write_config(data, directory / "config.yaml")
+
+
+@pytest.mark.long
+def test_ranks_wait_as_long_as_the_settings_let_one_take(random_sd3, tmp_path):
+    """For a reward, and for its part of a checkpoint, though the backend would give up before."""
+    done = launch(
+        sleeping(random_sd3, tmp_path, 8, 1800.0, sharding="fsdp"),
+        script="tests/distributed/impatient.py",
+        SLOW_WRITES="3",
+    )
+    assert done.returncode == 0, done.stderr
+    assert summary_of(tmp_path / "run")["iterations"] == 1
+
+
+@pytest.mark.long
+def test_a_reward_that_is_overdue_on_one_rank_ends_all_in_its_sentence(random_sd3, tmp_path):
+    done = launch(sleeping(random_sd3, tmp_path, 900, 8.0), script="tests/distributed/impatient.py")
+    sentence = "has not answered for 8 seconds (rewards.timeout)"
+    assert done.returncode != 0 and "exitcode  : 3 " in done.stderr
+    assert done.stderr.count(sentence) >= 1, done.stderr
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "On rank 1: The reward" in log and sentence in log and "Another process" not in log

@@ -225,7 +225,7 @@ def test_split_weights_are_pushed_and_swapped_and_tilted(random_sd3, tmp_path, r
 def test_a_launcher_that_splits_the_model_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match=r"asks for FSDP.*train.sharding=fsdp"):
-        make_accelerator(torch.device("cpu"), [], str(tmp_path))
+        make_accelerator(torch.device("cpu"), [], str(tmp_path), 60.0)
 
 
 def test_eight_bit_states_are_not_split(random_sd3, tmp_path):

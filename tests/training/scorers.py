@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 
 import torch
@@ -81,6 +82,19 @@ class DiesOnTheSecondRank(Brightness):
     def __call__(self, batch):
         if os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
+
+
+class SleepsOnTheSecondRank(Brightness):
+    """Brightness whose first call takes `seconds` longer on every rank but the first."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def __call__(self, batch):
+        seconds, self.seconds = self.seconds, 0
+        time.sleep(seconds * (os.environ.get("RANK", "0") != "0"))
         return super().__call__(batch)
 
 

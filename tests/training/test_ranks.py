@@ -15,7 +15,7 @@ from tests.patience import LONG
 
 
 class Ranks:
-    """What accelerate gives each of several threads."""
+    """What an accelerator with its control gives each of several threads."""
 
     def __init__(self, count):
         self.count, self.barrier = count, threading.Barrier(count, timeout=LONG)
@@ -29,16 +29,21 @@ class Ranks:
         return found
 
     def of(self, rank):
-        def reduce(value, reduction):
-            found = self.exchange(rank, value)
-            return found.sum(0) if reduction == "sum" else found.mean(0)
+        control = SimpleNamespace(
+            sum=lambda values: self.exchange(rank, values).sum(0),
+            gather=lambda rows: self.exchange(rank, rows).flatten(0, 1),
+        )
+
+        def reduce(gradient, reduction):
+            assert reduction == "mean"  # the device's backend carries gradients and nothing else
+            return self.exchange(rank, gradient).mean(0)
 
         return SimpleNamespace(
             num_processes=self.count,
             process_index=rank,
             device=torch.device("cpu"),
+            control=control,
             reduce=reduce,
-            gather=lambda rows: self.exchange(rank, rows).flatten(0, 1),
         )
 
 
