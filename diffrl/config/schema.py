@@ -273,6 +273,14 @@ class Config(Section):
         return self.model.facts.exclude if e is None or e.exclude is None else e.exclude
 
     @property
+    def tree_iterations(self) -> int:
+        """How many iterations keep trees to look at: the first, every n-th and the last."""
+        if self.track.trees is None:
+            return 0
+        last, every = self.run.iterations - 1, self.track.trees.every or self.run.eval_every
+        return len({0, last}) if every is None else 1 + last // every + (last % every > 0)
+
+    @property
     def records_steps(self) -> bool:
         """Whether anything looks at the rollout's stochastic steps once they are taken."""
         trained = self.objective.trains_steps or self.objective.trains_nodes
@@ -294,6 +302,14 @@ class Config(Section):
         """
         embedded = self.model.facts.guidance == "embedded"
         return self.rollout.guidance_scale if asked is None or embedded else asked
+
+    @property
+    def retakes_densities(self) -> bool:
+        """Whether steps get the densities that the update itself gives them before it changes the policy.
+
+        Below float32 the same weights give other velocities in batches of other sizes, by as much as a clip allows.
+        """
+        return self.objective.trains_steps and self.model.dtype != "float32"
 
     @property
     def old_is_policy(self) -> bool:

@@ -21,7 +21,8 @@ def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
     """Hours of the whole run with a GPU for each process; None where its operations are not known."""
     if plan.run_flops is None:
         return None
-    return plan.run_flops / (gpu.bf16 * utilisation * plan.world_size) / 3600
+    alone = 0 if plan.flops is None else plan.flops * plan.tree_evaluations  # while other processes wait
+    return (plan.run_flops / plan.world_size + alone) / (gpu.bf16 * utilisation) / 3600
 
 
 def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:  # a plan counts as a run does, and needs no tensors
 UNGRADED = ("explore", "rollout", "values", "old", "group", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
 PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
-PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "update", "other")
+TREES = "trees"
+"""Purpose of evaluations that only show how a rollout went: counted by themselves, and in no sum of the method's."""
+PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "old", "update", "other")
 """Where the seconds of an iteration go; "other" is what belongs to none of the others."""
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
@@ -62,13 +64,12 @@ class CostMeter:
     """Counts what a run asks of its networks, by hooks on the modules themselves, and what it decodes and scores."""
 
     def __init__(self) -> None:
-        self.evaluations = dict.fromkeys(PURPOSES, 0)
+        self.evaluations = dict.fromkeys((*PURPOSES, TREES), 0)
         self.by_precision: dict[str, int] = {}
         self.skipped = 0
         self.decodes = 0
         self.reward_calls = 0
         self._purpose = "rollout"
-        self._paused = False
 
     def watch(self, transformers: Iterable[torch.nn.Module], precision: str) -> None:
         """Count the samples that pass through these networks as evaluations in `precision`."""
@@ -78,13 +79,12 @@ class CostMeter:
         for transformer in transformers:
 
             def hook(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-                if self._paused:
-                    return
                 hidden = kwargs.get("hidden_states", args[0] if args else None)
                 assert isinstance(hidden, torch.Tensor | list)  # a list holds one sample an entry
                 count = len(hidden)
                 self.evaluations[self._purpose] += count
-                self.by_precision[precision] += count
+                if self._purpose != TREES:
+                    self.by_precision[precision] += count
 
             transformer.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -96,15 +96,6 @@ class CostMeter:
             yield
         finally:
             self._purpose = before
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, evaluations are not counted: they belong to looking at the run, not to the method."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def state(self) -> dict[str, float]:
         """All counts under flat names."""

@@ -23,8 +23,6 @@ from diffrl.errors import ConfigError
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
 
-TREES_NOTE = "Left out: keeping trees to look at (track.trees), which asks network and decoder a few times more."
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -51,6 +49,7 @@ class Plan:
         checkpointing: whether the update computes activations again.
         memory: estimate per process, None if the pipeline's files cannot be read here.
         flops: of a network evaluation, forward; None likewise.
+        tree_evaluations: at most so many, of the first process alone, show how rollouts went; they are in no sum.
         notes: what the numbers leave out, and keys without effect.
     """
 
@@ -74,6 +73,7 @@ class Plan:
     checkpointing: bool
     memory: Memory | None
     flops: int | None = None
+    tree_evaluations: int = 0
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -112,6 +112,7 @@ class PromptCost:
         explore: evaluations of the exploring stage.
         rollout: evaluations in the training precision.
         values: evaluations of completions.
+        starts: nodes that stochastic steps start from.
         inner: nodes whose picture is decoded and scored for their value.
         origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
         edges: stochastic steps.
@@ -121,6 +122,7 @@ class PromptCost:
     explore: int
     rollout: int
     values: int
+    starts: int
     inner: int
     origins: int
     edges: int
@@ -154,6 +156,7 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
         explore=explore,
         rollout=sum(alive),
         values=completions if value == "ode" else 0,
+        starts=inner,
         inner=0 if value == "leaves" else inner,
         origins=sum(starts[step] for step in asked),
         edges=sum(ends.values()),
@@ -200,15 +203,20 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
     memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
+    # Of the steps that train after an iteration's first update; see `Config.retakes_densities`.
+    later = over_the_run(lambda one: one.origins - even_parts(one.origins, t.updates_per_iteration)[0])
+    retaken = later if config.retakes_densities else 0
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": noised * iterations if o.asks_old(config.old_is_policy) else 0,
+        "old": (noised * iterations if o.asks_old(config.old_is_policy) else 0) + retaken,
         "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
         "update": trained,
         "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,
     }
+    looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
+    shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after
     pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
     scored = sum(
         pictures.total(end) - pictures.total(start)
@@ -231,7 +239,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         evaluations=evaluations,
         network_evaluations={
             **{name: guided * groups * count for name, count in per_iteration.items()},
-            **{name: matched * groups * per_iteration[name] for name in ("old", "group")},
+            "old": groups * (matched * (per_iteration["old"] - retaken) + guided * retaken),
+            "group": matched * groups * per_iteration["group"],
             "update": groups * (guided * (trained - noised * iterations) + matched * noised * iterations),
             "reference": before * groups * per_iteration["reference"],
             "gate": guided * groups * first.origins,
@@ -246,9 +255,21 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         checkpointing=t.gradient_checkpointing,
         memory=memory,
         flops=evaluation_flops(config),
+        tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()},
-        notes=(*notes, *idle_notes(config), *([TREES_NOTE] if config.track.trees else [])),
+        notes=(*notes, *idle_notes(config), *tree_notes(config, shown)),
     )
+
+
+def tree_notes(config: Config, evaluations: int) -> list[str]:
+    """Say what keeping trees to look at takes beside the plan's sums."""
+    if config.track.trees is None:
+        return []
+    asked = f" asks the network for up to {evaluations:,} evaluations more and" if evaluations else ""
+    return [
+        f"Left out: in {config.tree_iterations:,} iterations the first process keeps trees to look at (track.trees). "
+        f"It{asked} decodes what is predicted at their nodes, while other processes wait."
+    ]
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:

@@ -32,12 +32,15 @@ class EdgeExamples:
         advantage: (E,) float32.
         terms: (U,) int64 edges of each origin, pruned ones included, so that pruning does not scale the others up.
         active: (U,) bool, whether the origin is evaluated.
+        on_policy: nothing has changed since the steps were drawn, so that whatever the policy gives them is the density
+            of the policy that drew them too; the one that the rollout gave differs from it by rounding.
     """
 
     edges: Edges
     advantage: Tensor
     terms: Tensor
     active: Tensor
+    on_policy: bool = False
 
     @property
     def prompt(self) -> Tensor:
@@ -57,7 +60,7 @@ class EdgeExamples:
     def take(self, index: Tensor) -> EdgeExamples:
         """The origins at `index` with their edges."""
         edges, rows = take_origins(self.edges, index)
-        return EdgeExamples(edges, self.advantage[rows], self.terms[index], self.active[index])
+        return EdgeExamples(edges, self.advantage[rows], self.terms[index], self.active[index], self.on_policy)
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,10 @@ class GRPO:
         velocity = policy(*examples.start)
         mean, std = step_of_edges(edges, velocity, self.transition)
         density = log_prob(edges.next_latents, mean, std)
-        loss, metrics = clipped_surrogate(
-            density, edges.old_log_prob, examples.advantage, self.clip_low, self.clip_high
-        )
+        old = density.detach() if examples.on_policy else edges.old_log_prob
+        loss, metrics = clipped_surrogate(density, old, examples.advantage, self.clip_low, self.clip_high)
+        if examples.on_policy:  # what the rollout gave is not trained on, and still compared: it is a guard's affair
+            metrics = {**metrics, "ratio_error": torch.expm1(old - edges.old_log_prob).abs()}
         if reference is None:
             return loss, metrics
         reference_velocity = reference(*examples.start)

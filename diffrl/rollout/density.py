@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -46,6 +47,27 @@ def densities_under(edges: Edges, velocity: Tensor, transition: Transition, micr
     for index, piece, rows in _pieces(edges, micro_batch):
         densities[rows] = _densities(piece, velocity[index], transition)
     return densities
+
+
+def retaken(
+    edges: Edges,
+    batches: Iterable[Tensor],
+    policy: Callable[[Tensor, Tensor, Tensor], Tensor],
+    transition: Transition,
+) -> Edges:
+    """The same steps with the densities that a policy gives them in these batches; others keep what they have.
+
+    Args:
+        edges: the steps.
+        batches: distinct origins (B,) int64, a network call each.
+        policy: as in `origin_velocities`.
+        transition: the dynamics that drew them.
+    """
+    densities = edges.old_log_prob.clone()
+    for index in batches:
+        piece, rows = take_origins(edges, index)
+        densities[rows] = _densities(piece, policy(piece.latents, piece.sigma, piece.prompt), transition)
+    return replace(edges, old_log_prob=densities)
 
 
 def _pieces(edges: Edges, micro_batch: int) -> Iterator[tuple[Tensor, Edges, Tensor]]:

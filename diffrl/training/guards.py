@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from diffrl.config.method import GuardSettings
+from diffrl.config.schema import Config
 from diffrl.errors import GuardStop
 from diffrl.records import Prompt, RewardTable
 
 Report = Callable[[str], None]
 Action = Literal["warn", "skip", "stop"]
 
+CLIP_SHARE = 0.2
+"""Share of the clip that rounding may take before there is a warning."""
 USUAL_CAUSES = (
     "Usual causes: the update runs in another precision than the rollout; something random (dropout) is active in one "
     "of them; the conditioning or guidance differs; latents were scored before they were rounded for storage; the "
@@ -50,6 +53,28 @@ def check_on_policy(errors: Sequence[tuple[int, float]], sigmas: Tensor, toleran
         "Before the first update the ratio must be 1 at every trained step (guards.on_policy_tolerance "
         f"{tolerance:g}). It breaks at step {broken} (sigma {float(sigmas[broken]):.3f}). max |ratio - 1|: {table}. "
         f"{USUAL_CAUSES}"
+    )
+
+
+def clip_note(error: float, config: Config) -> str | None:
+    """Say how much of the clip is rounding: max |ratio - 1| before the first update beside it; None without a clip.
+
+    Args:
+        error: as `check_on_policy` returns it.
+        config: of the run.
+    """
+    if config.objective.clips is None:
+        return None
+    clip = min(config.objective.clips)
+    note = f"Before the first update max |ratio - 1| is {error:.2g}, {error / clip:.0%} of the clip, {clip:g}."
+    if config.retakes_densities:
+        again = "" if config.train.updates_per_iteration == 1 else ", which costs an evaluation of each later step"
+        return f"{note} It is left out of the ratio: densities are taken in the update's own batches{again}."
+    if error <= CLIP_SHARE * clip:
+        return note
+    return (
+        f"Warning: {note} So much of what the clip allows is rounding. Raise the clip, make rollout.micro_batch and "
+        "train.micro_batch alike, or compute more exactly (TF32 off)."
     )
 
 

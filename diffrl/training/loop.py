@@ -26,9 +26,10 @@ from diffrl.objectives.base import Examples, GroupObjective
 from diffrl.records import Iteration, PromptBatch, Rollout
 from diffrl.rollout.denoise import Velocity, velocity_of
 from diffrl.training.crediting import Crediting
+from diffrl.training.densities import on_policy, own_densities
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
-from diffrl.training.guards import Learning, UpdateGuard, check_on_policy
+from diffrl.training.guards import Learning, UpdateGuard, check_on_policy, clip_note
 from diffrl.training.messages import Messages
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.sampling import FidelityWatch, Sampling
@@ -102,14 +103,14 @@ class Trainer:
         predict = [velocity_of(s.adapter, conditioning, loss.guidance) for loss in s.losses]
         with self.clock("update"):
             self.gate(samples.rollout, predict)
-            with self.old_policy():
-                micro_batch = self.config.rollout.micro_batch
-                examples = [
-                    loss.objective.examples(
-                        samples.rollout, credit, kept, metered(s.meter, "old", torch.no_grad()(own)), micro_batch
-                    )
-                    for loss, own in zip(s.losses, predict, strict=True)
-                ]
+        with self.clock("old" if any(loss.objective.asks_old for loss in s.losses) else "update"), self.old_policy():
+            micro_batch = self.config.rollout.micro_batch
+            examples = [
+                loss.objective.examples(
+                    samples.rollout, credit, kept, metered(s.meter, "old", torch.no_grad()(own)), micro_batch
+                )
+                for loss, own in zip(s.losses, predict, strict=True)
+            ]
         trace = tracer and tracer.trace(samples)
         before = self.trees.velocities(trace, conditioning)
         with self.clock("update"):
@@ -161,6 +162,8 @@ class Trainer:
                 own = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
             if errors := joined_errors(self.accelerator, own):
                 self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
+                if note := clip_note(self.on_policy_error, self.config):
+                    self.messages.report(note)
 
     def update(
         self, rollout: Rollout, examples: Sequence[Examples], predict: Sequence[Velocity], conditioning: Conditioning
@@ -174,8 +177,13 @@ class Trainer:
             minibatches(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed, getattr(e, "cell", None))
             for e in examples
         ]
+        if c.retakes_densities:
+            with self.clock("old"), s.meter.purpose("old"):
+                examples = own_densities(s, examples, shares, predict)
         gradients, rates, left_out, trained = [], [], 0, 0
-        for share in zip(*shares, strict=True):
+        for number, share in enumerate(zip(*shares, strict=True)):
+            if c.retakes_densities:
+                examples = [on_policy(own, number == 0) for own in examples]
             rate = self.learning_rate()
             set_learning_rate(s.optimizer, rate)
             examples = self.compared(examples, share, predict, reference)

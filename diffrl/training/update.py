@@ -147,8 +147,7 @@ def accumulate_gradient(
     if lockstep:
         lockstep.forget()
     by_hand = policy.alternates and not lockstep
-    active = [index[examples.active[index]] for _, examples, index in shares]
-    pieces = [[piece for piece in own.split(micro_batch) if len(piece)] for own in active]
+    pieces = [batches(examples, index, micro_batch) for _, examples, index in shares]
     idle = [0] * len(shares) if by_hand else _idle_passes(accelerator, [len(own) for own in pieces])
     numbered = enumerate(zip(pieces, idle, strict=True))
     passes = [(number, piece) for number, (own, none) in numbered for piece in [*own, *[None] * none]]
@@ -181,11 +180,16 @@ def accumulate_gradient(
         norm,
         means,
         float(gather_rows(accelerator, largest).max()),
-        sum(len(own) for own in active),
+        sum(len(piece) for own in pieces for piece in own),
         sorted({prompt for one in sums for prompt in one.bad_prompts()}),
         joined,
         joined_reference,
     )
+
+
+def batches(examples: Examples, index: Tensor, micro_batch: int) -> list[Tensor]:
+    """Return the units of a share (B,) that are evaluated, cut into the update's network calls."""
+    return [piece for piece in index[examples.active[index]].split(micro_batch) if len(piece)]
 
 
 class _Sums:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.schema import Config
-from diffrl.cost.meter import CostMeter, PhaseClock
+from diffrl.cost.meter import TREES, CostMeter, PhaseClock
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.objectives.base import Examples
 from diffrl.records import Credit, PromptBatch, Samples
@@ -26,13 +26,13 @@ from diffrl.trees.tracing import Trace, Tracer, keeps_trees
 
 @dataclass
 class TreeRecorder:
-    """Makes the trees of a run. It changes nothing: no weight, no random state, no count.
+    """Makes the trees of a run. It changes nothing: no weight, no random state, no count of the method's.
 
     Args:
         config: of the run.
         adapter: the model.
         transition: dynamics of the stochastic steps; None if there are none.
-        meter: is paused while the network is asked for nothing but a tree.
+        meter: counts what the network is asked for nothing but a tree, apart.
         clock: seconds by phase; all of this is "trees".
         writes: whether this rank keeps trees; False, too, once one could not be written.
     """
@@ -62,7 +62,7 @@ class TreeRecorder:
             return None
         r = self.config.rollout
         predict = velocity_of(self.adapter, conditioning, r.guidance_scale)
-        with self.clock("trees"), self.meter.paused(), torch.no_grad():
+        with self.clock("trees"), self.meter.purpose(TREES), torch.no_grad():
             return origin_velocities(trace.edges, predict, r.micro_batch)
 
     def densities(self, trace: Trace, velocity: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ def test_hours_added_up_by_hand():
     network = rollout + 3 * trained + 90 + evaluated  # a backward pass is two forward ones; 90 for the gate
     assert plan.run_flops == plan.flops * network
     assert 1e12 < plan.flops < 2 * 2.5e9 * (1024 + 333)  # as if all tokens passed all weights
-    expected = plan.flops * network / (0.5 * 989.4e12 * 3) / 3600
+    shown = 2 * 2 * 2 * 15  # two of the prompts, before and after the update, in the first and the last iteration
+    expected = plan.flops * (network / 3 + shown) / (0.5 * 989.4e12) / 3600
     assert hours_of(plan, find_gpu("NVIDIA H100"), 0.5) == pytest.approx(expected)
     unknown = make_plan(config_of("sd3", "some/name"))
     assert unknown.run_flops is None and hours_of(unknown, find_gpu("h100"), 0.5) is None

@@ -122,7 +122,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
 
     def conditional(latents, sigma, prompt):
         own = {name: rows[prompt] for name, rows in encoded[-1].items() if not name.startswith(EMPTY)}
-        with trainer.session.meter.paused():
+        with trainer.session.meter.purpose("trees"):
             return adapter.predict(latents, sigma, own, 1.0).float()
 
     def before(latents, sigma, prompt):

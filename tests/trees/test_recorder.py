@@ -1,16 +1,20 @@
 """Forests in the training loop: they resume, their gradient is the naive one, their values can be checked by hand."""
 
 import copy
+import json
 
 import pytest
 import torch
 
 import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
+from diffrl.config.load import make_config
+from diffrl.cost.plan import make_plan
 from diffrl.rollout.complete import inner_nodes
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import root_addresses
+from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
 from tests.tiers import daily
@@ -71,6 +75,20 @@ def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkey
     assert state["fidelity"] == {"low": 1, "keep": 12, "fallen_back": False}
     go_on(tmp_path / "b/run")
     assert_same_run(tmp_path / "b/run", straight)
+
+
+def test_what_trees_to_look_at_cost_is_planned_and_counted_apart(random_sd3, tmp_path):
+    """Every node that a step starts from is asked before and after the update; of the first prompt only."""
+    for name, trees in (("with", {"every": 2, "prompts": 1}), ("without", None)):
+        data = forest_run(random_sd3, tmp_path / name, track={"trees": trees})
+        data["run"] |= {"iterations": 4}  # the first, the third and the last keep trees
+        start(data)
+    planned = make_plan(make_config(data | {"track": {"trees": {"every": 2, "prompts": 1}}}))
+    shown, plain = (json.loads((tmp_path / name / "run/summary.json").read_text()) for name in ("with", "without"))
+    assert shown["counts"].pop("evaluations/trees") == planned.tree_evaluations == 3 * 6 * 2
+    assert shown["counts"] == plain["counts"] and shown["network_evaluations"] == plain["network_evaluations"]
+    rows = read_metrics(tmp_path / "with/run/metrics.jsonl")
+    assert [one.get("evaluations/trees", 0) for one in rows[1:]] == [12, 0, 12, 12]
 
 
 @pytest.mark.parametrize("lora", daily([None, LORA], [LORA]), ids=["full", "lora"])
