@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from diffrl import pulse
+from diffrl.tracking.metrics import OUTSIDE
 
 if TYPE_CHECKING:  # a plan counts as a run does, and needs no tensors
     import torch
@@ -21,8 +22,6 @@ PHASES = ("explore", "push", "rollout", "values", "decode", "reward", "old", "up
 """Where the seconds of an iteration go; "other" is what belongs to none of the others."""
 ALWAYS = ("rollout", "decode", "reward", "update", "other")
 """Phases that every run has."""
-OUTSIDE = ("evaluation", "checkpoint", "trees")
-"""Phases that are no part of training: looking at it and keeping it."""
 
 TRAINED, CHECKPOINTED = 3, 4
 """What an evaluation with gradient costs, in ones without: forward 1, backward 2; with checkpointing forward again."""

@@ -51,7 +51,7 @@ def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
     counts = _numbers(summary["counts"]) if whole else {}
     purposes = _below(counts, "evaluations/") if whole else _added(track, "evaluations/")
     precisions = _below(counts, "precision/") if whole else _added(track, "precision/")
-    apart = 0.0 if whole else _evaluated(track, sum(purposes.values()))
+    apart = 0.0 if whole else _evaluated(track, sum(count for name, count in purposes.items() if name not in OUTSIDE))
     purposes |= {"evaluation": purposes.get("evaluation", 0.0) + apart} if apart else {}
     inside = {name: value for name, value in seconds.items() if name not in OUTSIDE}
     total = sum(inside.values())
