@@ -40,6 +40,11 @@ class ObjectiveSettings(Section):
         return False
 
     @property
+    def knows_on_policy(self) -> bool:
+        """Whether the loss of steps takes the policy's own density as the old one, where nothing has changed yet."""
+        return True
+
+    @property
     def trains_samples(self) -> bool:
         """Whether finished samples train."""
         return False

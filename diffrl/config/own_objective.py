@@ -92,6 +92,11 @@ class OwnObjectiveSettings(ObjectiveSettings):
         return bool(self.made.trains == "steps")
 
     @property
+    def knows_on_policy(self) -> bool:
+        """See the base class; its densities are taken again before every update."""
+        return False
+
+    @property
     def trains_samples(self) -> bool:
         """See the base class; as its class says."""
         return bool(self.made.trains == "samples")

@@ -203,9 +203,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
     memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
-    # Of the steps that train after an iteration's first update; see `Config.retakes_densities`.
-    later = over_the_run(lambda one: one.origins - even_parts(one.origins, t.updates_per_iteration)[0])
-    retaken = later if config.retakes_densities else 0
+    free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
+    again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
+    retaken = again if config.retakes_densities else 0
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),

@@ -116,8 +116,7 @@ class StepObjective(_OwnObjective):
 
     A step whose advantage is 0 earned nothing or could not be scored: its loss should be 0, and where all steps from
     the same latents are such, the network is not asked. Subclasses define `loss`, which gets `EdgeExamples`: its
-    `advantage` is (T,), and `edges.old_log_prob` the density under the policy that drew the step. Where `on_policy` is
-    True (below float32, in an iteration's first update) that is `log_prob(...).detach()`, but for rounding.
+    `advantage` is (T,), and `edges.old_log_prob` the density under the policy that drew the step.
     """
 
     trains: Literal["samples", "steps"] = "steps"

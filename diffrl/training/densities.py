@@ -28,7 +28,7 @@ from diffrl.training.update import batches
 def own_densities(
     session: Session, examples: Sequence[Examples], shares: Sequence[Sequence[Tensor]], predict: Sequence[Velocity]
 ) -> list[Examples]:
-    """Give the steps of every update but the first the densities of the policy as it is.
+    """Give the steps of every update the densities of the policy as it is; of the first where its loss does not.
 
     Args:
         session: its meter counts what is left out.
@@ -40,10 +40,10 @@ def own_densities(
     found: list[Examples] = []
     for loss, own, dealt, velocity in zip(session.losses, examples, shares, predict, strict=True):
         if isinstance(own, EdgeExamples) and session.transition is not None:
-            later = dealt[1:]
-            idle = sum(int((~own.active[share]).sum()) for share in later)
+            asked = dealt[int(session.config.objective.knows_on_policy) :]
+            idle = sum(int((~own.active[share]).sum()) for share in asked)
             session.meter.skipped += idle * calls(loss.guidance)
-            pieces = [piece for share in later for piece in batches(own, share, session.config.train.micro_batch)]
+            pieces = [piece for share in asked for piece in batches(own, share, session.config.train.micro_batch)]
             own = replace(own, edges=retaken(own.edges, pieces, velocity, session.transition))
         found.append(own)
     return found

@@ -66,6 +66,14 @@ def test_before_anything_has_changed_no_ratio_is_off_and_nothing_is_clipped(rand
     assert all(gradient.metrics["ratio"] == 1.0 for gradient in (first, *later))
 
 
+def test_nor_is_one_of_a_users_own_objective(random_sd3, tmp_path, monkeypatch):
+    data = rounding(random_sd3, tmp_path) | {"objective": {"kind": "tests.training.own:Unclipped"}}
+    trainer = make_trainer(data)
+    assert {gradient.metrics["ratio"] for gradient in updates_of(trainer, monkeypatch)} == {1.0}
+    assert trainer.session.plan.network_evaluations["old"] == 6 * 4 * 2
+    assert trainer.session.meter.evaluations["old"] == 6 * 3
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_it_costs_is_planned_and_counted(random_sd3, tmp_path, dtype):
     """Each origin of the second and third update once more, but for those without credit, which are skipped."""
