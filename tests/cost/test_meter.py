@@ -167,7 +167,10 @@ def test_purposes_nest_and_come_back_after_an_error():
             raise ValueError("stop")
         network(torch.zeros(11, 3))
     network(torch.zeros(2, 3))
-    assert meter.evaluations == dict.fromkeys(PURPOSES, 0) | {"update": 16, "reference": 7, "rollout": 2}
+    with meter.purpose("trees"):  # which is in no sum
+        network(torch.zeros(13, 3))
+    counted = {"update": 16, "reference": 7, "rollout": 2, "trees": 13}
+    assert meter.evaluations == dict.fromkeys(PURPOSES, 0) | counted
     assert meter.by_precision == {"float32": 25} and network_evaluations(meter.state()) == 25
     assert training_cost(meter.state(), False) == 7 + 2 + 3 * 16
     assert training_cost(meter.state(), True) == 7 + 2 + 4 * 16
