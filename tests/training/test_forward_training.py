@@ -5,6 +5,7 @@ import torch
 
 import diffrl.training.loop as loop
 from diffrl.config.load import make_config
+from diffrl.cost.meter import network_evaluations
 from diffrl.cost.plan import make_plan
 from diffrl.models.pipeline import EMPTY
 from diffrl.records import Prompt, PromptBatch
@@ -151,7 +152,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
         assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
     plan, meter = make_plan(trainer.config), trainer.session.meter
     planned = sum(count for name, count in plan.network_evaluations.items() if name != "evaluation")
-    assert sum(meter.evaluations.values()) + meter.skipped == planned / plan.iterations
+    assert network_evaluations(meter.state()) + meter.skipped == planned / plan.iterations
     assert plan.network_evaluations["update"] == plan.velocities["update"]
     assert plan.network_evaluations["rollout"] == 2 * plan.velocities["rollout"]
 
