@@ -12,6 +12,7 @@ import yaml
 from PIL import Image
 
 from diffrl.config.rollout import Window
+from diffrl.cost.meter import network_evaluations
 from diffrl.models.families import FAMILIES
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import PUSHED
