@@ -1,4 +1,4 @@
-"""The first commands of a newcomer: a recipe to start from, and the demo."""
+"""The first commands of a newcomer: a recipe to start from, the demo, and whether this machine does what is needed."""
 
 from __future__ import annotations
 
@@ -48,3 +48,33 @@ def demo(overrides: OverridesArgument = None) -> None:
     from diffrl.run.lifecycle import train as start
 
     start(resolved, console())
+
+
+@app.command()
+def doctor(
+    out: Annotated[Path, typer.Option(help="Folder for doctor.json and doctor.md; it must be new or empty.")] = Path(
+        "doctor"
+    ),
+    gpu: Annotated[
+        bool | None, typer.Option("--gpu/--cpu", help="Where to look. Default: the GPU if there is one.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=600, help="What takes longer is left out, and says so.")
+    ] = 30.0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask this section alone: parity, kernels, precisions, life, iterations, speed. Repeatable."),
+    ] = None,
+) -> None:
+    """Examine this machine: does it compute what training needs, as exactly, in the memory and at the speed planned?
+
+    diffrl doctor --gpu
+
+    Nothing is downloaded: weights are random. Exit code: 0; 2 for a mistake in what was asked; 3 if a row failed.
+    """
+    quiet()
+    from diffrl.doctor.command import DoctorRequest, examine
+
+    found = examine(DoctorRequest(out, gpu, minutes, tuple(only or ())), typer.echo)
+    if any(outcome.status == "fail" for outcome in found):
+        raise typer.Exit(3)

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from bench_models import CASES, full_adapter, random_encodings
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import EvalSettings
+from diffrl.doctor.models import CASES, full_adapter, random_encodings
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore

@@ -11,11 +11,11 @@ import weakref
 from unittest.mock import patch
 
 import torch
-from bench_models import Case, full_adapter, random_encodings
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import Config
+from diffrl.doctor.models import Case, full_adapter, random_encodings
 from diffrl.models.lora import add_lora
 from diffrl.models.published import PUBLISHED
 from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of

@@ -1,12 +1,22 @@
-"""What `bench_gpu.py` runs on: peak rates, a description for its report, memory, and a clock that ends in time."""
+"""What the doctor's report says of the machine, and how single pieces of work are measured on it."""
+
+from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Callable
+from typing import Any
 
+import psutil
 import torch
 
+from diffrl import __version__
+from diffrl.precision.backends.machine import PACKAGES, dotted, installed
+
+LIBRARIES = ("diffusers", "transformers", "accelerate", "peft", "bitsandbytes", "xformers", *PACKAGES.values())
+
 PEAK_TFLOPS = {
-    "H200": {"bfloat16": 989, "fp8": 1979, "mxfp8": None, "int8": 1979, "nvfp4": None},
+    "H200": {"bfloat16": 989, "fp8": 1979, "int8": 1979},
     "H100 PCIe": {"bfloat16": 756, "fp8": 1513, "int8": 1513},
     "H100 NVL": {"bfloat16": 835, "fp8": 1671, "int8": 1671},
     "H100": {"bfloat16": 989, "fp8": 1979, "int8": 1979},
@@ -24,41 +34,39 @@ def peak_tflops(name: str, precision: str) -> float | None:
     return rates.get(precision)
 
 
-def describe(device: torch.device) -> dict:
-    """The machine, for the report."""
-    import diffusers
-
+def describe(device: torch.device) -> dict[str, Any]:
+    """Say what the machine is, for the report: nothing in it names its owner."""
     cuda = device.type == "cuda"
+    versions = {name: found for name in LIBRARIES if (found := installed(name)) is not None}
     return {
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU ({platform.machine()})",
+        "gpus": torch.cuda.device_count() if cuda else 0,
+        "capability": dotted(torch.cuda.get_device_capability(device)) if cuda else None,
         "gpu_memory_gib": round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1) if cuda else None,
+        "host_memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "cpus": psutil.cpu_count(logical=False),
         "cpu_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "driver": _driver() if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
-        "diffusers": diffusers.__version__,
+        "torch": torch.__version__,
+        "diffrl": __version__,
         "python": platform.python_version(),
+        "system": platform.system(),
+        **{name: dotted(version) for name, version in versions.items()},
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-class Budget:
-    """Says whether there is time to start something.
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, where its own tool tells."""
+    import subprocess
 
-    Args:
-        seconds: in all.
-    """
-
-    def __init__(self, seconds: float):
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self._end - time.monotonic()
-
-    def share(self, parts: int) -> "Budget":
-        """An even part of what is left, for the next of `parts` things."""
-        return Budget(self.left / max(1, parts))
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout.splitlines()[0].strip() or None
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 class Meter:
@@ -67,7 +75,7 @@ class Meter:
     def __init__(self, device: torch.device):
         self._device = device
 
-    def __call__(self, work) -> tuple[float, float | None]:
+    def __call__(self, work: Callable[[], object]) -> tuple[float, float | None]:
         """Seconds that `work()` took, and the most GiB that the GPU held meanwhile; None on a CPU."""
         cuda = self._device.type == "cuda"
         if cuda:

@@ -1,14 +1,22 @@
-"""The models that `bench_gpu.py` measures: published architectures with random weights, or tiny pipelines."""
+"""Published architectures with random weights, in memory or as a folder, and tiny pipelines: nothing is downloaded."""
+
+from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from diffrl.models.families import FAMILIES
 from diffrl.models.families.hunyuan_video import GLYPH_TOKENS
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.placement import Placement
 from diffrl.models.published import PUBLISHED
+from diffrl.models.published_parts import Component, Published
 from diffrl.models.tiny import build_pipeline, tiny_settings
 from diffrl.registry import resolve
 
@@ -29,7 +37,7 @@ class Case:
 
     family: str
     path: str
-    size: dict = field(default_factory=dict)
+    size: Mapping[str, int] = field(default_factory=dict)
     steps: int = 10
     guidance_scale: float = 4.5
     samples: int = 16
@@ -73,7 +81,12 @@ CASES = {
 }
 
 
-def full_adapter(case: Case, device: torch.device, **changed):
+SPEED_CASES = {name: CASES[name] for name in ("flux", "sd3", "sana", "wan")}
+"""Those whose speed is measured."""
+MEDIUM = Case("sd3", "stabilityai/stable-diffusion-3.5-medium", SQUARE, samples=8, edges=2)
+
+
+def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
     """A published model with random bfloat16 weights, without its text encoders.
 
     Args:
@@ -81,30 +94,34 @@ def full_adapter(case: Case, device: torch.device, **changed):
         device: where it is built.
         **changed: settings of its transformer that are not the published ones, as its number of layers.
     """
-    import diffusers
-
     published, dtype = PUBLISHED[case.path], torch.bfloat16
     network = published.components["transformer"]
     network = replace(network, config={**network.config, **changed})
-    pipeline_class = getattr(diffusers, published.pipeline)
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             parts = {"transformer": network.build(), "vae": published.components["vae"].build()}
     finally:
         torch.set_default_dtype(torch.float32)
+    return adapter_of(case.family, _pipeline(published, parts), dtype, device, case.size)
+
+
+def _pipeline(published: Published, parts: Mapping[str, Any]) -> Any:
+    """A published pipeline made of these parts; those that are not given are None."""
+    import diffusers
+
+    pipeline_class = getattr(diffusers, published.pipeline)
     names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]
     given = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
     switches = {"boundary_ratio", "expand_timesteps", "force_zeros_for_empty_prompt"}
-    pipeline = pipeline_class(
-        **{name: given[name] for name in names if name not in switches or given[name] is not None}
-    )
-    return adapter_of(case.family, pipeline, dtype, device, case.size)
+    return pipeline_class(**{name: given[name] for name in names if name not in switches or given[name] is not None})
 
 
-def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, size: dict):
-    """A pipeline behind its family's adapter, frozen."""
-    adapter = resolve("model.family", {}, FAMILIES[family].adapter)(pipeline, dtype=dtype, **size)
+def adapter_of(
+    family: str, pipeline: Any, dtype: torch.dtype, device: torch.device, size: Mapping[str, int]
+) -> PipelineAdapter:
+    """Put a pipeline behind its family's adapter, frozen."""
+    adapter: PipelineAdapter = resolve("model.family", {}, FAMILIES[family].adapter)(pipeline, dtype=dtype, **size)
     for part in (pipeline.transformer, pipeline.vae):
         part.requires_grad_(False).eval()
     pipeline.set_progress_bar_config(disable=True)
@@ -112,7 +129,7 @@ def adapter_of(family: str, pipeline, dtype: torch.dtype, device: torch.device, 
     return adapter
 
 
-def random_encodings(adapter, family: str, device: torch.device) -> dict:
+def random_encodings(adapter: Any, family: str, device: torch.device) -> dict[str, Tensor]:
     """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
     if family == "wan_i2v":
         return random_first_frame(adapter, device)
@@ -138,7 +155,7 @@ def random_encodings(adapter, family: str, device: torch.device) -> dict:
     return own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
 
 
-def random_first_frame(adapter, device: torch.device) -> dict:
+def random_first_frame(adapter: Any, device: torch.device) -> dict[str, Tensor]:
     """The same of Wan's image to video: words, an encoded first frame, and CLIP's tokens if the network takes them."""
     config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
     shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
@@ -148,9 +165,56 @@ def random_first_frame(adapter, device: torch.device) -> dict:
     return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
 
 
-def tiny_adapter(case: Case, words: list[str]):
+def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
     """The family's tiny pipeline in float32 on the CPU, and its case."""
     pipeline = build_pipeline(case.family, words, seed=0)
     options = tiny_settings(pipeline)
     small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
     return adapter_of(case.family, pipeline, torch.float32, torch.device("cpu"), options), small
+
+
+SHORTER = {"num_hidden_layers": 1, "num_layers": 1}
+"""What text encoders of a random pipeline have instead of their layers: what they say is noise anyway."""
+
+
+def write_random_pipeline(path: str, family: str, folder: Path, words: list[str], **changed: Any) -> Path:
+    """Write a published pipeline with random bfloat16 weights in shards, its text encoders of one layer.
+
+    Tokenizers are those of the family's tiny pipeline, so that prompts of `words` can be read.
+
+    Args:
+        path: its name on the hub.
+        family: that loads it.
+        folder: to write.
+        words: of prompts.
+        **changed: settings of its transformer that are not the published ones.
+    """
+    published, tiny = PUBLISHED[path], build_pipeline(family, words, seed=0)
+    parts: dict[str, Any] = {}
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for name, component in published.components.items():
+                own = changed if name.startswith("transformer") else {}
+                parts[name] = _shorter(name, component, tiny, own).build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    others = {name: part for name, part in tiny.components.items() if name not in parts and name != "scheduler"}
+    pipeline = _pipeline(published, {**others, **parts})
+    pipeline.save_pretrained(folder, max_shard_size="1GB")
+    return folder
+
+
+def _shorter(name: str, component: Component, tiny: Any, changed: Mapping[str, Any]) -> Component:
+    """A component as it is but for `changed`; a text encoder with one layer, and the ids of its tiny tokenizer."""
+    if not name.startswith("text_encoder"):
+        return replace(component, config={**component.config, **changed})
+    tokenizer = getattr(tiny, name.replace("text_encoder", "tokenizer"))
+    tokenizer.model_max_length = component.config.get(
+        "max_position_embeddings", 77 if "CLIP" in component.name else 512
+    )
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    known = {one: getattr(tokenizer, one) for one in ids if getattr(tokenizer, one, None) is not None}
+    shorter = {one: count for one, count in SHORTER.items() if one in component.config}
+    return replace(component, config={**component.config, **shorter, **known})

@@ -1,0 +1,1 @@
+"""`diffrl doctor`: does this machine compute what diffrl needs, and how fast. Nothing is downloaded."""

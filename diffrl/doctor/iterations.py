@@ -1,0 +1,198 @@
+"""A real iteration of published sizes through the trainer: are memory, time and exactness as planned?"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+
+from diffrl.bundled import find_recipe
+from diffrl.config.load import load_config
+from diffrl.config.schema import Config
+from diffrl.cost.plan import make_plan
+from diffrl.doctor.machine import describe, peak_tflops
+from diffrl.doctor.models import write_random_pipeline
+from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.tiny import WORDS
+from diffrl.errors import NotHereError
+from diffrl.models.published import PUBLISHED
+from diffrl.run.lifecycle import train
+from diffrl.tracking.metrics import read_metrics
+
+GIB = 2**30
+CLOSE = 0.1
+"""How far the peak may be from what was planned."""
+ERROR = 1e-3
+"""The on-policy ratio's, as recipes in bfloat16 tolerate it."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A published model, and how its recipe is cut down to one iteration.
+
+    Args:
+        path: its name on the hub.
+        recipe: whose settings are taken.
+        overrides: what is set otherwise.
+        needs: seconds that must be left to start it on a GPU.
+        changed: settings of its transformer that are not the published ones.
+    """
+
+    path: str
+    recipe: str
+    overrides: tuple[str, ...]
+    needs: float = 240.0
+    changed: Mapping[str, Any] | None = None
+
+
+ONCE = (
+    "run.iterations=1",
+    "run.eval_every=null",
+    "run.checkpoint_every=1",
+    "track.trees=null",
+    "prompts.train=shapes:train",
+    "prompts.eval=shapes:tune",
+    "prompts.too_long=cut",
+    "prompts.per_iteration=2",
+    "rewards=[{name: jpeg_compressibility}]",
+    "eval={samples: 2, steps: 4, rewards: [{name: contrast}]}",
+    "guards.reward_hacking={action: warn}",
+    "guards.memory=warn",
+    f"guards.on_policy_tolerance={ERROR}",
+)
+GPU_SIZES = {
+    "SD3.5 Medium, 512 px": Size("stabilityai/stable-diffusion-3.5-medium", "sd3/diffrl", ()),
+    "FLUX.1-dev, 512 px": Size("black-forest-labs/FLUX.1-dev", "flux/diffrl", (), needs=420.0),
+}
+
+
+def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
+    """SD3.5 Medium and FLUX.1-dev on a GPU."""
+    for name, size in GPU_SIZES.items():
+        bound = f"ratio within {ERROR:g} of 1 before the first update, peak memory within {CLOSE:.0%} of the plan's"
+        yield Row(name, bound, partial(_on_gpu, size, device), size.needs)
+
+
+def _on_gpu(size: Size, device: torch.device) -> Found:
+    if device.type != "cuda":
+        raise NotHereError("it needs a CUDA device; scripts/real_size.py runs smaller ones on a CPU")
+    with TemporaryDirectory() as folder:
+        require_disk(size, Path(folder))
+        return real_iteration(size, Path(folder), device)
+
+
+def require_disk(size: Size, folder: Path) -> None:
+    """Refuse where a disk has no place for a pipeline's weights, twice.
+
+    Raises:
+        NotHereError: says how much is missing.
+    """
+    with torch.device("meta"):
+        parts = [PUBLISHED[size.path].components[name].build() for name in ("transformer", "vae")]
+    wanted = 2 * 2 * sum(weight.numel() for part in parts for weight in part.parameters())
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        raise NotHereError(f"{folder} needs {wanted / GIB:.0f} GiB for random weights, and {free / GIB:.0f} are free")
+
+
+def real_config(size: Size, folder: Path, device: torch.device) -> Config:
+    """Resolve the configuration of one iteration of a pipeline that was written to `folder`/pipeline."""
+    own = (
+        f"model.path={folder / 'pipeline'}",
+        f"model.device={device.type}",
+        f"run.dir={folder / 'runs'}",
+        "run.name=once",
+    )
+    return load_config(find_recipe(size.recipe)[1], [*ONCE, *own, *size.overrides])
+
+
+def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
+    """Write a pipeline with random weights, train one iteration of it, and hold the iteration to its plan."""
+    family = find_recipe(size.recipe)[0].split("/")[0]
+    write_random_pipeline(size.path, family, folder / "pipeline", list(WORDS), **(size.changed or {}))
+    config = real_config(size, folder, device)
+    plan = make_plan(config)
+    assert plan.memory is not None  # the pipeline is here
+    planned = plan.memory.needed(device.type)
+    gc.collect()
+    with Peak(device) as peak:
+        metrics = read_metrics(train(config, Console(quiet=True), owns_process=False) / "metrics.jsonl")[-1]
+    seconds = {name.removeprefix("seconds/"): value for name, value in metrics.items() if name.startswith("seconds/")}
+    error = metrics["update/on_policy_error"]
+    facts = {
+        "planned_gib": planned / GIB,
+        "peak_gib": peak.bytes / GIB,
+        "on_policy_error": error,
+        "seconds": seconds,
+        "evaluations": {n.removeprefix("evaluations/"): v for n, v in metrics.items() if n.startswith("evaluations/")},
+        **_speed(plan.run_flops, seconds, device),
+    }
+    told = [
+        f"ratio within {error:.1e} of 1",
+        f"peak {peak.bytes / GIB:.2f} GiB, planned {planned / GIB:.2f} ({planned / peak.bytes - 1:+.0%})",
+        f"{seconds['rollout']:.1f} s rollout, {seconds['update']:.1f} s update",
+    ]
+    if facts.get("mfu") is not None:
+        told.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
+    passed = error <= ERROR and abs(planned / peak.bytes - 1) <= CLOSE
+    return Found(passed, ", ".join(told), facts)
+
+
+def _speed(flops: int | None, seconds: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Share of the GPU's peak rate that rollout and update reached, and the seconds that 40 % of it would take."""
+    peak = peak_tflops(describe(device)["device"], "bfloat16")
+    if flops is None or peak is None:
+        return {}
+    spent = seconds["rollout"] + seconds["update"]
+    return {
+        "mfu": flops / spent / peak / 1e12,
+        "planned_seconds": flops / (0.4 * peak * 1e12),
+        "network_seconds": spent,
+    }
+
+
+class Peak:
+    """The most memory that a block holds: allocated on CUDA; on a CPU what is not a mapped file, less what was before.
+
+    Attributes:
+        bytes: of the peak.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._done, self.bytes = device, threading.Event(), 0
+
+    def __enter__(self) -> Peak:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._before = _anonymous()
+            self._watch = threading.Thread(target=self._look, daemon=True)
+            self._watch.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._device.type == "cuda":
+            self.bytes = int(torch.cuda.max_memory_allocated(self._device))
+            return
+        self._done.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.02):
+            self.bytes = max(self.bytes, _anonymous() - self._before)
+
+
+def _anonymous() -> int:
+    """Resident bytes of this process that no file stands for."""
+    found = psutil.Process().memory_info()
+    return int(found.rss - found.shared)

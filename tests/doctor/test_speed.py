@@ -1,0 +1,101 @@
+"""Speed is measured on tiny pipelines here, and full architectures are built as on a GPU, only smaller."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from diffrl.doctor import models, speed
+from diffrl.doctor.machine import peak_tflops
+from diffrl.doctor.rows import Budget, answer
+
+CPU = torch.device("cpu")
+SMALLER = {
+    "flux": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
+    "flux_kontext": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
+    "sd3": {"num_layers": 2, "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64},
+    "sana": {
+        "num_layers": 1, "num_attention_heads": 4, "num_cross_attention_heads": 2, "cross_attention_head_dim": 64,
+        "cross_attention_dim": 128, "caption_channels": 64,
+    },
+    "wan": {"num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64},
+    "qwen_image": {"num_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
+    "z_image": {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1, "dim": 128, "cap_feat_dim": 64},
+    "flux2_klein": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
+    "wan_i2v": {
+        "num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64, "image_dim": 64,
+        "added_kv_proj_dim": 128,
+    },
+    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 1, "text_embed_dim": 64},
+}  # fmt: skip
+VIDEOS = ("wan", "wan_i2v", "hunyuan_video")
+SIZES = {family: (32, 32) if family in VIDEOS else (64, 64) for family in SMALLER}
+
+
+@pytest.mark.slow
+def test_every_measurement_of_a_tiny_model_gives_numbers():
+    budget = Budget(600)
+    found = {row.name: answer("speed", row, budget) for row in speed.rows(CPU, budget)}
+    assert {outcome.status for name, outcome in found.items() if "nvfp4" not in name} == {"pass"}
+    assert found["flux: explore, nvfp4"].status == "not here"
+    for what in ("explore, float32", "regenerate, float32", "explore, int8"):
+        facts = found[f"flux: {what}"].facts
+        assert facts["samples_per_second"] > 0 and facts["tflops"] > 0 and facts["decode_seconds"] > 0
+    assert found["flux: explore, int8"].facts["push_seconds"] > 0
+    assert found["flux: update, float32"].facts["seconds_per_edge"] > 0
+    assert found["flux: tree against chains"].facts["leaves"] == 16
+
+
+def test_nothing_is_started_without_time(monkeypatch):
+    monkeypatch.setattr(speed.Bench, "rate", lambda *_: pytest.fail("something was started"))
+    budget = Budget(0.0)
+    found = [answer("speed", row, budget) for row in speed.rows(CPU, budget)]
+    assert {outcome.status for outcome in found} == {"not here"} and "--minutes" in found[0].measured
+
+
+def test_operations_are_counted_as_by_hand():
+    """FLUX has linear layers and attention alone: 2 M K N each, and 4 T^2 d a block."""
+    adapter, case = models.tiny_adapter(models.CASES["flux"], ["a"])
+    encodings = models.random_encodings(adapter, "flux", CPU)
+    bench = speed.Bench("flux", case, adapter, encodings, CPU)
+    products = []
+
+    def note(layer, args, output):
+        products.append(2 * output.numel() * layer.in_features)
+
+    for layer in adapter.transformer.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(note)
+    bench.draw(speed.denoise, 1, {}, levels=(0, case.steps))
+    config = adapter.transformer.config
+    tokens = adapter.max_sequence_length + 8 * 8 // 4
+    width = config.num_attention_heads * config.attention_head_dim
+    attention = (config.num_layers + config.num_single_layers) * 4 * tokens**2 * width
+    assert sum(products) < bench.flops == sum(products) + attention
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SMALLER)
+def test_published_models_are_built_without_text_encoders(family, monkeypatch):
+    case = models.CASES[family]
+    published = models.PUBLISHED[case.path]
+    network = published.components["transformer"]
+    small = replace(network, config={**network.config, **SMALLER[family]})
+    components = {**published.components, "transformer": small}
+    monkeypatch.setattr(models, "PUBLISHED", {case.path: replace(published, components=components)})
+    height, width = SIZES[family]
+    size = {"height": height, "width": width} | ({"frames": 5} if family in VIDEOS else {})
+    case = replace(case, size=size, steps=5, samples=2, edges=1)
+    adapter = models.full_adapter(case, CPU)
+    assert adapter.transformer.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    bench = speed.Bench(family, case, adapter, models.random_encodings(adapter, family, CPU), CPU)
+    found = bench.rate(speed.explore, Budget(60.0), "bfloat16")
+    assert found["samples"] == 2 and found["samples_per_second"] > 0
+    assert bench.update()["seconds_per_edge"] > 0
+
+
+def test_peaks_are_those_of_the_card():
+    peak = peak_tflops
+    assert peak("NVIDIA H100 80GB HBM3", "bfloat16") == 989 and peak("NVIDIA H100 PCIe", "fp8") == 1513
+    assert peak("NVIDIA H100 80GB HBM3", "nvfp4") is None and peak("CPU (x86_64)", "bfloat16") is None
