@@ -13,13 +13,14 @@ from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
-from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
+from diffrl.cost.process_memory import fit_text, offer_here, offer_of
 from diffrl.data.prompts import load_prompts, read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.dry import dry_adapter
+from diffrl.models.hub import local_folder
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
@@ -39,7 +40,7 @@ from diffrl.run.stand_ins import missing_package, unloaded
 from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.session import check_trackers, make_losses, open_rounded, rollout_sigmas
+from diffrl.training.session import check_trackers, make_losses, memory_notes, open_rounded, rollout_sigmas
 
 NOT_HERE = "not here yet: fetched from the hub at the first start"
 
@@ -240,18 +241,12 @@ class _Checks:
         return named + (f"\n{'':<12} {slow}" if slow else "")
 
     def memory(self) -> str:
-        plan = make_plan(self.config, self.processes)
+        plan, other = make_plan(self.config, self.processes), self.elsewhere
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
-        if self.elsewhere is not None:
-            needed = plan.memory.needed("cuda")
-            require_memory(needed, self.elsewhere.memory, "are there")
-            return f"about {needed / GIB:.2f} GiB needed of {self.elsewhere.memory / GIB:.2f} GiB"
-        device = choose_device(self.config.model.device)
-        needed = plan.memory.needed(device.type)
-        if self.config.guards.memory == "stop":
-            check_memory(needed, device)
-        return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+        offer = offer_here(choose_device(self.config.model.device)) if other is None else offer_of(other.memory)
+        notes = memory_notes(self.config, plan, offer)
+        return _lines(fit_text(plan.memory, offer, plan.world_size), notes)
 
 
 def _lines(first: str, more: Sequence[str]) -> str:
@@ -299,9 +294,7 @@ def _lacks(reward: RewardSettings) -> str:
 
 def whereabouts(path: str) -> str:
     """Where a pipeline is, without asking the network."""
-    from huggingface_hub import try_to_load_from_cache
-
     folder = pipeline_folder(path)
     if folder.exists():
         return "here" if folder == Path(path) else f"which comes with diffrl: {folder}"
-    return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE
+    return NOT_HERE if local_folder(path) is None else "in the hub's cache"
