@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
-from diffrl.cost.process_memory import fit_text, offer_here, offer_of
+from diffrl.cost.process_memory import Offer, fit_text, offer_here, offer_of
 from diffrl.data.prompts import load_prompts, read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
@@ -66,7 +67,7 @@ def check_config(
     problems: list[str] = []
     found: list[str] = []
     not_here: list[str] = []
-    for label, look in _Checks(config, processes, elsewhere, ask_rewards).all():
+    for label, look in _Checks(config, processes, elsewhere, ask_rewards, _offer(config, elsewhere)).all():
         try:
             found.append(f"{label:<12} {look()}")
         except NotHereError as error:
@@ -99,6 +100,7 @@ class _Checks:
     processes: int
     elsewhere: Elsewhere | None
     ask_rewards: bool
+    offer: Offer | None
 
     def all(self) -> list[tuple[str, Callable[[], str]]]:
         return [
@@ -241,12 +243,21 @@ class _Checks:
         return named + (f"\n{'':<12} {slow}" if slow else "")
 
     def memory(self) -> str:
-        plan, other = make_plan(self.config, self.processes), self.elsewhere
+        plan = make_plan(self.config, self.processes)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
-        offer = offer_here(choose_device(self.config.model.device)) if other is None else offer_of(other.memory)
+        offer = self.offer or offer_here(choose_device(self.config.model.device))  # which raises
         notes = memory_notes(self.config, plan, offer)
         return _lines(fit_text(plan.memory, offer, plan.world_size), notes)
+
+
+def _offer(config: Config, elsewhere: Elsewhere | None) -> Offer | None:
+    """Return what the machine offers before anything is looked at, for rewards take memory; None without the device."""
+    if elsewhere is not None:
+        return offer_of(elsewhere.memory)
+    with suppress(NotHereError):
+        return offer_here(choose_device(config.model.device))
+    return None
 
 
 def _lines(first: str, more: Sequence[str]) -> str:
