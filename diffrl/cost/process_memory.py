@@ -68,11 +68,10 @@ def offer_here(device: torch.device, started: int = 1) -> Offer:
         device: of the model.
         started: processes of the run that have loaded their libraries here.
     """
-    left = address_space_left()
     return Offer(
         gpu=_gpu_bytes(device) if device.type == "cuda" else None,
         host=available_host_bytes() + started * min(anonymous_bytes(), LIBRARIES),
-        mappable=None if left is None else left + LIBRARIES,
+        mappable=address_space_left(),  # most libraries take theirs later, when a pipeline is loaded
     )
 
 

@@ -18,6 +18,7 @@ from diffrl.cost.memory import LIBRARIES
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import Offer, offer_here, offer_to_all, shortages
 from diffrl.errors import ConfigError
+from diffrl.exits import errors_as_messages
 from diffrl.run import check
 from diffrl.run.elsewhere import other_machine
 from diffrl.training.session import memory_notes
@@ -134,8 +135,24 @@ def test_a_limit_on_the_address_space_is_said(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64 * GIB, resource.RLIM_INFINITY))
     taken = 64 * GIB - host_limits.address_space_left()
     assert 0 < host_limits.mapped_bytes() < taken
-    assert offer_here(torch.device("cpu")).mappable == pytest.approx(64 * GIB - taken + LIBRARIES, rel=0.01)
+    assert offer_here(torch.device("cpu")).mappable == pytest.approx(64 * GIB - taken, rel=0.01)
     assert "limited to 64.00 GiB (ulimit -v, RLIMIT_AS)" in address_words() and "Mapped files" in address_words()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("unable to mmap 9 bytes from file <a.safetensors>: Cannot allocate memory (12)"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_running_out_of_address_space_names_the_limit(error, monkeypatch, capsys):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64 * GIB, resource.RLIM_INFINITY))
+    with pytest.raises(SystemExit) as ended, errors_as_messages():
+        raise error
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Out of memory" in said and "ulimit -v unlimited" in said
 
 
 def group(root, path, **files):
