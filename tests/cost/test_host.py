@@ -133,8 +133,9 @@ def test_what_loading_takes_is_planned(medium, random_sd3, tmp_path):
 @pytest.mark.long
 def test_what_a_run_on_the_cpu_takes_is_planned(medium, random_sd3, tmp_path):
     """At its most, which is while the optimiser's state is copied to be saved; the process began with a tiny run."""
+    rounded = {"on_policy_tolerance": 0.1}  # bfloat16 in batches of other sizes
     runs = [
-        settings(path, tmp_path / name, model={"family": "sd3", "path": str(path), "dtype": "bfloat16"})
+        settings(path, tmp_path / name, model={"family": "sd3", "path": str(path), "dtype": "bfloat16"}, guards=rounded)
         for path, name in ((random_sd3, "first"), (medium, "second"))
     ]
     memory = make_plan(make_config(runs[1])).memory
