@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import typer
 
+from diffrl.cost.host_limits import address_words
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
-from reward_models.errors import RewardError
+from reward_models.errors import RewardError, is_out_of_memory
 
 PATIENCE = 30.0
 """Seconds that a rank other than the first waits with an error before it exits."""
@@ -33,16 +34,12 @@ def errors_as_messages() -> Iterator[None]:
         yield
     except (DiffrlError, RewardError) as error:
         _fail(str(error), error.exit_code, rank, shared=isinstance(error, SHARED))
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+    except (MemoryError, RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            what = "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train a LoRA."
+            _fail(f"Out of memory. {address_words()}{what} {INTACT}", 2, rank)
+        if not isinstance(error, OSError):
             raise
-        _fail(
-            "Out of memory. Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train "
-            f"a LoRA. {INTACT}",
-            2,
-            rank,
-        )
-    except OSError as error:
         if error.errno in FULL:  # a write does not know of which file
             where = f" {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}: nothing more can be written{where}. Free space. {INTACT}", 2, rank)
@@ -69,8 +66,3 @@ def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
         if shared:
             typer.echo(line, err=True)
     raise SystemExit(code) from None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text

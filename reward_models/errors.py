@@ -19,3 +19,9 @@ class RewardError(Exception):
 
 class BrokenScorerError(RewardError):
     """A scorer broke its contract: it raised what it should not, returned what is no output, or changed its batch."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, as torch, the C library or Python word it."""
+    words = ("out of memory", "can't allocate", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

@@ -330,7 +330,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(runs, tmp_path, capsys, comma
 
 @pytest.mark.long
 def test_too_little_memory_is_said_before_loading(config_file, monkeypatch, capsys):
-    monkeypatch.setattr("diffrl.cost.process_memory.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("diffrl.cost.process_memory.available_host_bytes", lambda: 1000)
     assert "Not enough memory" in expect_refusal(capsys, "train", config_file)
     assert run("train", config_file, "guards.memory=warn", "run.iterations=1", "run.eval_every=null") == 0
     assert "Not enough memory" in capsys.readouterr().out

@@ -20,7 +20,7 @@ class Gpu:
     Args:
         title: its name.
         bf16: FLOP/s of its matrix units in bfloat16, accumulated in float32, without sparsity.
-        memory: bytes, as sold.
+        memory: bytes that CUDA reports, of which its driver has taken its part.
         capability: NVIDIA compute capability.
         source: of the numbers.
     """
@@ -32,20 +32,30 @@ class Gpu:
     source: str
 
 
+def _gib(size: float) -> int:
+    """Return bytes of an amount in GiB."""
+    return round(size * 2**30)
+
+
+# Memory is the least "total capacity" of each that PyTorch's OutOfMemoryError shows in public reports: the total of
+# torch.cuda.mem_get_info(). nvidia-smi's has the driver's part in it: 81,920 MiB of an A100 80 GB, 81,559 of an H100,
+# 143,771 of an H200, 183,359 of a B200, 46,068 of an L40S, 24,564 of an RTX 4090, 32,607 of an RTX 5090.
 GPUS: Mapping[str, Gpu] = {
-    "a100": Gpu("A100 80 GB", 312e12, 80 * GB, (8, 0), "NVIDIA's data sheet of the A100 80 GB, SXM"),
-    "a100-40gb": Gpu("A100 40 GB", 312e12, 40 * GB, (8, 0), "NVIDIA's data sheet of the A100"),
-    "h100": Gpu("H100", 989.4e12, 80 * GB, (9, 0), HOPPER.format("H100")),
-    "h200": Gpu("H200", 989.4e12, 141 * GB, (9, 0), HOPPER.format("H200")),
+    "a100": Gpu("A100 80 GB", 312e12, _gib(79.14), (8, 0), "NVIDIA's data sheet of the A100 80 GB, SXM"),
+    "a100-40gb": Gpu("A100 40 GB", 312e12, _gib(39.38), (8, 0), "NVIDIA's data sheet of the A100"),
+    "h100": Gpu("H100", 989.4e12, _gib(79.1), (9, 0), HOPPER.format("H100")),
+    "h200": Gpu("H200", 989.4e12, _gib(139.72), (9, 0), HOPPER.format("H200")),
     "b200": Gpu(
-        "B200", 2250e12, 180 * GB, (10, 0), "NVIDIA's data sheet of the HGX B200; its 4.5 PFLOP/s are with sparsity"
+        "B200", 2250e12, _gib(178.35), (10, 0), "NVIDIA's data sheet of the HGX B200; its 4.5 PFLOP/s are with sparsity"
     ),
     "l40s": Gpu(
-        "L40S", 362.05e12, 48 * GB, (8, 9), "NVIDIA's data sheet of the L40S; its 733 TFLOP/s are with sparsity"
+        "L40S", 362.05e12, _gib(44.39), (8, 9), "NVIDIA's data sheet of the L40S; its 733 TFLOP/s are with sparsity"
     ),
-    "rtx3090": Gpu("RTX 3090", 71e12, 24 * GB, (8, 6), "NVIDIA's whitepaper on GA102, appendix A"),
-    "rtx4090": Gpu("RTX 4090", 165.2e12, 24 * GB, (8, 9), "NVIDIA's whitepaper on the Ada architecture, appendix A"),
-    "rtx5090": Gpu("RTX 5090", 209.5e12, 32 * GB, (12, 0), "NVIDIA's whitepaper on RTX Blackwell, appendix A"),
+    "rtx3090": Gpu("RTX 3090", 71e12, _gib(23.67), (8, 6), "NVIDIA's whitepaper on GA102, appendix A"),
+    "rtx4090": Gpu(
+        "RTX 4090", 165.2e12, _gib(23.52), (8, 9), "NVIDIA's whitepaper on the Ada architecture, appendix A"
+    ),
+    "rtx5090": Gpu("RTX 5090", 209.5e12, _gib(31.36), (12, 0), "NVIDIA's whitepaper on RTX Blackwell, appendix A"),
 }
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 from diffrl.config.schema import Config
 from diffrl.cost.gpus import Gpu
+from diffrl.cost.host_limits import GIB
 from diffrl.cost.plan import Plan
+from diffrl.cost.process_memory import offer_of, shortages
 
 UTILISATION = 0.4
 """What is taken where nothing is said: a guess, which a first iteration on that GPU replaces by a number."""
-GIB = 2**30
 
 
 def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
@@ -34,8 +35,8 @@ def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterato
         hours, peak = hours_of(plan, gpu, utilisation), gpu.bf16 / 1e12
         told = [] if hours is None else [f"{hours_text(hours)} at {utilisation:g} x {peak:g} TFLOP/s"]
         if plan.memory is not None:
-            fits = "fits" if plan.memory.peak <= gpu.memory else "does not fit"
-            told.append(f"{fits}: {plan.memory.peak / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
+            fits = "does not fit" if shortages(plan.memory, offer_of(gpu), plan.world_size) else "fits"
+            told.append(f"{fits}: {plan.memory.needed('cuda') / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
         yield f"  {plan.world_size} x {gpu.title}", ", ".join(told)
 
 

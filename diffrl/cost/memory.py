@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config.schema import Config
+from diffrl.cost.host import HostMemory, file_weights
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
-from diffrl.cost.scorers import scorer_weights
+from diffrl.cost.scorers import ScorerWeights, scorer_weights
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
+from diffrl.models.encodings import CAPACITY
 from diffrl.models.geometry import Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
@@ -52,8 +54,7 @@ class Memory:
         frozen_parameters: all others, by component of the pipeline.
         kept: bytes held throughout, by purpose.
         passing: bytes of activations, by stage; one stage runs at a time.
-        resting: bytes of the offloaded parts, in the computer's memory between uses.
-        pictures: bytes of the decoded pictures, which lie in the computer's memory whatever the device is.
+        host: what the computer's memory holds, whatever the device is.
         scorers: bytes of rewards on other devices than the model, by name of the device.
     """
 
@@ -61,8 +62,7 @@ class Memory:
     frozen_parameters: Mapping[str, int]
     kept: Mapping[str, int]
     passing: Mapping[str, int]
-    resting: int = 0
-    pictures: int = 0
+    host: HostMemory
     scorers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -71,8 +71,15 @@ class Memory:
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
 
     def needed(self, device: str) -> int:
-        """Bytes that the device ("cpu", "cuda") must have: a CPU holds the decoded pictures too."""
-        return self.peak + (self.pictures if device == "cpu" else 0)
+        """Bytes that the device ("cpu", "cuda") must have: a CPU's memory is the computer's, with all that it holds."""
+        if device != "cpu":
+            return self.peak
+        passing = max([*self.passing.values(), self.host.passing["checkpoint"]])
+        return sum(self.kept.values()) + sum(self.host.kept.values()) - self.host.kept["libraries"] + passing
+
+    def needed_by_host(self, device: str) -> int:
+        """Bytes that a process takes of the computer's memory where the model is on the device ("cpu", "cuda")."""
+        return self.needed("cpu") if device == "cpu" else self.host.each
 
 
 @dataclass(frozen=True)
@@ -129,26 +136,57 @@ def estimate_memory(
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
     geometry = read_geometry(config.model.facts, found, asked_size(config))
+    resting, images, encodings = sum(offload.values()), 0, 0
     if geometry is None:
-        memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()), scorers=rewards.elsewhere)
-        why = "its config files are not as expected"
+        passing, why = offload, "its config files are not as expected"
         if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
-        return memory, (f"Memory without activations: {why}.", *rewards.notes)
-    kept |= _records(config, geometry, rollout, nodes, world_size)
-    passing = _stages(config, geometry, _adapted_streams(config, found))
+        notes: tuple[str, ...] = (f"Memory without activations: {why}.",)
+    else:
+        kept |= _records(config, geometry, rollout, nodes, world_size)
+        passing, notes = _all_stages(config, found, parts, geometry, offload, rewards, world_size), ()
+        images = rollout.pictures(geometry)
+        if config.rollout.explore is not None:
+            images += _candidates(config, rollout) * 3 * geometry.pixels
+        encodings = _kept_encodings(config, geometry, world_size)
+    mapped, converted, assumed = file_weights(config.model, found, BYTES[config.model.dtype])
+    at_once = {"loading": converted, "rewards": rewards.largest, "checkpoint": _saved_at_once(config, kept)}
+    held = {"libraries": LIBRARIES, "offloaded parts": resting, "decoded images": images,
+            "prompt encodings": encodings, "scorers on cpu": rewards.elsewhere.get("cpu", 0)}  # fmt: skip
+    host = HostMemory(held, at_once, mapped)
+    return Memory(parts.trained, frozen, kept, passing, host, rewards.elsewhere), (*notes, *rewards.notes, *assumed)
+
+
+def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
+    """Bytes of the largest group of a checkpoint's tensors, which is copied before it is written."""
+    return max(kept["optimiser"], kept["gradients"], kept["moving average"])
+
+
+def _kept_encodings(config: Config, g: Geometry, world_size: int) -> int:
+    """Bytes of prompts' encodings that stay in the computer's memory, as many as a run meets and `CAPACITY` allows."""
+    met = config.run.iterations * config.prompts.per_iteration // world_size + _held_out(config)
+    return min(CAPACITY, met * g.encoding_elements * BYTES[config.model.dtype])
+
+
+def _all_stages(
+    config: Config,
+    found: Architecture,
+    parts: ParameterCounts,
+    g: Geometry,
+    offload: Mapping[str, int],
+    rewards: ScorerWeights,
+    world_size: int,
+) -> dict[str, int]:
+    """Bytes that pass on the device, by stage: activations, weights that are there for a stage, rewards at work."""
+    passing = _stages(config, g, _adapted_streams(config, found))
     for stage in ("rollout", "update", "evaluation"):
-        passing[stage] += _borrowed(config, parts, geometry, world_size)
+        passing[stage] += _borrowed(config, parts, g, world_size)
     for stage, size in offload.items():
         passing[stage] = passing.get(stage, 0) + size
     passing["decode"] += rewards.working  # they score what was decoded while the next is
     if config.rollout.prompts_at_once is not None:  # or drawn
         passing["rollout"] += rewards.working
-    pictures = rollout.pictures(geometry)
-    if config.rollout.explore is not None:
-        pictures += _candidates(config, rollout) * 3 * geometry.pixels
-    resting = sum(offload.values())
-    return Memory(parts.trained, frozen, kept, passing, resting, pictures, rewards.elsewhere), rewards.notes
+    return passing
 
 
 def _parts(config: Config, found: Architecture) -> ParameterCounts:
@@ -232,7 +270,8 @@ def _records(config: Config, g: Geometry, rollout: RolloutSize, nodes: int, worl
         kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
     if o.trains_nodes:
         kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * g.latent_elements
-    kept["prompt encodings"] = _prompts(config, world_size) * g.encoding_elements * BYTES[config.model.dtype]
+    prompts = config.prompts.per_iteration // world_size + _held_out(config)  # at once on the device
+    kept["prompt encodings"] = prompts * g.encoding_elements * BYTES[config.model.dtype]
     return kept
 
 
@@ -242,13 +281,13 @@ def _candidates(config: Config, rollout: RolloutSize) -> int:
     return rollout.samples * config.rollout.explore.candidates // config.rollout.redrawn
 
 
-def _prompts(config: Config, world_size: int) -> int:
-    """Prompts whose encodings are on a process's device at once: an iteration's, and all that are held out."""
+def _held_out(config: Config) -> int:
+    """Prompts that are held out and looked at."""
     held_out = config.eval.samples
     if not config.prompts.held_out.startswith("hub:"):
         with suppress(ConfigError):  # the run will say so
             held_out = min(held_out, len(load_prompts(config.prompts.held_out)))
-    return config.prompts.per_iteration // world_size + held_out
+    return held_out
 
 
 def _adapted_streams(config: Config, found: Architecture) -> int:

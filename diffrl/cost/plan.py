@@ -16,6 +16,7 @@ from diffrl.config.idle import idle_notes
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.host_limits import processes_here
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
 from diffrl.cost.rollout_size import RolloutSize
@@ -333,14 +334,28 @@ def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[
         if memory.passing:
             largest = max(memory.passing, key=lambda name: memory.passing[name])
             rows.append((f"  activations, most in {largest}", size_text(memory.passing[largest])))
-        if memory.resting:
-            rows.append(("Resting on the CPU", size_text(memory.resting)))
-        if memory.pictures:
-            rows.append(("Decoded images, in the computer's memory", size_text(memory.pictures)))
-        rows += [(f"Scorers on {device}", size_text(size)) for device, size in memory.scorers.items()]
+        rows += [
+            (f"Scorers on {device}", size_text(size)) for device, size in memory.scorers.items() if device != "cpu"
+        ]
+        rows += _host_rows(memory, plan.world_size)
     rows += more
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join([f"{name:<{width}}{value}".rstrip() for name, value in rows] + [*plan.notes, *notes])
+
+
+def _host_rows(memory: Memory, world_size: int) -> list[tuple[str, str]]:
+    """Rows of `plan_text` on the computer's memory."""
+    host, processes = memory.host, processes_here(world_size)
+    largest = max(host.passing, key=lambda name: host.passing[name])
+    rows = [("Computer's memory, per process (rough)", size_text(host.each))]
+    rows += [(f"  {name}", size_text(size)) for name, size in host.kept.items() if size]
+    if host.passing[largest]:
+        rows.append((f"  passing, most in {largest}", size_text(host.passing[largest])))
+    if processes > 1:
+        rows.append((f"  of {processes} processes on a machine", size_text(processes * host.each)))
+    if host.mapped:
+        rows.append(("  beside it, files mapped once a machine", size_text(host.mapped)))
+    return [*rows, ("  with the model on the CPU too", size_text(memory.needed("cpu")))]
 
 
 def size_text(size: int) -> str:

@@ -1,68 +1,143 @@
-"""How much memory a run may take and how much it took."""
+"""How much memory a run may take and how much it took, and whether a plan fits: one rule for train, check and plan."""
 
 from __future__ import annotations
 
 import resource
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-import psutil
 import torch
 
-from diffrl.errors import NotHereError
+from diffrl.cost.gpus import Gpu
+from diffrl.cost.host_limits import (
+    GIB,
+    address_space_left,
+    anonymous_bytes,
+    available_host_bytes,
+    processes_here,
+)
+from diffrl.cost.memory import LIBRARIES, Memory
+from diffrl.distributed.ranks import gather_objects
 
-GIB = 2**30
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that a run could still take on a device: free on CUDA; on the CPU, within the process's own limit too."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    available: int = min(psutil.virtual_memory().available, _container_bytes())
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        available = min(available, soft - psutil.Process().memory_info().vms)
-    return available
-
-
-def _container_bytes() -> int:
-    """What the container's own limit (control groups, version 2) leaves; a very large number without one."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # no limit, or no such control group
-        return sys.maxsize
-    return max(0, limit - used)
+TRY = "The estimate is rough: guards.memory=warn tries all the same."
+LESS = (
+    "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
+    f"train.gradient_checkpointing or model.offload, or train a LoRA (model.lora). {TRY}"
+)
+LESS_ON_HOST = (
+    "Start fewer processes on a machine, offload less (model.offload), put rewards on the GPU (device), or save the "
+    f"pipeline in model.dtype: such files are mapped, all others converted. {TRY}"
+)
 
 
-def check_memory(estimate: int | None, device: torch.device) -> None:
-    """Refuse a run that cannot fit; an unknown estimate passes.
+@dataclass(frozen=True)
+class Offer:
+    """Memory that a run may take. What libraries take is part of a plan, so what they hold already is part of this.
 
-    Raises:
-        NotHereError: says how much is missing and which keys take less.
+    Args:
+        gpu: bytes of a process's GPU; None where the model is on the CPU.
+        host: bytes of the computer's memory, which the processes of a machine share; None if it is not known.
+        mappable: bytes that a process may map, files among them; None without a limit.
     """
-    if estimate is not None:
-        require_memory(estimate, available_bytes(device), f"are free on {device.type}")
+
+    gpu: int | None
+    host: int | None = None
+    mappable: int | None = None
+
+    @property
+    def device(self) -> str:
+        """Where the model is: cuda or cpu."""
+        return "cpu" if self.gpu is None else "cuda"
+
+    @property
+    def memory(self) -> int:
+        """Bytes where the model is."""
+        return (self.host or 0) if self.gpu is None else self.gpu
 
 
-def require_memory(estimate: int, available: int, there: str) -> None:
-    """Refuse a run that needs more than there is; `there` says where ("are free on cuda").
+def offer_of(gpu: Gpu | int) -> Offer:
+    """Return what a GPU that is not here offers: all that CUDA reports of it."""
+    return Offer(gpu if isinstance(gpu, int) else gpu.memory)
 
-    Raises:
-        NotHereError: as `check_memory`.
+
+def offer_here(device: torch.device, started: int = 1) -> Offer:
+    """Return what this machine offers before anything of a run is loaded.
+
+    Args:
+        device: of the model.
+        started: processes of the run that have loaded their libraries here.
     """
-    if estimate > available:
-        raise NotHereError(
-            f"Not enough memory: the run needs about {estimate / GIB:.2f} GiB and {available / GIB:.2f} GiB {there}. "
-            "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
-            "train.gradient_checkpointing or model.offload, or train a LoRA (model.lora). The estimate is "
-            "rough: guards.memory=warn tries all the same."
+    return Offer(
+        gpu=_gpu_bytes(device) if device.type == "cuda" else None,
+        host=available_host_bytes() + started * min(anonymous_bytes(), LIBRARIES),
+        mappable=address_space_left(),  # most libraries take theirs later, when a pipeline is loaded
+    )
+
+
+def offer_to_all(accelerator: Any) -> Offer:
+    """Return the least that this run's machines offer a rank; no rank loads anything before all have looked.
+
+    Args:
+        accelerator: joins the ranks, which all call this.
+    """
+    here = offer_here(accelerator.device, processes_here(accelerator.num_processes))
+    offers = gather_objects(accelerator, (here.gpu, here.host, here.mappable))
+    return Offer(
+        *(min((size for size in sizes if size is not None), default=None) for sizes in zip(*offers, strict=True))
+    )
+
+
+def _gpu_bytes(device: torch.device) -> int:
+    """Return the bytes of a GPU that nobody else holds: its context, and what the allocator keeps free, are ours."""
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(min(total, free + cached + LIBRARIES))
+
+
+def shortages(memory: Memory, offer: Offer, world_size: int) -> list[str]:
+    """Return what a plan needs and an offer lacks, in sentences for the user; none where it fits.
+
+    Args:
+        memory: the plan's, of a process.
+        offer: of a machine.
+        world_size: processes of the run.
+    """
+    device, lacking = offer.device, []
+    if offer.gpu is not None and (needed := memory.needed(device)) > offer.gpu:
+        lacking.append(f"the run needs about {_gib(needed)} and {_gib(offer.gpu)} are there on {device}. {LESS}")
+    each, processes = memory.needed_by_host(device), processes_here(world_size)
+    if offer.host is not None and each * processes > offer.host:
+        what = f"the run needs about {_gib(each * processes)} of the computer's memory"
+        what += f", {_gib(each)} for each of {processes} processes," if processes > 1 else ""
+        mend = LESS if device == "cpu" else LESS_ON_HOST
+        lacking.append(f"{what} and {_gib(offer.host)} are free on cpu. {mend}")
+    mapped = memory.host.mapped
+    if offer.mappable is not None and each + mapped > offer.mappable:
+        lacking.append(
+            f"the run needs about {_gib(each + mapped)} of address space, {_gib(mapped)} of it mapped files, and "
+            f"ulimit -v (RLIMIT_AS) leaves {_gib(offer.mappable)}. Raise it: ulimit -v unlimited. {TRY}"
         )
+    return [f"Not enough memory: {what}" for what in lacking]
+
+
+def fit_text(memory: Memory, offer: Offer, world_size: int) -> str:
+    """Return what a plan needs of what an offer has, in one line."""
+    text = f"about {_gib(memory.needed(offer.device))} needed of {_gib(offer.memory)}"
+    if offer.gpu is None:
+        return text
+    host, processes = memory.needed_by_host("cuda"), processes_here(world_size)
+    text += f"; of the computer's memory {_gib(host * processes)}"
+    text += f", {_gib(host)} a process" if processes > 1 else ""
+    return text if offer.host is None else f"{text}, of {_gib(offer.host)}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held: allocated on CUDA, resident on the CPU."""
+    """Return the most memory this process has held: allocated on CUDA, resident on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

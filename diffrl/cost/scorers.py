@@ -24,18 +24,20 @@ class ScorerWeights:
         beside: bytes on the model's own device.
         elsewhere: bytes on other devices, by name (cpu, cuda:1), with those of the largest call there.
         working: bytes that the largest call on the model's own device takes beside the weights; calls take turns.
+        largest: bytes of the weights that most come with at once, on their way through the computer's memory.
         notes: what is not counted.
     """
 
     beside: int
     elsewhere: Mapping[str, int]
     working: int
+    largest: int
     notes: tuple[str, ...]
 
 
 def scorer_weights(config: Config) -> ScorerWeights:
     """Add up what rewards and eval.rewards load; of equal weights one copy in each precision on each device."""
-    beside = 0
+    beside = largest = 0
     elsewhere: Counter[str] = Counter()
     calls: Counter[str | None] = Counter()
     uncounted: list[str] = []
@@ -47,9 +49,10 @@ def scorer_weights(config: Config) -> ScorerWeights:
                 uncounted.append(f"{where} {reward.key}")
                 continue
             device = None if reward.device == "cuda" else reward.device
+            dtype = _dtype(reward)
             calls[device] = max(calls[device], call_bytes(reward))
+            largest = max(largest, sum(sizes.values()) * _bytes(dtype))
             for repository, parameters in sizes.items():
-                dtype = _dtype(reward)
                 copy = (repository, parameters, dtype, device, _file(reward))
                 if copy in held:
                     continue
@@ -62,7 +65,8 @@ def scorer_weights(config: Config) -> ScorerWeights:
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
     there = {str(device): elsewhere[str(device)] + size for device, size in calls.items() if device is not None}
-    return ScorerWeights(beside, {device: size for device, size in there.items() if size}, calls[None], tuple(notes))
+    others = {device: size for device, size in there.items() if size}
+    return ScorerWeights(beside, others, calls[None], largest, tuple(notes))
 
 
 def call_bytes(reward: RewardSettings) -> int:

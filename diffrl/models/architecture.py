@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -93,12 +94,28 @@ def component_shapes(pipeline: Path) -> dict[str, dict[str, tuple[int, ...]]]:
     return found
 
 
+def stored_numbers(pipeline: Path) -> dict[str, dict[str, int]]:
+    """Return how many numbers of each dtype (F32, BF16, ...) the files of a pipeline's folder hold, by component."""
+    found: dict[str, dict[str, int]] = {}
+    for file in sorted(pipeline.glob("*/*.safetensors")):
+        if WEIGHTS.fullmatch(file.name):
+            numbers = found.setdefault(file.parent.name, {})
+            for shape, dtype in _header(file).values():
+                numbers[dtype] = numbers.get(dtype, 0) + math.prod(shape)
+    return found
+
+
 def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor in a safetensors file, from its header.
 
     Raises:
         ConfigError: the file is torn or no safetensors file.
     """
+    return {name: shape for name, (shape, _) in _header(path).items()}
+
+
+def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name, shape and dtype of every tensor; raises as `header_shapes` does."""
     try:
         require_file(path)
         with path.open("rb") as file:
@@ -112,7 +129,7 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ends = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
         if path.stat().st_size < ends:
             raise ValueError(f"it ends after {path.stat().st_size:,} of {ends:,} bytes")
-        return {name: _shape(entry["shape"]) for name, entry in tensors.items()}
+        return {name: (_shape(entry["shape"]), str(entry.get("dtype"))) for name, entry in tensors.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} must be a safetensors file. It is torn: {error}. Fetch it again.") from error
 

@@ -15,6 +15,9 @@ from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 from diffrl.records import Prompt
 from reward_models.messages import quote
 
+CAPACITY = 4 * 2**30
+"""Bytes of encodings that are kept; a plan counts them."""
+
 
 class PromptEncodings:
     """Encodes prompts on demand and keeps the most recently used.
@@ -29,7 +32,7 @@ class PromptEncodings:
         capacity: bytes kept; FLUX's T5 takes 4 MiB a prompt.
     """
 
-    def __init__(self, adapter: ModelAdapter, capacity: int = 4 * 2**30):
+    def __init__(self, adapter: ModelAdapter, capacity: int = CAPACITY):
         self._adapter = adapter
         self._capacity, self._held = capacity, 0
         self._known: OrderedDict[tuple[str, str | None], Conditioning] = OrderedDict()

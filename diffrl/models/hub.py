@@ -50,6 +50,17 @@ def fetch(path: str | Path, revision: str | None = None) -> Path:
     return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))
 
 
+def local_folder(path: str | Path, revision: str | None = None) -> Path | None:
+    """Return the folder of a pipeline that is here, be it in the hub's cache; None if it would have to be fetched."""
+    folder = pipeline_folder(path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    index = try_to_load_from_cache(str(path), "model_index.json", revision=revision) if is_hub_id(str(path)) else None
+    return Path(index).parent if isinstance(index, str) else None
+
+
 def _chain(error: BaseException) -> list[BaseException]:
     """An error and those that it was raised for: diffusers words the hub's errors anew."""
     found: list[BaseException] = []

@@ -17,6 +17,7 @@ from diffrl.models.placement import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
+from reward_models.errors import is_out_of_memory
 from reward_models.messages import describe, quote, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -118,8 +119,8 @@ def load_adapter(
     except ConfigError:
         raise
     except Exception as error:  # what libraries raise for somebody's damaged files has no common class
-        if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
-            raise
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise ConfigError(loading_problem(path, error)) from error
     require_falling(adapter, path)
     return adapter

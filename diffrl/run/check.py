@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from diffrl.config import Config
 from diffrl.config.idle import idle_notes
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
-from diffrl.cost.process_memory import GIB, available_bytes, check_memory, require_memory
+from diffrl.cost.process_memory import Offer, fit_text, offer_here, offer_of
 from diffrl.data.prompts import load_prompts, read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError, DiffrlError, NotHereError
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.dry import dry_adapter
+from diffrl.models.hub import local_folder
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
@@ -39,7 +41,7 @@ from diffrl.run.stand_ins import missing_package, unloaded
 from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
-from diffrl.training.session import check_trackers, make_losses, open_rounded, rollout_sigmas
+from diffrl.training.session import check_trackers, make_losses, memory_notes, open_rounded, rollout_sigmas
 
 NOT_HERE = "not here yet: fetched from the hub at the first start"
 
@@ -65,7 +67,7 @@ def check_config(
     problems: list[str] = []
     found: list[str] = []
     not_here: list[str] = []
-    for label, look in _Checks(config, processes, elsewhere, ask_rewards).all():
+    for label, look in _Checks(config, processes, elsewhere, ask_rewards, _offer(config, elsewhere)).all():
         try:
             found.append(f"{label:<12} {look()}")
         except NotHereError as error:
@@ -98,6 +100,7 @@ class _Checks:
     processes: int
     elsewhere: Elsewhere | None
     ask_rewards: bool
+    offer: Offer | None
 
     def all(self) -> list[tuple[str, Callable[[], str]]]:
         return [
@@ -243,15 +246,18 @@ class _Checks:
         plan = make_plan(self.config, self.processes)
         if plan.memory is None:
             return "cannot be estimated before the pipeline is here"
-        if self.elsewhere is not None:
-            needed = plan.memory.needed("cuda")
-            require_memory(needed, self.elsewhere.memory, "are there")
-            return f"about {needed / GIB:.2f} GiB needed of {self.elsewhere.memory / GIB:.2f} GiB"
-        device = choose_device(self.config.model.device)
-        needed = plan.memory.needed(device.type)
-        if self.config.guards.memory == "stop":
-            check_memory(needed, device)
-        return f"about {needed / GIB:.2f} GiB needed, {available_bytes(device) / GIB:.2f} GiB free"
+        offer = self.offer or offer_here(choose_device(self.config.model.device))  # which raises
+        notes = memory_notes(self.config, plan, offer)
+        return _lines(fit_text(plan.memory, offer, plan.world_size), notes)
+
+
+def _offer(config: Config, elsewhere: Elsewhere | None) -> Offer | None:
+    """Return what the machine offers before anything is looked at, for rewards take memory; None without the device."""
+    if elsewhere is not None:
+        return offer_of(elsewhere.memory)
+    with suppress(NotHereError):
+        return offer_here(choose_device(config.model.device))
+    return None
 
 
 def _lines(first: str, more: Sequence[str]) -> str:
@@ -299,9 +305,7 @@ def _lacks(reward: RewardSettings) -> str:
 
 def whereabouts(path: str) -> str:
     """Where a pipeline is, without asking the network."""
-    from huggingface_hub import try_to_load_from_cache
-
     folder = pipeline_folder(path)
     if folder.exists():
         return "here" if folder == Path(path) else f"which comes with diffrl: {folder}"
-    return "in the hub's cache" if isinstance(try_to_load_from_cache(path, "model_index.json"), str) else NOT_HERE
+    return NOT_HERE if local_folder(path) is None else "in the hub's cache"

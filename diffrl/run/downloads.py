@@ -15,11 +15,11 @@ from typing import Literal
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
 from diffrl.config.rewards import RewardSettings
+from diffrl.cost.repositories import NOT_KNOWN, size_of, size_words, terms_words
 from diffrl.cost.scorers import inner_name, weights_of
 from diffrl.data.worlds import column_of, part_of
 from diffrl.errors import NotHereError
 from diffrl.models.hub import is_hub_id
-from diffrl.run.repositories import NOT_KNOWN, size_of, size_words, terms_words
 from reward_models.parameters import CONFIGS
 
 Kind = Literal["model", "dataset"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diffrl.config import Config
 from diffrl.cost.gpus import find_gpu, parse_memory
-from diffrl.cost.process_memory import GIB
+from diffrl.cost.host_limits import GIB
 from diffrl.errors import NotHereError
 from diffrl.precision.backends.machine import Machine
 from diffrl.precision.backends.table import missing_hardware

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan, make_plan
-from diffrl.cost.process_memory import check_memory
+from diffrl.cost.process_memory import Offer, offer_to_all, shortages
 from diffrl.cost.waiting import longest_wait
 from diffrl.data import sources
 from diffrl.data.prompts import read_prompts
@@ -141,6 +141,7 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     patience = longest_wait(config, int(os.environ.get("WORLD_SIZE", "1")))  # which is what the launcher sets
     device = choose_device(config.model.device)
     accelerator = make_accelerator(device, check_trackers(config), str(run_dir), patience)
+    offer = offer_to_all(accelerator)  # before anything that the plan counts is loaded
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}
     copies: Copies = {}
@@ -165,7 +166,7 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     plan = make_plan(config, world)
     e = config.rollout.explore
     slow = cpu_note(None if e is None else e.precision, accelerator.device.type)
-    notes = (*memory_notes(config, plan, accelerator.device), *([slow] if slow else []))
+    notes = (*memory_notes(config, plan, offer), *([slow] if slow else []))
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)
     add_encoders(report, config.prompts, lists, encoders_of(adapter))
@@ -224,19 +225,16 @@ def encoders_of(adapter: ModelAdapter) -> list[TextReader]:
     return text_readers(adapter.family.text_encoders, adapter.pipeline.components, adapter.max_sequence_length)
 
 
-def memory_notes(config: Config, plan: Plan, device: torch.device) -> tuple[str, ...]:
-    """What to tell about memory that may not suffice.
+def memory_notes(config: Config, plan: Plan, offer: Offer) -> tuple[str, ...]:
+    """Return what to tell about memory that may not suffice.
 
     Raises:
-        ConfigError: it does not suffice, and guards.memory is stop.
+        NotHereError: it does not suffice, and guards.memory is stop.
     """
-    try:
-        check_memory(plan.memory.needed(device.type) if plan.memory else None, device)
-    except ConfigError as error:
-        if config.guards.memory == "stop":
-            raise
-        return (str(error),)
-    return ()
+    lacking = shortages(plan.memory, offer, plan.world_size) if plan.memory else []
+    if lacking and config.guards.memory == "stop":
+        raise NotHereError(lacking)
+    return tuple(lacking)
 
 
 def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCopy | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reward_models.asking import ask
 from reward_models.base import RewardBatch
-from reward_models.errors import RewardError
+from reward_models.errors import RewardError, is_out_of_memory
 from reward_models.media import open_media, open_still
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded
@@ -81,7 +81,7 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
     try:
         output = ask(reward.scorer, batch, reward.choice.name)
     except (MemoryError, RuntimeError, RewardError) as error:
-        if _is_of_memory(error.__cause__ or error):
+        if is_out_of_memory(error.__cause__ or error):
             raise RewardError(
                 f"The memory did not suffice for {len(batch)} sample{'s' if len(batch) > 1 else ''} at once with the "
                 f"reward {reward.label}. Lower --batch-size, or score with fewer rewards at a time; what was scored so "
@@ -97,12 +97,6 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
             parts = {name: float(values[row]) for name, values in output.parts.items()}
             made.append(Score(raw, parts, note=output.note(row)))
     return made
-
-
-def _is_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    known = "out of memory" in text or "can't allocate memory" in text
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and known)
 
 
 def title(reward: Loaded) -> str:

@@ -160,7 +160,21 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
     assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 12 * 2 + casts
     assert memory.passing["decode"] == 3 * 6 * 11 * 24 * 24 * 2
     assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values()) == memory.needed("cuda")
-    assert memory.pictures == 30 * 3 * 24 * 24 == memory.needed("cpu") - memory.peak  # decoded, they are on the CPU
+    host = memory.host
+    assert host.kept == {
+        "libraries": 2**30,
+        "offloaded parts": 0,
+        "decoded images": 30 * 3 * 24 * 24,
+        "prompt encodings": (7 * 6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # all that the run meets
+        "scorers on cpu": 0,
+    }
+    assert host.passing == {"loading": 2 * (n + frozen), "rewards": 0, "checkpoint": 8 * n} and host.mapped == 0
+    assert memory.needed_by_host("cuda") == sum(host.kept.values()) + max(2 * (n + frozen), 8 * n)
+    assert (
+        memory.needed("cpu") - memory.peak
+        == sum(host.kept.values()) - 2**30
+        == memory.needed_by_host("cpu") - memory.peak
+    )
 
 
 def test_choices_show_in_the_memory(tmp_path):
@@ -264,10 +278,11 @@ def test_a_quantised_base_leaves_the_excluded_layers():
 def test_offloaded_parts_come_one_after_another():
     here, away = memory_of(FLUX | {"lora": LORA}), memory_of(FLUX | {"lora": LORA, "offload": ["text_encoders", "vae"]})
     encoders, vae = 2 * (123_060_480 + 4_762_310_656), 2 * 83_819_683
-    assert here.resting == 0 and away.resting == encoders + vae == here.kept["frozen components"]
+    assert here.host.kept["offloaded parts"] == 0
+    assert away.host.kept["offloaded parts"] == encoders + vae == here.kept["frozen components"]
     assert away.kept["frozen components"] == 0
     assert away.passing["prompts"] == encoders and away.passing["decode"] == here.passing["decode"] + vae
-    assert "Resting on the CPU" in plan_text(make_plan(config_of(model=FLUX | {"offload": ["vae"]})))
+    assert "offloaded parts" in plan_text(make_plan(config_of(model=FLUX | {"offload": ["vae"]})))
 
 
 def test_slices_tiles_and_the_decoders_precision():
@@ -288,7 +303,8 @@ def test_two_networks_train_and_a_video_is_counted_in_frames():
     assert set(memory.frozen_parameters) == {"transformer", "transformer_2", "vae", "text_encoder"}
     assert memory.kept["frozen components"] == 2 * 5_680_910_336 + 4 * 126_892_531  # the decoder stays float32
     latents, pixels = 16 * 9 * 30 * 52, 33 * 240 * 416
-    assert memory.kept["samples and steps"] == 150 * 4 * latents + 10_440 and memory.pictures == 30 * 3 * pixels
+    assert memory.kept["samples and steps"] == 150 * 4 * latents + 10_440
+    assert memory.host.kept["decoded images"] == 30 * 3 * pixels
     halved = memory_of(WAN | {"height": 240, "width": 416, "frames": 33}, rollout={"latents_dtype": "bfloat16"})
     assert memory.kept["samples and steps"] - halved.kept["samples and steps"] == 120 * 2 * latents
     assert memory.passing["rollout"] == 17 * 2 * (9 * 15 * 26) * (5120 * 17 + 16) * 2

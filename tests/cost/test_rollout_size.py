@@ -49,5 +49,5 @@ def test_a_rollout_is_as_large_as_planned(random_sd3, tmp_path, name):
     explore = trainer.config.rollout.explore
     pool = trainer.config.prompts.per_iteration * explore.candidates if explore else 0  # let go of, once chosen from
     assert storages.pop(pictures.data_ptr()) == pictures.nbytes()
-    assert memory.pictures == pictures.nbytes() + pool * rollout.images[0].numel()
+    assert memory.host.kept["decoded images"] == pictures.nbytes() + pool * rollout.images[0].numel()
     assert sum(storages.values()) == pytest.approx(memory.kept["samples and steps"], rel=0.02)

@@ -93,4 +93,4 @@ def test_the_plan_holds_them(tmp_path):
     assert apart.memory.passing["rollout"] - base.memory.passing["rollout"] == 32 * 21 * MIB
     text = plan_text(more).splitlines()
     assert any(line.split() == ["scorers", "3.7", "GiB"] for line in text)
-    assert any(line.split() == ["Scorers", "on", "cpu", "4.2", "GiB"] for line in text)
+    assert any(line.split() == ["scorers", "on", "cpu", "4.2", "GiB"] for line in text)

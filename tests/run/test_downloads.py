@@ -8,11 +8,11 @@ import pytest
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
+from diffrl.cost.repositories import NOT_KNOWN, REPOSITORIES, size_of
 from diffrl.errors import ConfigError
 from diffrl.run.check import check_config
 from diffrl.run.downloads import downloads, told
 from diffrl.run.elsewhere import other_machine
-from diffrl.run.repositories import NOT_KNOWN, REPOSITORIES, size_of
 from reward_models.parameters import CONFIGS, PARAMETERS
 from reward_models.registry import SCORERS, factory_of
 

@@ -79,5 +79,5 @@ def test_the_plan_counts_what_is_kept_of_an_image():
         found.append(make_plan(load_config(recipe, [f"model.path={path}"])).memory)
     kept = [memory.kept["prompt encodings"] for memory in found]
     assert kept == [2 * held * (words + frame + seen), 2 * held * (words + frame)]
-    encoders = [memory.resting for memory in found]
+    encoders = [memory.host.kept["offloaded parts"] for memory in found]
     assert encoders == [2 * (5_680_910_336 + 630_766_080), 2 * 5_680_910_336]

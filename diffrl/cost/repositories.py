@@ -107,14 +107,21 @@ def parameters_of(name: str) -> Mapping[str, int]:
     return {"": WEIGHTS_OF_REWARDS[name]} if name in WEIGHTS_OF_REWARDS else {}
 
 
+def bytes_of_numbers(name: str) -> Mapping[str, int] | None:
+    """Return the bytes of each number in a repository's files, by part of the pipeline; None if they are not known."""
+    known = REPOSITORIES.get(name, Repository()).stored
+    if known is None:
+        return None
+    stored = {"": known} if isinstance(known, int) else known
+    return {part: stored.get(part, stored[""]) for part in parameters_of(name)}
+
+
 def size_of(name: str) -> int | None:
     """Bytes that are fetched of a repository; None if how its files hold their numbers is not known."""
-    known = REPOSITORIES.get(name, Repository())
-    parameters = parameters_of(name)
-    if known.size is not None or known.stored is None or not parameters:
+    known, parameters, stored = REPOSITORIES.get(name, Repository()), parameters_of(name), bytes_of_numbers(name)
+    if known.size is not None or not stored:
         return known.size
-    stored = {"": known.stored} if isinstance(known.stored, int) else known.stored
-    return sum(count * stored.get(part, stored[""]) for part, count in parameters.items())
+    return sum(count * stored[part] for part, count in parameters.items())
 
 
 def size_words(name: str) -> str:
