@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffrl.data.hub import read_dataset
+from diffrl.data.hub import dataset_parts, read_dataset
 from diffrl.data.normal import normalised
 from diffrl.data.sources import SOURCE_KEYS, require_source
 from diffrl.data.tables import Table, read_table, require_short
@@ -68,10 +68,11 @@ def read_prompts(source: str) -> PromptList:
     path, column = column_of(whole)
     hub = path.startswith("hub:")
     table = read_dataset(path.removeprefix("hub:"), column) if hub else read_table(Path(path))
-    made = _Made(table, path, column)
+    folder = Path(dataset_parts(path.removeprefix("hub:"))[0]) if hub else Path(path).parent
+    made = _Made(table, path, column, folder)
     listed: Iterable[Prompt] = made
     if part is not None:
-        listed = parts(made, part, Path(path).parent, repeats=not hub)
+        listed = parts(made, part, folder, repeats=not hub)
     prompts = list(islice(listed, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     made.require_most()
     if not prompts:
@@ -87,10 +88,10 @@ def read_prompts(source: str) -> PromptList:
 class _Made:
     """The prompts of a table's rows, with a count of the rows that have none."""
 
-    def __init__(self, table: Table, path: str, column: str | None):
+    def __init__(self, table: Table, path: str, column: str | None, folder: Path):
         rows = iter(table.rows)
         first = list(islice(rows, LOOKED_AT))
-        self._rows, self._path = chain(first, rows), path
+        self._rows, self._path, self._folder = chain(first, rows), path, folder
         self.column = _column(table, [row.record for row in first], path, column)
         self._read, self._left_out = 0, 0
         self._examples: list[str] = []
@@ -104,7 +105,7 @@ class _Made:
             if record:
                 require_short(len(json.dumps([texts, record], default=str)), row.where)
             if texts:
-                source = _take_source(record, row.where, Path(self._path).parent, known)
+                source = _take_source(record, row.where, self._folder, known)
                 yield make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
                 continue
             self._left_out += 1
