@@ -412,7 +412,10 @@ def test_hunyuan_videos_layers_by_its_makers_names(random_pipelines, tmp_path, l
     if layout == "makers":
         for name in [name for name in pairs if name.endswith("_qkv")]:
             a, b = pairs.pop(name)
-            pairs |= {name.replace("_qkv", f"_{kind}"): (a.clone(), part) for kind, part in zip("qkv", b.chunk(3), strict=True)}
+            pairs |= {
+                name.replace("_qkv", f"_{kind}"): (a.clone(), part)
+                for kind, part in zip("qkv", b.chunk(3), strict=True)
+            }
     if layout == "comfyui":
         names = {"_attn_": "_attn.", "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.2", "mod.linear": "mod.lin"}
         pairs = {reduce(lambda text, pair: text.replace(*pair), names.items(), name): m for name, m in pairs.items()}
