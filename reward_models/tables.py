@@ -113,6 +113,9 @@ def _of_csv(text: str, path: Path, delimiter: str | None) -> Iterator[Row]:
     reader = csv.DictReader(
         io.StringIO(text, newline=""), delimiter=delimiter or max(",;\t", key=head.count), strict=True
     )
+    names = [name.strip() for name in _header(reader) if name.strip()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Unreadable(f"names the column {quote(twice)} twice. Rename one of them")
     while True:
         try:
             record: dict[Any, Any] | None = next(reader, None)
@@ -130,6 +133,13 @@ def _of_csv(text: str, path: Path, delimiter: str | None) -> Iterator[Row]:
                 f"{row.where} has {show(record[None])} beyond. Put a text that holds the separator in double quotes."
             )
         yield row
+
+
+def _header(reader: csv.DictReader[str]) -> list[str]:
+    try:
+        return list(reader.fieldnames or ())
+    except csv.Error as error:
+        raise Unreadable(f"cannot be read as a table: {error}. Mend the quotes of its header") from error
 
 
 def _of_list(text: str, path: Path) -> Iterator[Row]:
