@@ -54,7 +54,7 @@ class Index:
     broken: str | None = None
 
     def of(self, folder: Path, image: Path) -> Caption | None:
-        """Return what it says of an image below its folder; names may begin with the folder's own, or be whole paths."""
+        """Return what it says of an image below its folder; names may begin with its own, or be whole paths."""
         name, whole = image.relative_to(folder).as_posix(), folder.absolute().as_posix()
         ways = [name, f"{folder.absolute().name}/{name}", f"{whole}/{name}"]
         ways += [way.casefold() for way in ways]
