@@ -131,8 +131,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             "--frames": request.frames,
             "--family": request.family,
             "--dtype": request.dtype != "float32",
-            "--lora": request.lora,
             "--variant": request.variant,
+            "--lora": request.lora,
         },
         Choice(request.step, request.best),
     )

@@ -107,8 +107,8 @@ def open_drawing(request: GenerateRequest) -> Drawing:
     only_of_model = {
         **sizes,
         "--dtype": request.dtype != "float32",
-        "--lora": request.lora,
         "--variant": request.variant,
+        "--lora": request.lora,
     }
     require_run_or_model("generate", request.run, request.model, only_of_model, request.choice)
     device = choose_device(request.device)
