@@ -32,7 +32,7 @@ from diffrl.tracking.metrics import read_metrics
 LORA_USE = """```python
 {imports}from diffusers import {pipeline_class}
 
-pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
+pipeline = {pipeline_class}.from_pretrained({base!r}{dtype}{variant})
 {load}{more}{lines}
 {result} = pipeline(
     prompt={prompt!r}, num_inference_steps={steps}{arguments}
@@ -132,6 +132,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         + ("from diffusers.utils import load_image\n" if edits else "")
         + (f"from diffusers.loaders import {loader}\n" if config.model.lora and loader else ""),
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
+        variant="" if config.model.variant is None else f", variant={config.model.variant!r}",
         lines=lines,
         arguments=arguments,
         **({"load": _first_lora(model, out), "more": _second_lora(model, out)} if config.model.lora else {}),

@@ -341,6 +341,7 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
             compile=m.compile,
         ),
         revision=m.revision,
+        variant=m.variant,
         true_cfg_scale=m.true_cfg_scale,
         **m.options,
     )
