@@ -54,14 +54,27 @@ def one_line(app: Any) -> Any:
     """
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, ends_when_cancelled(receive), send)
+            return
         try:
             await app(scope, receive, send)
         except (ClientDisconnect, OSError, h11.LocalProtocolError, asyncio.CancelledError) as error:
-            if scope["type"] == "lifespan":
-                raise
             log.warning("An answer was broken off: %s: %s", type(error).__name__, str(error) or scope.get("path"))
 
     return wrapped
+
+
+def ends_when_cancelled(receive: Any) -> Any:
+    """Return `receive` of a lifespan; a second Ctrl-C, which cancels that, is an end like another."""
+
+    async def received() -> Any:
+        try:
+            return await receive()
+        except asyncio.CancelledError:
+            return {"type": "lifespan.shutdown"}
+
+    return received
 
 
 class Connection(H11Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import threading
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from uvicorn.server import ServerState
 
 from reward_models.serving import connections as connections_module
 from reward_models.serving.connections import STEP, Connection, server_config
-from reward_models.serving.server import address_of, background
+from reward_models.serving.server import address_of, background, make_app
 from tests.patience import LONG, until
 from tests.reward_models.serving.test_microbatch import Mean
 from tests.reward_models.serving.test_server import health
@@ -114,7 +115,7 @@ class App:
         self.begun.release()
         while not self.gate.is_set():
             await asyncio.sleep(0.005)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % self.size)]})
         await send({"type": "http.response.body", "body": b"x" * self.size})
 
 
@@ -167,7 +168,7 @@ def test_an_answer_that_takes_long_is_waited_for():
 def test_silent_connections_make_room(monkeypatch):
     """Those that never asked anything go first, the oldest first; one that has asked is still answered."""
     monkeypatch.setattr(connections_module, "most_connections", lambda: 5)
-    with answering(App()) as (url, connections), contextlib.ExitStack() as stack:
+    with answering(App(size=0)) as (url, connections), contextlib.ExitStack() as stack:
         known = stack.enter_context(line_to(url))
         known.sendall(GET)
         head_of(known)
@@ -216,6 +217,21 @@ def test_a_mistake_of_ours_keeps_its_traceback(caplog):
         line.sendall(GET)
         assert head_of(line).startswith(b"HTTP/1.1 500 ")
     assert [record for record in caplog.records if record.exc_info]
+
+
+def test_ctrl_c_twice_ends_the_service_as_once_does(caplog):
+    """The second one does not wait for what is under way; the scorers' threads end all the same."""
+    app = make_app({"mean": Mean()})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(server_config(app, log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        until(lambda: server.started)
+        for _ in range(2):
+            server.handle_exit(signal.SIGINT, None)
+        thread.join(LONG)
+    assert app.state.service.closing
+    assert "Traceback" not in caplog.text
 
 
 class Transport:
