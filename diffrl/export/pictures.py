@@ -135,3 +135,4 @@ def write_sample(
         keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")
+    index.flush()  # what is killed later has listed it
