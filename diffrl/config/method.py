@@ -42,8 +42,8 @@ class TrainSettings(Section):
     )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
-        description="adamw_8bit keeps its moments in 8 bits and needs bitsandbytes, which is checked at the start. On a "
-        "CPU it takes five times as long as adamw.",
+        description="adamw_8bit keeps its moments in 8 bits and needs bitsandbytes, which is checked at the start. On "
+        "a CPU it takes five times as long as adamw.",
     )
     betas: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
                      Field(strict=False)] = Field((0.9, 0.999), description="AdamW's two decay rates.")  # fmt: skip
