@@ -36,12 +36,13 @@ class OnCpu(TorchFunctionMode):
         return func(*map(on_cpu, args), **{key: on_cpu(value) for key, value in (kwargs or {}).items()})
 
 
-@dataclass
 class PlayedStream:
     """A queue of a device, which is always empty."""
 
     played: PlayedCuda
-    device: Any = None
+
+    def __init__(self, device: Any = None):
+        self.device = device
 
     def synchronize(self) -> None:
         self.played.note("synchronize", self)
@@ -90,7 +91,8 @@ class PlayedCuda:
         return getattr(self.here, "stream", None) or self.default
 
     def __post_init__(self) -> None:
-        self.default = PlayedStream(self, "default")
+        self.default = PlayedStream("default")
+        self.default.played = self
 
     @property
     def functions(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class PlayedCuda:
             "reset_peak_memory_stats": lambda *_: None,
             "empty_cache": lambda: None,
             "synchronize": lambda *device: self.note("synchronize", *device),
-            "Stream": lambda device=None: PlayedStream(self, device),
+            "Stream": type("Stream", (PlayedStream,), {"played": self}),
             "stream": self.stream,
             "default_stream": lambda *_: self.default,
             "current_stream": self.current_stream,

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from PIL import Image
 
 from diffrl.allocator import VARIABLES
 from diffrl.cli import main
@@ -12,7 +13,7 @@ from diffrl.run.directory import environment
 from diffrl.training.loop import Trainer
 from tests.played_cuda import PlayedStream, played_cuda
 from tests.run.test_resume import Crash, crash_at
-from tests.training.harness import BRIGHTNESS, GREEN, assert_same_run, go_on, rows_of, settings, start
+from tests.training.harness import BRIGHTNESS, GREEN, assert_same_run, go_on, rows_of, settings, start, write_config
 
 pytest.importorskip("bitsandbytes")
 
@@ -88,3 +89,20 @@ def test_rewards_have_their_device_and_a_stream_of_their_own(played, index):
 def test_the_clock_waits_for_the_rollout_alone(played):
     waited = played[1].of_thread("MainThread")
     assert waited and all(call[0] == "synchronize" and isinstance(call[1], PlayedStream) for call in waited)
+
+
+def test_commands_take_a_gpu(random_sd3, tmp_path, capsys):
+    config = write_config(eight_bit_run(random_sd3, tmp_path / "run", "cuda"), tmp_path / "config.yaml")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    commands = {
+        "device       cuda": ["check", str(config)],
+        "sharpness": ["score", str(tmp_path / "a.png"), "--reward", "sharpness", "--device", "cuda:1"],
+    }
+    with played_cuda():
+        for said, command in commands.items():
+            with pytest.raises(SystemExit) as end:
+                main(command)
+            assert not end.value.code and said in capsys.readouterr().out
+        with pytest.raises(SystemExit) as end:
+            main([*commands["sharpness"][:-1], "cuda:2"])
+    assert end.value.code == 2 and "no device cuda:2: 2 CUDA devices" in " ".join(capsys.readouterr().err.split())
