@@ -1,4 +1,4 @@
-"""What asks for a GPU, on one that the CPU plays: conversion, weights and checks run, up to products that a CPU lacks."""
+"""What asks for a GPU, on one that the CPU plays: conversion, weights and checks, up to products that a CPU lacks."""
 
 import sys
 from types import ModuleType, SimpleNamespace
