@@ -80,7 +80,7 @@ def test_cpus(kind):
         ),
         (
             ("nvfp4", "te"),
-            gpu((10, 0), packages={"te": (2, 7)}),
+            gpu((10, 0), packages={"te": (2, 8)}),
             "it needs transformer-engine 2.9 or more, and found 2.8: pip install 'diffrl[te]'",
         ),
         (("fp8", "torch"), Machine("mps", "mps"), "fp8 needs a CPU or a CUDA GPU, not mps"),
