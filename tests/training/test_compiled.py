@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from diffrl.precision import compiled
+from diffrl.precision import compiled, copies
 from diffrl.precision.compiled import compiled_blocks
 from tests.training.harness import make_run, settings
+from tests.training.test_two_networks import wan22, wan_settings  # noqa: F401
 
 LORA = {"rank": 3, "alpha": 6}
 
@@ -68,3 +69,16 @@ def test_another_attention_is_compiled_or_what_is_not_is_told(random_sd3, tmp_pa
     assert trainer.on_policy_error < 1e-5 and not counters["unimplemented"]
     told = run.shown.getvalue().count("model.compile left a part of the blocks uncompiled")
     assert told == metrics["compile/missed"] == len(counters["graph_break"])
+
+
+@pytest.mark.long
+def test_a_copy_of_two_networks_is_compiled(wan22, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(copies, "COMPILER", lambda graph, _: graph.forward)
+    data = wan_settings(wan22, tmp_path, start=1, size=2)
+    explore = {"precision": "bfloat16", "steps": 4, "candidates": 4, "keep": 3, "compile": True}
+    data["rollout"] |= {"explore": explore, "tree": {"roots": 3}}
+    trainer, run = make_run(data)
+    trainer.iterate()
+    run.journal.close()
+    blocks = trainer.session.copy.module.compiled
+    assert blocks.graphs > 0 and not blocks.again
