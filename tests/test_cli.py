@@ -256,7 +256,6 @@ def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
         ("rewards.0.name=shaps", "shapes"),
         ("model.device=cuda", "CUDA"),
         ("run.iterations=0", "run.iterations"),
-        ("train.optimizer=adamw_8bit", "CUDA"),
         ("model.lora={rank: 2, targets: [to_nothing]}", "to_nothing"),
         ("model.height=33", "multiples"),
     ],

@@ -16,6 +16,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
+from diffrl.files import follow_umask
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
@@ -107,6 +108,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
             (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
         what = "pipeline"
     (out / "README.md").write_text(model_card(model, out, tuple(files)), encoding="utf-8")
+    follow_umask(out)
     said = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
     lines = [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
     return [*lines, f"For peft: {' and '.join(sorted(f.name for f in out.glob('peft*')))}."] if peft else lines
