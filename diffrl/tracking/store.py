@@ -1,6 +1,6 @@
 """The run store: an SQLite index of every sample kept, and WebP pictures, or clips, beside it.
 
-    samples.sqlite                          one row a sample, one row a reward of it
+    samples.sqlite                          one row a sample, one row a value of its rewards
     samples/eval-000040/3-1.webp            stage, iteration / group, root
     samples/train-000041/3-1-0.1.webp       the same with a path: child 1 of child 0 of the root
 
@@ -32,6 +32,7 @@ from diffrl.errors import DiffrlError
 from diffrl.files import discard
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
+from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.errors import RewardError
 from reward_models.media import open_media, save_media
 
@@ -127,14 +128,14 @@ class SampleStore:
         with explained(self.run_dir):
             files = [self._save_picture(sample) for sample in samples]
             with self._transaction("IMMEDIATE"):
+                writer = RewardWriter(self._database)
                 for sample, file in zip(samples, files, strict=True):
                     row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
                     numbers = (_finite(sample.total), _finite(sample.advantage), sample.error, file)
                     (number,) = self._database.execute(UPSERT, (*row, *numbers, *_kept(sample))).fetchone()
                     for table in ("rewards", "notes"):
                         self._database.execute(f"DELETE FROM {table} WHERE sample_id = ?", (number,))
-                    rewards = ((number, name, _finite(raw)) for name, raw in sample.rewards.items())
-                    self._database.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rewards)
+                    writer.insert(number, {name: _finite(raw) for name, raw in sample.rewards.items()})
                     notes = ((number, name, note) for name, note in sample.notes.items())
                     self._database.executemany("INSERT INTO notes VALUES (?, ?, ?)", notes)
             for sample, file in zip(samples, files, strict=True):
@@ -202,8 +203,8 @@ class SampleStore:
             columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
             rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
-            join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
-            for number, name, raw in self._database.execute(join, values):
+            join = f"SELECT sample_id, name, raw FROM {reward_rows(self._database)} JOIN (SELECT id {chosen})"
+            for number, name, raw in self._database.execute(f"{join} ON sample_id = id ORDER BY name", values):
                 rewards[number][name] = raw
             notes: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
             for number, name, note in notes_of(self._database, f"SELECT id FROM (SELECT id {chosen})", values):
