@@ -1,18 +1,16 @@
-"""Files that outlive a kill: written whole or not at all, SQLite opened for one writer and many readers, removal."""
+"""Files that outlive a kill: written whole or not at all, and removed."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
-from reward_models.stores import BUSY_SECONDS, open_to_read
 
 
 @contextmanager
@@ -76,30 +74,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def open_database(path: Path, readonly: bool = False) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode: readers never block the writer. Transactions are the caller's to begin.
-
-    Args:
-        path: the file; a writer makes it if there is none.
-        readonly: nothing can be written through the connection.
-
-    Raises:
-        sqlite3.Error: it is missing for a reader, or no database.
-    """
-    if readonly:
-        return open_to_read(path)
-    uri = f"{path.resolve().as_uri()}?mode=rwc"
-    database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL").fetchall()
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
 
 
 def discard(path: Path) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
-from diffrl.files import open_database
 from diffrl.tracking import reward_rows
 from diffrl.tracking.places import place
-from reward_models.stores import describe_failure, require_tables
+from reward_models.stores import describe_failure, open_to_read, open_to_write, require_tables, transaction
 from reward_models.suffixes import is_image
 from reward_models.webp import is_lossless
 
@@ -112,9 +111,10 @@ def explained(run_dir: Path) -> Iterator[None]:
 
 
 def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
-    database = open_database(index, readonly)
+    database = open_to_read(index) if readonly else open_to_write(index)
     try:
-        _check_schema(database, index, readonly)
+        with transaction(database, "DEFERRED" if readonly else "IMMEDIATE"):
+            _check_schema(database, index, readonly)
     except (sqlite3.DatabaseError, DiffrlError):
         database.close()
         raise
@@ -122,7 +122,6 @@ def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
 
 
 def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> None:
-    database.execute("BEGIN" if readonly else "BEGIN IMMEDIATE")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables == 0 and not readonly:
@@ -143,7 +142,6 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
         for name in _lacking(database):
             database.execute(f"ALTER TABLE samples ADD COLUMN {name} INTEGER")
         database.execute(f"DROP INDEX IF EXISTS {UNREAD}")
-    database.execute("COMMIT")
 
 
 def kept_columns(database: sqlite3.Connection) -> str:

@@ -19,8 +19,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.errors import RewardError
 from reward_models.media import open_media, save_media
+from reward_models.stores import transaction
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
@@ -127,7 +127,7 @@ class SampleStore:
         """
         with explained(self.run_dir):
             files = [self._save_picture(sample) for sample in samples]
-            with self._transaction("IMMEDIATE"):
+            with transaction(self._database):
                 writer = RewardWriter(self._database)
                 for sample, file in zip(samples, files, strict=True):
                     row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
@@ -145,7 +145,7 @@ class SampleStore:
     def truncate_after(self, iteration: int, stages: Sequence[str]) -> None:
         """Remove the samples of these stages beyond an iteration, and every picture file of theirs, rows or not."""
         with explained(self.run_dir):
-            with self._transaction("IMMEDIATE"):
+            with transaction(self._database):
                 rows = ((stage, iteration) for stage in stages)
                 self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
             for folder in (self.run_dir / PICTURES).glob("*-*"):
@@ -199,7 +199,7 @@ class SampleStore:
         where = " AND ".join(["1", *given])
         chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
         values = (*given.values(), limit, offset)
-        with explained(self.run_dir), self._transaction("DEFERRED"):
+        with explained(self.run_dir), transaction(self._database, "DEFERRED"):
             columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
             rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
@@ -239,17 +239,6 @@ class SampleStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @contextmanager
-    def _transaction(self, kind: str) -> Iterator[None]:
-        self._database.execute(f"BEGIN {kind}")
-        try:
-            yield
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
 
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)
