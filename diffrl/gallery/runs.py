@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -49,6 +51,7 @@ class RunSource:
 
     def __init__(self, key: str, path: Path, title: str | None = None):
         self.key, self.path, self.title = key, path, title or path.name
+        self._written, self._since = math.nan, -math.inf
 
     def states(self) -> list[State]:
         """See `Source.states`."""
@@ -130,6 +133,13 @@ class RunSource:
     def version(self) -> str:
         """See `Source.version`."""
         return "-".join(f"{changed(self.path / name):x}" for name in MARKS)
+
+    def unchanged_for(self, written: float) -> float:
+        """Return the seconds since this process saw the time of the run's last change move; infinity before it does."""
+        if written != self._written:
+            self._since = -math.inf if math.isnan(self._written) else time.monotonic()
+            self._written = written
+        return time.monotonic() - self._since
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl; none before the first is written."""
