@@ -128,4 +128,5 @@ def describe_failure(error: sqlite3.Error) -> str:
     """Return why a file could not be read, without a full stop."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
         return f"a question took more than {MOST_STEPS:,} steps, as of a damaged file"
-    return str(error)
+    scarce = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return f"{error}; free space, raise the limit (ulimit -f), or mend the disk" if scarce else str(error)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
-from diffrl.files import discard
+from diffrl.files import discard, replacing
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
@@ -246,9 +245,8 @@ class SampleStore:
             return None
         (self.run_dir / file).parent.mkdir(parents=True, exist_ok=True)
         if sample.picture is None:
-            temporary = (self.run_dir / file).with_suffix(".tmp")
-            temporary.write_bytes(sample.small or b"")
-            os.replace(temporary, self.run_dir / file)
+            with replacing(self.run_dir / file) as temporary:
+                temporary.write_bytes(sample.small or b"")
         else:
             save_media(sample.picture, self.run_dir / file, self.fps)
         return file
