@@ -17,7 +17,7 @@ def own_components(config: Config) -> dict[str, str]:
     named = {
         "objective.kind": config.objective.kind,
         "credit.reward": config.credit.reward,
-        "rollout.dynamics.kind": rollout.dynamics.kind,
+        "rollout.dynamics.kind": None if rollout.dynamics is None else rollout.dynamics.kind,
         "rollout.explore.select": None if rollout.explore is None else rollout.explore.select,
     }
     return {key: str(name) for key, name in named.items() if ":" in str(name)}
