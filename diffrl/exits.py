@@ -20,7 +20,15 @@ PATIENCE = 30.0
 """Seconds that a rank other than the first waits with an error before it exits."""
 SHARED = (ConfigError, CheckpointError)
 """Errors that all ranks meet alike."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+SPACE = "nothing more can be written{}. Free space, or raise the limit (ulimit -f)"
+FILES = "no more files can be open{}. Raise the limit (ulimit -n)"
+PROCESSES = "no more threads or processes can be started{}. End others, or raise the limit (ulimit -u)"
+SCARCE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), SPACE),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
+    errno.EAGAIN: PROCESSES,
+}
+"""What a system may have too little of, by the number of its error."""
 INTACT = "What was saved before is intact."
 
 
@@ -71,11 +79,13 @@ def errors_as_messages() -> Iterator[None]:
         if is_out_of_memory(error):
             what = "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, or train a LoRA."
             _fail(f"Out of memory. {address_words()}{what} {INTACT}", 2, rank)
+        if "can't start new thread" in str(error):
+            _fail(f"{PROCESSES.format('').capitalize()}. {INTACT}", 2, rank)
         if not isinstance(error, OSError):
             raise
-        if error.errno in FULL:  # a write does not know of which file
-            where = f" {error.filename}" if error.filename else ""
-            _fail(f"{error.strerror}: nothing more can be written{where}. Free space. {INTACT}", 2, rank)
+        if error.errno in SCARCE:  # a write does not know of which file
+            why = SCARCE[error.errno].format(f" ({error.filename})" if error.filename else "")
+            _fail(f"{error.strerror}: {why}. {INTACT}", 2, rank)
         if error.filename is None:  # not about a file: a bug of ours, or of the network
             raise
         _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)

@@ -1,42 +1,18 @@
-"""Files that outlive a kill: written whole or not at all, SQLite opened for one writer and many readers, removal."""
+"""Files that outlive a kill: written whole or not at all, and removed."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
-from reward_models.stores import BUSY_SECONDS, open_to_read
+from reward_models.files import discard, replacing
 
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A place to write a file to, which becomes `path` in one step when the block ends.
-
-    Readers see the old file or the new one, never a part, and so does whoever comes after a kill. If the block fails,
-    the old file stays. A power cut may lose the new one, unless it was flushed.
-
-    Yields:
-        `.NAME.tmp` beside the file; a kill leaves it there, and the next writing replaces it.
-
-    Raises:
-        OSError: it cannot be given its name.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            discard(temporary)
-        raise
+__all__ = ["discard", "flush", "follow_umask", "replacing", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
@@ -96,39 +72,3 @@ def follow_umask(path: Path) -> None:
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file() and not file.is_symlink():
             file.chmod(mode)
-
-
-def open_database(path: Path, readonly: bool = False) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode: readers never block the writer. Transactions are the caller's to begin.
-
-    Args:
-        path: the file; a writer makes it if there is none.
-        readonly: nothing can be written through the connection.
-
-    Raises:
-        sqlite3.Error: it is missing for a reader, or no database.
-    """
-    if readonly:
-        return open_to_read(path)
-    uri = f"{path.resolve().as_uri()}?mode=rwc"
-    database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL").fetchall()
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
-
-
-def discard(path: Path) -> None:
-    """Remove a folder with all that is in it, a file, or a link: never what a link points to. Nothing there is fine.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ A picture is a uint8 RGB tensor (3, H, W); a clip is (F, 3, H, W).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_pieces
 from reward_models.errors import RewardError
+from reward_models.files import replacing
 from reward_models.image_files import (
     eight_bits,
     frames_and_rate,
@@ -79,9 +79,8 @@ def save_webp_lossless(picture: Tensor, path: Path) -> None:
         RewardError: it is too large for WebP.
     """
     require_webp(picture)
-    temporary = path.with_name(f".{path.name}.tmp")
-    to_pil(picture).save(temporary, format="WEBP", lossless=True, quality=20, method=2)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        to_pil(picture).save(temporary, format="WEBP", lossless=True, quality=20, method=2)
 
 
 def save_media(media: Tensor, path: Path, fps: float) -> None:
@@ -100,9 +99,8 @@ def save_media(media: Tensor, path: Path, fps: float) -> None:
         return
     require_webp(media)
     first, *others = (to_pil(frame) for frame in media)
-    temporary = path.with_name(f".{path.name}.tmp")
-    first.save(temporary, format="WEBP", lossless=True, quality=20, method=2, **clip_options(others, fps))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        first.save(temporary, format="WEBP", lossless=True, quality=20, method=2, **clip_options(others, fps))
 
 
 def clip_options(others: Sequence[Image.Image], fps: float) -> dict[str, Any]:

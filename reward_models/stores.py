@@ -1,9 +1,11 @@
-"""How an SQLite file that may be damaged, or somebody else's, is read: every question ends. Only SQLite is imported."""
+"""How an SQLite file that may be damaged, or somebody else's, is opened: every question ends. Imports SQLite alone."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ LONGEST_VALUE = 2**24
 
 NOT_PLAIN = """
 SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'
+UNION ALL SELECT 'rule of writing', name FROM sqlite_master WHERE type = 'table' AND (
+    sql LIKE '%CHECK%' OR sql LIKE '%ON%CONFLICT%' OR sql LIKE '%DEFAULT%')
+UNION ALL SELECT 'computed index', name FROM sqlite_master WHERE type = 'index' AND (
+    sql LIKE '%(%(%' OR sql LIKE '%WHERE%')
 UNION ALL SELECT 'generated column', shape.name FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS shape
 WHERE made.type = 'table' AND shape.hidden > 1 LIMIT 1
 """
@@ -67,11 +73,50 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     return database
 
 
-def require_tables(database: sqlite3.Connection) -> None:
-    """Refuse a file with anything but plain tables: a view or a generated column may be a query that never ends.
+def open_to_write(path: Path | None, **options: Any) -> sqlite3.Connection:
+    """Open or make an SQLite file in WAL mode, where readers never block the writer; every statement ends here too.
+
+    Whoever writes to a file that was there calls `require_tables` before. Transactions are the caller's to begin.
+
+    Args:
+        path: the file; None keeps all in memory.
+        options: of `sqlite3.connect`.
 
     Raises:
-        sqlite3.DatabaseError: it has a view, a virtual table, a trigger or a generated column.
+        sqlite3.Error: it cannot be made, or is no database.
+    """
+    name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode=rwc"
+    options |= {"uri": path is not None, "timeout": BUSY_SECONDS, "isolation_level": None}
+    database = sqlite3.connect(name, factory=GuardedConnection, **options)
+    try:
+        database.execute("PRAGMA journal_mode = WAL").fetchall()
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Do all of the block or nothing; a transaction that SQLite ended itself, as on a full disk, is over already."""
+    database.execute(f"BEGIN {kind}")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def require_tables(database: sqlite3.Connection) -> None:
+    """Refuse a file with anything but plain tables: what is computed as they are read or written may never end.
+
+    Raises:
+        sqlite3.DatabaseError: it has a view, a virtual table, a trigger, a generated column, a computed index, or a
+            rule of what happens on writing.
     """
     others = database.execute(NOT_PLAIN).fetchone()
     if others is not None:
@@ -83,4 +128,5 @@ def describe_failure(error: sqlite3.Error) -> str:
     """Return why a file could not be read, without a full stop."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
         return f"a question took more than {MOST_STEPS:,} steps, as of a damaged file"
-    return str(error)
+    scarce = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return f"{error}; free space, raise the limit (ulimit -f), or mend the disk" if scarce else str(error)

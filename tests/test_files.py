@@ -7,7 +7,8 @@ import stat
 import pytest
 
 from diffrl.errors import DiffrlError
-from diffrl.files import discard, follow_umask, open_database, replacing, write_json, write_text
+from diffrl.files import discard, follow_umask, replacing, write_json, write_text
+from reward_models.stores import open_to_read, open_to_write
 
 
 @pytest.mark.parametrize("fails", ["writing", "renaming"])
@@ -51,12 +52,12 @@ def test_a_document_that_cannot_be_written_is_named(tmp_path):
 def test_a_reader_writes_nothing_and_does_not_wait_for_the_writer(tmp_path):
     path = tmp_path / "a.sqlite"
     with pytest.raises(sqlite3.OperationalError):
-        open_database(path, readonly=True)
-    writer = open_database(path)
+        open_to_read(path)
+    writer = open_to_write(path)
     writer.execute("CREATE TABLE t (x)")
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("INSERT INTO t VALUES (7)")
-    reader = open_database(path, readonly=True)
+    reader = open_to_read(path)
     assert reader.execute("SELECT count(*) FROM t").fetchone() == (0,)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader.execute("INSERT INTO t VALUES (8)")

@@ -120,8 +120,8 @@ def state_now(run: RunSource, written: float, ended: str) -> str:
         return "finished"
     if not locked and not ended and not (run.path / "config.yaml").is_file():
         return "unknown"
-    fresh = 0 <= time.time() - written < FRESH
-    return "running" if (locked or fresh) and not ended else "stopped"
+    fresh = 0 <= time.time() - written < FRESH  # by this machine's clock, which need not be that of the run's
+    return "running" if (locked or fresh or run.unchanged_for(written) < FRESH) and not ended else "stopped"
 
 
 def read_rows(

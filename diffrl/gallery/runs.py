@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ from diffrl.tracking.index import (
 )
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
+from diffrl.tracking.reward_rows import reward_rows
 from diffrl.tracking.rewards import REWARDS, lower_is_better
 from diffrl.trees.record import TREES
 
@@ -48,6 +51,7 @@ class RunSource:
 
     def __init__(self, key: str, path: Path, title: str | None = None):
         self.key, self.path, self.title = key, path, title or path.name
+        self._written, self._since = math.nan, -math.inf
 
     def states(self) -> list[State]:
         """See `Source.states`."""
@@ -60,11 +64,11 @@ class RunSource:
 
     def reward_names(self, state: State) -> list[str]:
         """See `Source.reward_names`."""
-        query = (
-            "SELECT DISTINCT name FROM rewards WHERE sample_id IN "
-            "(SELECT id FROM samples WHERE stage = ? AND iteration = ? LIMIT 50) ORDER BY name"
-        )
         with self.database() as database:
+            query = (
+                f"SELECT DISTINCT name FROM {reward_rows(database)} WHERE sample_id IN "
+                "(SELECT id FROM samples WHERE stage = ? AND iteration = ? LIMIT 50) ORDER BY name"
+            )
             return ["total", *(str(name) for (name,) in database.execute(query, (state.stage, state.iteration)))]
 
     def lower_is_better(self, state: State) -> frozenset[str]:
@@ -76,15 +80,14 @@ class RunSource:
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """See `Source.briefs`."""
-        value, join, values = "NULL", "", []
-        if reward == "total":
-            value = "total"
-        elif reward is not None:
-            value, join, values = "raw", "LEFT JOIN rewards ON sample_id = id AND name = ?", [reward]
         with self.database() as database:
+            value, values = "NULL" if reward is None else "total", []
+            if reward not in (None, "total"):
+                value = f"(SELECT raw FROM {reward_rows(database)} WHERE sample_id = samples.id AND name = ?)"
+                values = [reward]
             query = (
                 f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL, {SOURCE}, "
-                f"{kept_columns(database)} FROM samples {join} WHERE stage = ? AND iteration = ? ORDER BY id"
+                f"{kept_columns(database)} FROM samples WHERE stage = ? AND iteration = ? ORDER BY id"
             )
             rows = database.execute(query, (*values, state.stage, state.iteration))
             in_trees = groups_with_trees(self.path, state.iteration) if state.stage == "train" else frozenset[int]()
@@ -130,6 +133,13 @@ class RunSource:
     def version(self) -> str:
         """See `Source.version`."""
         return "-".join(f"{changed(self.path / name):x}" for name in MARKS)
+
+    def unchanged_for(self, written: float) -> float:
+        """Return the seconds since this process saw the time of the run's last change move; infinity before it does."""
+        if written != self._written:
+            self._since = -math.inf if math.isnan(self._written) else time.monotonic()
+            self._written = written
+        return time.monotonic() - self._since
 
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl; none before the first is written."""
@@ -193,7 +203,8 @@ def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dic
     marks = ", ".join("?" * len(ids))
     rewards: dict[int, dict[str, float | None]] = {number: {} for number in ids}
     for number, name, raw in database.execute(
-        f"SELECT sample_id, name, raw FROM rewards WHERE sample_id IN ({marks}) ORDER BY name", list(ids)
+        f"SELECT sample_id, name, raw FROM {reward_rows(database)} WHERE sample_id IN ({marks}) ORDER BY name",
+        list(ids),
     ):
         rewards[number][str(name)] = finite(raw)
     notes: dict[int, dict[str, str]] = {number: {} for number in ids}

@@ -11,6 +11,7 @@ files of an older gallery, which has no "lower").
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -140,14 +141,18 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=True, allow_nan=False, default=str) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock, path.open("ab+") as file:
+        with _lock, path.open("ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # another gallery may write to the same file
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
                 line = line if file.read(1) == b"\n" else f"\n{line}"
-            file.write(line.encode())
-            file.flush()
+            try:
+                if file.write(line.encode()) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.ftruncate(file.fileno(), size)  # a full disk takes a part of it
+                raise
     except OSError as error:
         raise GalleryError(
             f"The vote could not be written to {path}: {error.strerror}. It is not counted. Start the gallery with "

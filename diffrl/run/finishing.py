@@ -10,9 +10,10 @@ from rich.console import Console
 from diffrl import pulse
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError
-from diffrl.files import write_json
+from diffrl.files import discard, write_json
 from diffrl.run.execution import TrainingRun
 from diffrl.run.inputs import MEASURED_WITH
+from diffrl.run.longer import REPORT, SUMMARY
 from diffrl.run.summary import (
     held_out_change,
     print_summary,
@@ -62,7 +63,8 @@ def finish(run: TrainingRun, console: Console) -> None:
     changes = session.input_changes
     if changes:
         summary["input_changes"] = [{"after_iteration": at, "inputs": names} for at, names in changes]
-    write_json(run_dir / "summary.json", summary)
+    discard(run_dir / REPORT)  # beside a summary it says that everything was written: `is_complete`
+    write_json(run_dir / SUMMARY, summary)
     write_curve(run_dir, rewards, run_dir / "curve.png", [at for at, _ in changes])
     higher = session.eval_scorers[0].scorer.spec.higher_is_better
     try:
@@ -79,7 +81,7 @@ def finish(run: TrainingRun, console: Console) -> None:
     if trainer.guard.verdict:
         run.journal.log(f"{STOPPED}{trainer.guard.verdict}")
     if leave_report(run):
-        page = run_dir / "report.html"
+        page = run_dir / REPORT
         console.print(f"\nEverything on one page, to share: {page}", highlight=False, markup=False, soft_wrap=True)
 
 

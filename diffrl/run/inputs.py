@@ -16,7 +16,7 @@ from diffrl.training.session import Session
 
 ACCEPT = "--accept-changed-inputs"
 """The option; accept_changed_inputs=True in Python."""
-TRAINED_WITH = ("prompts.train", "model.path", "rewards.")
+TRAINED_WITH = ("prompts.train", "model.path", "rewards.", "objective.", "credit.", "rollout.")
 """What the names begin with of inputs that weights depend on."""
 MEASURED_WITH = ("prompts.eval", "model.path", "eval.rewards.")
 """The same of inputs that held-out rewards and images depend on."""

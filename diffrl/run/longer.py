@@ -86,8 +86,6 @@ def is_complete(run_dir: Path, config: Config) -> bool:
         return False
     problems: list[str] = []
     try:
-        if (run_dir / REPORT).stat().st_mtime_ns < (run_dir / SUMMARY).stat().st_mtime_ns:  # the report is written last
-            return False
         newest = latest_checkpoint(run_dir / CHECKPOINTS, problems.append)
         if newest is None or newest.step != config.run.iterations or newest_known(run_dir) != newest.step:
             return False

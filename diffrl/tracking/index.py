@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
-from diffrl.files import open_database
+from diffrl.tracking import reward_rows
 from diffrl.tracking.places import place
-from reward_models.stores import describe_failure, require_tables
+from reward_models.stores import describe_failure, open_to_read, open_to_write, require_tables, transaction
 from reward_models.suffixes import is_image
 from reward_models.webp import is_lossless
 
@@ -48,8 +48,8 @@ def source_file(metadata: Mapping[str, Any], folder: str = f"{PICTURES}/sources"
     return f"{folder}/{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()[:16]}.webp"
 
 
-SCHEMA_VERSION = 1
-SCHEMA = """
+SCHEMA_VERSION = 2
+SAMPLES = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY,
     stage TEXT NOT NULL,            -- what the sample was drawn for: 'train', 'eval', 'generate', ...
@@ -68,13 +68,8 @@ CREATE TABLE samples (
     representative INTEGER,         -- 1: kept whatever it scored; 0: kept for how much its score changed
     UNIQUE (stage, iteration, group_id, root, path)
 );
-CREATE TABLE rewards (
-    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,             -- 'shapes', and its parts as 'shapes/strict'
-    raw REAL,                       -- in the scorer's units; NULL where it failed
-    PRIMARY KEY (sample_id, name)
-) WITHOUT ROWID;
 """
+SCHEMA = SAMPLES + reward_rows.SCHEMA.lstrip()
 NOTES = """
 CREATE TABLE IF NOT EXISTS notes (
     sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
@@ -86,8 +81,8 @@ CREATE TABLE IF NOT EXISTS notes (
 """Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
 KEPT = ("exact", "representative")
 """Columns that indexes of older runs lack until somebody writes to them; NULL there, and without a picture."""
-UNREAD = ("rewards_by_value", "samples_by_prompt")
-"""Indexes of older runs that nobody reads, and that made each iteration's rows dearer than the last one's."""
+UNREAD = "samples_by_prompt"
+"""An index of older runs that nobody reads, and that made each iteration's rows dearer than the last one's."""
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -116,9 +111,10 @@ def explained(run_dir: Path) -> Iterator[None]:
 
 
 def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
-    database = open_database(index, readonly)
+    database = open_to_read(index) if readonly else open_to_write(index)
     try:
-        _check_schema(database, index, readonly)
+        with transaction(database, "DEFERRED" if readonly else "IMMEDIATE"):
+            _check_schema(database, index, readonly)
     except (sqlite3.DatabaseError, DiffrlError):
         database.close()
         raise
@@ -126,27 +122,26 @@ def _connect(index: Path, readonly: bool) -> sqlite3.Connection:
 
 
 def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> None:
-    database.execute("BEGIN" if readonly else "BEGIN IMMEDIATE")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables == 0 and not readonly:
-        for statement in SCHEMA.strip().rstrip(";").split(";\n"):
+        for statement in reward_rows.statements(SCHEMA):
             database.execute(statement)
-        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     elif version == 0 and tables == 0:
         raise DiffrlError(f"{index} is still empty: its run has just begun, or was ended as it did. Look again later.")
-    elif version != SCHEMA_VERSION:
-        found = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
+    elif version not in (1, SCHEMA_VERSION):
+        found = f"has schema {version}, this version of diffrl reads 1 and {SCHEMA_VERSION}"
         raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
     else:
         require_tables(database)
     if not readonly:
+        if version == 1:
+            reward_rows.upgrade(database)
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         database.execute(NOTES)
         for name in _lacking(database):
             database.execute(f"ALTER TABLE samples ADD COLUMN {name} INTEGER")
-        for name in UNREAD:
-            database.execute(f"DROP INDEX IF EXISTS {name}")
-    database.execute("COMMIT")
+        database.execute(f"DROP INDEX IF EXISTS {UNREAD}")
 
 
 def kept_columns(database: sqlite3.Connection) -> str:

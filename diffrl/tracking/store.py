@@ -1,6 +1,6 @@
 """The run store: an SQLite index of every sample kept, and WebP pictures, or clips, beside it.
 
-    samples.sqlite                          one row a sample, one row a reward of it
+    samples.sqlite                          one row a sample, one row a value of its rewards
     samples/eval-000040/3-1.webp            stage, iteration / group, root
     samples/train-000041/3-1-0.1.webp       the same with a path: child 1 of child 0 of the root
 
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +27,13 @@ from typing import Any
 from torch import Tensor
 
 from diffrl.errors import DiffrlError
-from diffrl.files import discard
+from diffrl.files import discard, replacing
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
+from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.errors import RewardError
 from reward_models.media import open_media, save_media
+from reward_models.stores import transaction
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
@@ -126,15 +126,15 @@ class SampleStore:
         """
         with explained(self.run_dir):
             files = [self._save_picture(sample) for sample in samples]
-            with self._transaction("IMMEDIATE"):
+            with transaction(self._database):
+                writer = RewardWriter(self._database)
                 for sample, file in zip(samples, files, strict=True):
                     row = (*_key(sample), sample.seed, sample.prompt, json.dumps(dict(sample.metadata)))
                     numbers = (_finite(sample.total), _finite(sample.advantage), sample.error, file)
                     (number,) = self._database.execute(UPSERT, (*row, *numbers, *_kept(sample))).fetchone()
                     for table in ("rewards", "notes"):
                         self._database.execute(f"DELETE FROM {table} WHERE sample_id = ?", (number,))
-                    rewards = ((number, name, _finite(raw)) for name, raw in sample.rewards.items())
-                    self._database.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rewards)
+                    writer.insert(number, {name: _finite(raw) for name, raw in sample.rewards.items()})
                     notes = ((number, name, note) for name, note in sample.notes.items())
                     self._database.executemany("INSERT INTO notes VALUES (?, ?, ?)", notes)
             for sample, file in zip(samples, files, strict=True):
@@ -144,7 +144,7 @@ class SampleStore:
     def truncate_after(self, iteration: int, stages: Sequence[str]) -> None:
         """Remove the samples of these stages beyond an iteration, and every picture file of theirs, rows or not."""
         with explained(self.run_dir):
-            with self._transaction("IMMEDIATE"):
+            with transaction(self._database):
                 rows = ((stage, iteration) for stage in stages)
                 self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
             for folder in (self.run_dir / PICTURES).glob("*-*"):
@@ -198,12 +198,12 @@ class SampleStore:
         where = " AND ".join(["1", *given])
         chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
         values = (*given.values(), limit, offset)
-        with explained(self.run_dir), self._transaction("DEFERRED"):
+        with explained(self.run_dir), transaction(self._database, "DEFERRED"):
             columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
             rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
-            join = f"SELECT sample_id, name, raw FROM rewards JOIN (SELECT id {chosen}) ON sample_id = id"
-            for number, name, raw in self._database.execute(join, values):
+            join = f"SELECT sample_id, name, raw FROM {reward_rows(self._database)} JOIN (SELECT id {chosen})"
+            for number, name, raw in self._database.execute(f"{join} ON sample_id = id ORDER BY name", values):
                 rewards[number][name] = raw
             notes: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
             for number, name, note in notes_of(self._database, f"SELECT id FROM (SELECT id {chosen})", values):
@@ -239,26 +239,14 @@ class SampleStore:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _transaction(self, kind: str) -> Iterator[None]:
-        self._database.execute(f"BEGIN {kind}")
-        try:
-            yield
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
-
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)
         if sample.picture is None and sample.small is None:
             return None
         (self.run_dir / file).parent.mkdir(parents=True, exist_ok=True)
         if sample.picture is None:
-            temporary = (self.run_dir / file).with_suffix(".tmp")
-            temporary.write_bytes(sample.small or b"")
-            os.replace(temporary, self.run_dir / file)
+            with replacing(self.run_dir / file) as temporary:
+                temporary.write_bytes(sample.small or b"")
         else:
             save_media(sample.picture, self.run_dir / file, self.fps)
         return file

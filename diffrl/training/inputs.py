@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from diffrl.errors import ConfigError
 from diffrl.models.architecture import weights_of
 from diffrl.models.files import read_object
 from diffrl.records import Prompt
+from diffrl.training.own_code import code_of, own_components
 from reward_models.base import ScorerSpec
 from reward_models.registry import factory_of
-from reward_models.scoring.identity import content_mark, scorer_facts
+from reward_models.scoring.identity import BLOCK, content_mark, scorer_facts
 
 PACKAGE = "package "
 """What the names of packages begin with among a run's inputs."""
@@ -69,7 +70,8 @@ def digest_base(model: ModelSettings) -> Inputs:
         model: names the pipeline.
 
     Returns:
-        "model.path/PART" -> digest; nothing of a pipeline that is not on this machine.
+        "model.path/PART" -> digest, and "model.path/PART inside" of its tensors' middles and ends; nothing of a
+        pipeline that is not on this machine.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -81,6 +83,10 @@ def digest_base(model: ModelSettings) -> Inputs:
     parts = sorted(name for name in index if not name.startswith("_") and (folder / name).is_dir())
     files = {part: _part_files(folder / part, model.variant) for part in parts}
     digests = {part: _digest([[file.name, _marked(file)] for file in files[part]]) for part in parts}
+    for part in parts:
+        large = [one for one in files[part] if one.suffix == ".safetensors" and one.stat().st_size > BLOCK]
+        if large:
+            digests[f"{part} inside"] = _digest([[file.name, _marked(file, inside=True)] for file in large])
     kept = {key: value for key, value in index.items() if key not in ("_diffusers_version", "_name_or_path")}
     return {f"model.path/{part}": value for part, value in {**digests, "model_index.json": _digest(kept)}.items()}
 
@@ -99,7 +105,25 @@ def digest_rewards(where: str, rewards: Sequence[RewardSettings], specs: Sequenc
     facts = [_reward_facts(reward, specs[i] if specs else None) for i, reward in enumerate(rewards)]
     for one in facts:
         del one["packages"]
-    return {f"{where}.{reward.key}": _digest(one) for reward, one in zip(rewards, facts, strict=True)}
+    digests = {f"{where}.{reward.key}": _digest(one) for reward, one in zip(rewards, facts, strict=True)}
+    own = {f"{where}.{reward.key} code": reward.name for reward in rewards if ":" in reward.name}
+    return {**digests, **_digest_code(own)}
+
+
+def digest_own(config: Config) -> Inputs:
+    """Digest the code of the objective, credit rule, selection and dynamics that are the user's own.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    return _digest_code(own_components(config))
+
+
+def _digest_code(names: Mapping[str, str]) -> Inputs:
+    try:
+        return {key: _digest(code) for key, name in names.items() if (code := code_of(name))}
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"Code of {', '.join(names.values())} cannot be read: {error}. Put it back.") from error
 
 
 def digest_named(config: Config) -> Inputs:
@@ -113,6 +137,7 @@ def digest_named(config: Config) -> Inputs:
         "prompts.train": digest_prompts(load_prompts(config.prompts.train)),
         "prompts.eval": digest_prompts(held_out),
         **digest_base(config.model),
+        **digest_own(config),
         **digest_rewards("rewards", config.rewards),
         **digest_rewards("eval.rewards", config.eval.rewards),
     }
@@ -154,9 +179,9 @@ def _part_files(folder: Path, variant: str | None) -> list[Path]:
     return weights + [f for f in files if f.suffix in SETTINGS and not f.name.endswith(".index.json")]
 
 
-def _marked(file: Path) -> str:
+def _marked(file: Path, inside: bool = False) -> str:
     try:
-        return content_mark(file)
+        return content_mark(file, inside)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}. Put it back.") from error
 

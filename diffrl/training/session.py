@@ -39,7 +39,7 @@ from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
-from diffrl.training.inputs import Inputs, digest_base, digest_packages, digest_prompts, digest_rewards
+from diffrl.training.inputs import Inputs, digest_base, digest_own, digest_packages, digest_prompts, digest_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.prompt_report import add_encoders, report_prompts
@@ -107,6 +107,7 @@ class Session:
             "prompts.train": digest_prompts(self.prompts),
             "prompts.eval": digest_prompts(self.eval_prompts),
             **digest_base(c.model),
+            **digest_own(c),
             **digest_rewards("rewards", c.rewards, [one.scorer.spec for one in self.scorers]),
             **digest_rewards("eval.rewards", c.eval.rewards, [one.scorer.spec for one in self.eval_scorers]),
             **digest_packages(),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffrl.data.sources import read_source
 from diffrl.errors import DiffrlError
-from diffrl.files import discard
+from diffrl.files import discard, replacing
 from diffrl.trees.illustrations import FRAMES, illustration
 from diffrl.trees.read import NAME
 from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
@@ -92,9 +92,8 @@ def keep_source(path: str, file: Path) -> None:
     """
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        half = file.with_name(f".half-{file.name}")
-        save_illustration(illustration(read_source(path)), half, fps=1.0)
-        os.replace(half, file)
+        with replacing(file) as half:
+            save_illustration(illustration(read_source(path)), half, fps=1.0)
 
 
 def drop_trees(run_dir: Path, first: int) -> None:

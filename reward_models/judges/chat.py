@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import email.utils
 import json
 import math
 import os
@@ -205,7 +204,7 @@ class ChatClient:
                 problem = self._clean(f"{base} answered {status}{_reason(status, answer.body)}")
                 if status not in (408, 429) and status < 500:
                     raise AnswerError(problem)
-                wait = max(wait, _asked_wait(answer.headers.get("Retry-After", "")))
+                wait = max(wait, answer.retry_after)
             batch.problems[number] = problem
             if attempt < attempts - 1:
                 wait = min(wait, LONGEST_WAIT)
@@ -287,15 +286,3 @@ def _reason(status: int, content: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         text = content[:400].decode(errors="replace")
     return f" {shortened(str(text))}" if text else ""
-
-
-def _asked_wait(header: str) -> float:
-    """Seconds of a Retry-After header, which holds seconds or a date; 0 where it holds neither."""
-    try:
-        return float(header)
-    except ValueError:
-        pass
-    try:
-        return email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-    except (TypeError, ValueError):
-        return 0.0

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from reward_models.errors import RewardError
-from reward_models.stores import BUSY_SECONDS, GuardedConnection, describe_failure, require_tables
+from reward_models.stores import describe_failure, open_to_write, require_tables, transaction
 
 SCHEMA_VERSION = 2
 SCHEMA = """
@@ -75,23 +75,15 @@ class ScoreCache:
         with self._explained():
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(
-                path or ":memory:",
-                timeout=BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-                factory=GuardedConnection,
-            )
+            self._database = open_to_write(path, check_same_thread=False)
             try:
-                self._prepare()
+                with transaction(self._database):
+                    self._prepare()
             except BaseException:
                 self._database.close()
                 raise
 
     def _prepare(self) -> None:
-        self._database.execute("PRAGMA journal_mode = WAL").fetchall()
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.execute("BEGIN IMMEDIATE")
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if version == 0 and tables == 0:
@@ -107,7 +99,6 @@ class ScoreCache:
                 f"{self.path} is no cache of scores that this version reads. Give another file to --cache, or "
                 "--no-cache."
             )
-        self._database.execute("COMMIT")
 
     def get(self, key: str) -> Score | None:
         """Return a known score; a row that holds none, as after damage, is not known."""
@@ -118,14 +109,8 @@ class ScoreCache:
     def put(self, reward: str, scores: Sequence[tuple[str, Score]]) -> None:
         """Keep scores by key, all or none; those that failed are left out."""
         rows = [(key, reward, score.raw, _json(score.parts), score.note) for key, score in scores if score.ok]
-        with self._lock, self._explained():
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+        with self._lock, self._explained(), transaction(self._database):
+            self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""

@@ -96,24 +96,28 @@ def scorer_facts(
     }
 
 
-def content_mark(file: Path) -> str:
+def content_mark(file: Path, inside: bool = False) -> str:
     """Tell what is in a file, whatever its name, place and time: its size, and the SHA-256 of a part of it.
 
     Of safetensors that is the header and the first 4 KiB of every tensor, of other files beyond 1 MiB 64 blocks evenly
     apart, and of small ones all. So 50 GB take a second; what changes elsewhere within a tensor alone is not seen.
+
+    Args:
+        file: to be read.
+        inside: of large safetensors the header and 4 KiB in the middle and at the end of every tensor instead.
 
     Raises:
         OSError: it cannot be read.
     """
     digest, size = hashlib.sha256(), file.stat().st_size
     with file.open("rb") as stream:
-        for start, length in _parts(stream, size, file.suffix == ".safetensors"):
+        for start, length in _parts(stream, size, file.suffix == ".safetensors", inside):
             stream.seek(start)
             digest.update(stream.read(length))
     return f"{size} {digest.hexdigest()}"
 
 
-def _parts(stream: IO[bytes], size: int, tensors: bool) -> list[tuple[int, int]]:
+def _parts(stream: IO[bytes], size: int, tensors: bool, inside: bool) -> list[tuple[int, int]]:
     """Where the parts of a file begin that stand for all of it, and their lengths in bytes."""
     if size <= BLOCK:
         return [(0, size)]
@@ -122,7 +126,12 @@ def _parts(stream: IO[bytes], size: int, tensors: bool) -> list[tuple[int, int]]
         length = 8 + int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length - 8)) if tensors and length < size else {}
         ends = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-        return [(0, length), *((length + a, min(b - a, 4096)) for a, b in sorted(ends))] if ends else spread
+        if not ends:
+            return spread
+        starts = [(a, b) for a, b in sorted(ends)]
+        if inside:
+            starts = [(max(a, at), b) for a, b in starts for at in ((a + b) // 2 - 2048, b - 4096)]
+        return [(0, length), *((length + start, min(b - start, 4096)) for start, b in starts)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # whoever loads it says so
         return spread
 

@@ -20,7 +20,9 @@ from reward_models.stores import describe_failure, open_to_read, require_tables
 from reward_models.text.reading import Unreadable, require_file
 from reward_models.webp import is_lossless
 
-INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
+INDEX, PICTURES = "samples.sqlite", "samples"
+SCHEMA_VERSIONS = 1, 2
+"""They differ in how rewards are kept, which are not read here."""
 NO_PICTURE = "stored without an image"
 SMALL = "kept as small images to be looked at"
 CHANGED = "kept for how much their score changed"
@@ -51,10 +53,8 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
     index = run / INDEX
     with _opened(index) as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            raise RewardError(
-                f"{index} has schema {version}, this version reads {SCHEMA_VERSION}. Use matching versions."
-            )
+        if version not in SCHEMA_VERSIONS:
+            raise RewardError(f"{index} has schema {version}, this version reads 1 and 2. Use matching versions.")
         require_tables(database)
         where: list[str] = ["1"]
         values: list[Any] = []

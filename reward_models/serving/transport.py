@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import re
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
@@ -52,9 +54,15 @@ class Answer:
 
     @property
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; 0 if it does not say, or gives a date."""
+        """Seconds that the server asks to wait: a number, or a date by the server's own clock; 0 if it does not say."""
         text = self.headers.get("Retry-After", "").strip()
-        return float(text) if text.isdecimal() and len(text) < 7 else 0.0
+        if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+            return float(text)
+        try:
+            until, sent = (parsedate_to_datetime(self.headers.get(name, "")) for name in ("Retry-After", "Date"))
+            return max(0.0, (until - sent).total_seconds())
+        except (TypeError, ValueError):  # no date, or one of them without a zone
+            return 0.0
 
 
 class Client:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
 from diffrl.training.session import open_session
+from reward_models.stores import open_to_read
 
 DRAWN = ("explore", "rollout", "values")
 """Phases in which the network runs forward; each counts its evaluations under its own name."""
@@ -64,6 +65,13 @@ def stored_bytes(iteration: Iteration) -> int:
     return sum({column.untyped_storage().data_ptr(): column.untyped_storage().nbytes() for column in columns}.values())
 
 
+def index_bytes(run: Path) -> int:
+    """Of a run's index of samples, what is in its log included."""
+    with closing(open_to_read(run / "samples.sqlite")) as database:
+        pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return pages * size
+
+
 def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[str, dict[str, float]]:
     """Of a configuration, after one iteration to warm up: rows of numbers, by what they are about.
 
@@ -102,6 +110,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         run.cost.begin(trainer.counts())
         iterate()
         best, before = matmul_rate(), dict(session.meter.evaluations)
+        stored_before = index_bytes(Path(folder))
         clock.seconds, clock.cpu_seconds = {}, {}
         wall, cpu, done = 0.0, 0.0, None
         for _ in range(iterations):
@@ -109,7 +118,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
             start, cpu_start = time.perf_counter(), time.process_time()
             done = iterate()
             wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - cpu_start
-        rate = max(best, matmul_rate())
+        rate, written = max(best, matmul_rate()), index_bytes(Path(folder)) - stored_before
         journal.close()
         counts = {name: count - before[name] for name, count in session.meter.evaluations.items()}
     seconds = {
@@ -123,6 +132,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         | ({"share": operations[phase] / c / rate} if operations.get(phase) and c else {})
         for phase, (c, w) in seconds.items()
     }
+    rows["journal"]["bytes of samples.sqlite"] = written / iterations
     rollout, stored = done.samples.rollout, stored_bytes(done)
     steps = len(rollout.edges.step.unique())
     each, latent = stored / max(1, len(rollout) * steps), 4 * rollout.latents[0].numel()

@@ -11,6 +11,8 @@ import torch
 from diffrl.tracking.store import SampleStore, StoredSample
 
 PROMPTS = ("a red circle above a blue square", "two green triangles", "a yellow square left of a purple circle")
+REWARDS = "(SELECT sample_id, name, raw FROM rewards JOIN reward_names ON names = number)"
+"""Of an index, for oracles that read its tables."""
 CONFIG = """run: {name: made, dir: runs, seed: 0, iterations: 4}
 model: {family: sd3, path: assets/tiny-sd3}
 rewards: [{name: shapes, weight: 1.0}]

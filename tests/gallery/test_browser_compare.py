@@ -17,7 +17,7 @@ from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
 from diffrl.tracking.store import SampleStore
 from reward_models.media import to_pil
-from tests.gallery.made import PROMPTS, eval_sample, flat, make_run
+from tests.gallery.made import PROMPTS, REWARDS, eval_sample, flat, make_run
 from tests.patience import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -145,7 +145,7 @@ def test_the_form_filters_sorts_and_changes_columns(page, served, made):
     page.wait_for_url("**low=0%2C95**")
     values = [float(text) for text in page.locator(".cell:last-child .value").all_inner_texts()]
     with sqlite3.connect(made / "samples.sqlite") as database:
-        query = "SELECT count(*) FROM samples JOIN rewards ON sample_id = id WHERE stage = 'eval' AND iteration = 4"
+        query = f"SELECT count(*) FROM samples JOIN {REWARDS} ON sample_id = id WHERE stage = 'eval' AND iteration = 4"
         (expected,) = database.execute(f"{query} AND name = 'shapes' AND raw >= 0.95").fetchone()
     assert 0 < len(values) == expected < 6 and min(values) >= 0.95
 

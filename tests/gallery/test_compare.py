@@ -21,7 +21,7 @@ from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
 from diffrl.tracking.store import SampleStore, StoredSample
 from reward_models.media import to_pil
-from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run
+from tests.gallery.made import PROMPTS, REWARDS, add_evaluation, eval_sample, flat, make_run
 
 HOSTILE = ("<script>alert(1)</script>", "\"' onload='x' & <b>", "x" * 10_000, "שלום עולם ‮abc", "🟥 left of 🔵", "")
 
@@ -48,7 +48,7 @@ def stored(run, iteration, name):
         return {
             (prompt, group, root): raw
             for prompt, group, root, raw in database.execute(
-                "SELECT prompt, group_id, root, raw FROM samples JOIN rewards ON sample_id = id "
+                f"SELECT prompt, group_id, root, raw FROM samples JOIN {REWARDS} ON sample_id = id "
                 "WHERE stage = 'eval' AND iteration = ? AND name = ?",
                 (iteration, name),
             )

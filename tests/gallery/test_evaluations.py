@@ -14,7 +14,7 @@ from diffrl.gallery.export import export_site
 from diffrl.gallery.site import BLOCK
 from diffrl.gallery.sources import find_sources
 from diffrl.tracking.store import SampleStore
-from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, keep_columns, make_run
+from tests.gallery.made import PROMPTS, REWARDS, add_evaluation, eval_sample, flat, keep_columns, make_run
 
 
 def table(run):
@@ -23,7 +23,7 @@ def table(run):
         samples = database.execute(
             "SELECT id, iteration, prompt, group_id, root, total FROM samples WHERE stage = 'eval'"
         ).fetchall()
-        raw = database.execute("SELECT sample_id, name, raw FROM rewards").fetchall()
+        raw = database.execute(f"SELECT sample_id, name, raw FROM {REWARDS}").fetchall()
     found = {row[0]: {"iteration": row[1], "sample": row[2:5], "values": {"total": row[5]}} for row in samples}
     for number, name, value in raw:
         if number in found:

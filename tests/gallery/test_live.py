@@ -84,6 +84,26 @@ def test_whether_a_run_goes_on_is_said_alike_everywhere(client_of, tmp_path, mon
     assert told() == (False, "finished")
 
 
+def test_a_run_of_another_clock_runs_while_it_is_seen_to_change(client_of, tmp_path, monkeypatch):
+    """On a shared disk its lock may not be seen, and its files carry the time of the machine that writes them."""
+    run = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
+    client, clock = client_of(run), [100.0]
+    monkeypatch.setattr("diffrl.gallery.progress.time.monotonic", lambda: clock[0])
+    ahead = time.time() + 7200
+
+    def running(later):
+        clock[0] += later
+        return client.get("/state").json()["made"]["running"]
+
+    for path in run.rglob("*"):
+        os.utime(path, (ahead, ahead))
+    assert not running(1)
+    os.utime(run / "metrics.jsonl", (ahead + 5, ahead + 5))
+    assert running(1) and running(progress.FRESH - 10) and not running(20)
+    os.utime(run / "metrics.jsonl", (10**11, 10**11))
+    assert running(1) and client.get("/run?run=made").status_code == 200
+
+
 def test_version_changes_with_every_kind_of_news_and_only_then(client_of, tmp_path):
     run = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
     client = client_of(run)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -22,12 +23,14 @@ from diffrl.run.inputs import require_alike_on_ranks, warn_of_inputs
 from diffrl.run.lifecycle import resume, train
 from diffrl.run.summary import write_before_after
 from diffrl.training.inputs import digest_base, digest_named, digest_prompts
+from diffrl.training.own_code import code_of
 from reward_models.scoring.identity import content_mark
 from tests.training.harness import go_on, settings, start
 
 QUIET = Console(quiet=True)
 TWO, OTHERS = "a red circle\na blue square\n", "two green stars\na white ring\n"
 REWARD = """
+import own_scale
 from reward_models import RewardOutput, ScorerSpec
 import torch
 
@@ -42,6 +45,7 @@ class Bright:
 
 
 def own_reward(folder, sign):
+    (folder / "own_scale.py").touch()
     (folder / "own_bright.py").write_text(REWARD.replace("SIGN", str(sign)))
     sys.modules.pop("own_bright", None)
 
@@ -75,6 +79,7 @@ def change_weight(folder):
 CHANGES = {
     "prompts.train": lambda folder: (folder / "p.txt").write_text(OTHERS),
     "model.path/transformer": lambda folder: change_weight(folder / "base"),
+    "rewards.bright code": lambda folder: (folder / "own_scale.py").write_text("# other"),
     "rewards.bright": lambda folder: own_reward(folder, -1),
 }
 
@@ -111,13 +116,11 @@ def test_a_pipeline_elsewhere_with_other_times_is_the_same(random_sd3, tmp_path)
     assert bases[0] == bases[1] and len(bases[0]) > 3
     change_weight(tmp_path / "copy")
     assert [k for k, v in digest_base(make_config(settings(tmp_path / "copy", tmp_path)).model).items()
-            if v != bases[0][k]] == ["model.path/transformer"]  # fmt: skip
+            if v != bases[0][k]] == ["model.path/transformer", "model.path/transformer inside"]  # fmt: skip
 
 
 def test_large_files_are_read_in_part_and_every_tensor_is_seen(tmp_path):
     """A first value of any tensor counts; of 16 MB less than a tenth is read."""
-    import torch
-
     path, tensors = tmp_path / "w.safetensors", {f"t{i}": torch.zeros(500_000) for i in range(8)}
     save_file(tensors, path)
     marks = {content_mark(path)}
@@ -129,6 +132,43 @@ def test_large_files_are_read_in_part_and_every_tensor_is_seen(tmp_path):
         file.seek(-1_000_000, os.SEEK_END)
         file.write(b"\1")
     assert content_mark(path) in marks
+
+
+def test_the_middle_and_the_end_of_every_tensor_are_seen_too(random_sd3, tmp_path):
+    shutil.copytree(random_sd3, tmp_path / "base")
+    model = make_config(settings(tmp_path / "base", tmp_path)).model
+    path = next((tmp_path / "base" / "transformer").glob("*.safetensors"))
+    large, seen = {f"t{i}": torch.zeros(500_000) for i in range(3)}, []
+    for name, at in [(None, 0), *((name, at) for name in large for at in (250_000, 499_999))]:
+        changed = {**large} if name is None else {**large, name: large[name].index_fill(0, torch.tensor([at]), 1.0)}
+        save_file(changed, path)
+        seen.append(digest_base(model))
+    assert len({tuple(sorted(one.items())) for one in seen}) == len(seen)
+    assert all(set(one) == set(seen[0]) for one in seen) and len({one["model.path/transformer"] for one in seen}) == 1
+
+
+def test_own_code_counts_with_what_it_imports_from_the_same_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_kit").mkdir()
+    files = {
+        "own_part.py": "import json\nfrom own_kit import deep\n\ndef late():\n    import own_late\n",
+        "own_kit/__init__.py": "",
+        "own_kit/deep.py": "from . import deeper\n",
+        "own_kit/deeper.py": "import own_part\n",
+        "own_late.py": "",
+    }
+    for name, text in {**files, "own_other.py": "", "json.py": "raise SystemExit"}.items():
+        (tmp_path / name).write_text(text)
+    try:
+        before = code_of("own_part:Mine")
+        assert set(before) == {*files, "json.py"}
+        for name in (*files, "own_other.py"):
+            (tmp_path / name).write_text(files.get(name, "") + "# other\n")
+            assert (code_of("own_part:Mine") != before) == (name in files)
+            before = code_of("own_part:Mine")
+    finally:
+        for name in [name for name in sys.modules if name.startswith("own_")]:
+            del sys.modules[name]
 
 
 def test_prompts_count_with_order_metadata_and_the_images_that_they_edit(tmp_path):
@@ -148,8 +188,6 @@ def test_embedded_prompts_have_a_digest(random_sd3, tmp_path):
 
 
 def test_what_is_made_of_a_run_names_another_base(data, tmp_path):
-    import torch
-
     run, _ = start(data)
     assert not load_aligned(run, torch.device("cpu")).messages
     change_weight(tmp_path / "base")

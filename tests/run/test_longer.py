@@ -1,6 +1,7 @@
 """A run that goes on beyond its end trains what the longer run would have trained, and loses nothing on the way."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import diffrl.run.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.config import load_config
+from diffrl.run import finishing
 from diffrl.run.longer import is_complete
 from diffrl.run.summary import unplanned_evaluations
 from diffrl.training.loop import Trainer
@@ -166,6 +168,22 @@ UNFINISHED = {
     "no rows": lambda run: (run / "metrics.jsonl").write_text(""),
     "a summary of another end": lambda run: (run / "summary.json").write_text('{"iterations": 2}'),
 }
+
+
+def test_whether_a_run_is_finished_does_not_hang_on_the_times_of_its_files(run, monkeypatch):
+    """A copy has other times, and by a clock that went back the report, which is written last, is the older file."""
+    config = load_config(run / "config.yaml")
+    os.utime(run / "report.html", (1e9, 1e9))
+    assert is_complete(run, config)
+    (run / "rewards.json").unlink()
+
+    def die(*_):
+        raise Crash
+
+    monkeypatch.setattr(finishing, "print_summary", die)  # between the summary and the report
+    with pytest.raises(Crash):
+        go_on(run)
+    assert (run / "summary.json").is_file() and (run / "rewards.json").is_file() and not is_complete(run, config)
 
 
 @pytest.mark.parametrize("what", UNFINISHED)

@@ -3,6 +3,7 @@
 import sqlite3
 import struct
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -22,6 +23,11 @@ FOREIGN = {
     "trigger": "CREATE TRIGGER theirs AFTER INSERT ON {0} BEGIN DELETE FROM {0}; END",
     "table": "CREATE VIRTUAL TABLE theirs USING fts5(words)",
     "generated column": "ALTER TABLE {0} ADD COLUMN theirs GENERATED ALWAYS AS (length(hex(zeroblob(100000000))))",
+    "rule of writing": "CREATE TABLE theirs (x CHECK (length(hex(zeroblob(100000000))) > 0))",
+    "rule of writing 2": "CREATE TABLE theirs (x UNIQUE ON CONFLICT REPLACE)",
+    "rule of writing 3": "CREATE TABLE theirs (x DEFAULT (hex(zeroblob(100000000))))",
+    "computed index": "CREATE INDEX theirs ON {0} (hex(zeroblob(length(typeof(1)))))",
+    "computed index 2": "CREATE INDEX theirs ON {0} (typeof(1)) WHERE 'a' LIKE '%a%a%a%a%'",
 }
 ROW = {"stage": "eval", "iteration": 1, "group_id": 0, "root": 0, "path": "", "seed": 0, "prompt": "a cat"}
 ROW |= {"metadata": "{}", "picture": "samples/eval-000001/0-0.webp", "exact": 1, "representative": 1}
@@ -39,11 +45,12 @@ def made(folder, *rows, more=""):
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_with_more_than_plain_tables_is_refused_before_it_is_read(tmp_path, kind):
+def test_a_file_with_more_than_plain_tables_is_refused_before_it_is_read_or_written(tmp_path, kind):
     made(tmp_path, more=FOREIGN[kind].format("samples"))
-    refused = f"holds the {kind} '.*', where only plain tables are read"
-    with pytest.raises(DiffrlError, match=refused):
-        connect(tmp_path, readonly=True).close()
+    refused = f"holds the {kind.rstrip(' 23')} '.*', where only plain tables are read"
+    for readonly in (True, False):
+        with pytest.raises(DiffrlError, match=refused):
+            connect(tmp_path, readonly).close()
     with pytest.raises(RewardError, match=refused):
         samples_of_run(tmp_path, None, (), Counter())
     with sqlite3.connect(tmp_path / "scores") as database:
@@ -86,6 +93,18 @@ def test_a_question_that_would_not_end_is_ended(tmp_path, monkeypatch):
         store.read()
     with pytest.raises(RewardError, match=ended):
         samples_of_run(tmp_path, None, (), Counter())
+    with SampleStore(tmp_path) as store, pytest.raises(DiffrlError, match=ended):
+        store.lost_pictures(2)  # as a run asks that is resumed
+
+
+def test_a_transaction_that_fails_as_it_is_committed_leaves_none_open(tmp_path):
+    with closing(stores.open_to_write(tmp_path / "a")) as database:
+        database.execute("CREATE TABLE one (x INTEGER PRIMARY KEY)")
+        database.execute("CREATE TABLE other (x REFERENCES one (x) DEFERRABLE INITIALLY DEFERRED)")
+        with pytest.raises(sqlite3.IntegrityError), stores.transaction(database):
+            database.execute("INSERT INTO other VALUES (1)")
+        with stores.transaction(database):
+            assert database.execute("SELECT count(*) FROM other").fetchone() == (0,)
 
 
 def test_each_question_has_the_whole_limit(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@ import multiprocessing
 import random
 import sqlite3
 import threading
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from diffrl.errors import DiffrlError
+from diffrl.gallery.records import State
+from diffrl.gallery.runs import RunSource
 from diffrl.tracking.store import INDEX, SampleStore, StoredSample
+from reward_models.scoring.runs import samples_of_run
 
 
 def picture(seed=0, height=32, width=29):
@@ -289,11 +293,28 @@ def test_an_iteration_writes_as_many_pages_however_long_the_run_is(tmp_path):
     assert sum(written[50:60]) <= 1.2 * sum(written[5:15])
 
 
+BY_NAME = """
+DROP TABLE rewards;
+DROP TABLE IF EXISTS reward_names;
+CREATE TABLE rewards (
+    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    raw REAL,
+    PRIMARY KEY (sample_id, name)
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+"""A row a name, as indexes of older runs have it."""
+
+
 def test_indexes_of_older_runs_that_nobody_reads_go_once_the_run_goes_on(tmp_path):
     with SampleStore(tmp_path) as store:
         store.write([sample(rewards={"shapes": 0.5})])
         before = store.read()
     with closing(sqlite3.connect(tmp_path / INDEX)) as older:
+        older.executescript(BY_NAME)
+        older.execute("INSERT INTO rewards VALUES (1, 'shapes', 0.5)")
+        older.commit()
         older.execute("CREATE INDEX rewards_by_value ON rewards (name, raw)")
         older.execute("CREATE INDEX samples_by_prompt ON samples (prompt, seed)")
     with SampleStore.open_readonly(tmp_path) as store:
@@ -302,3 +323,57 @@ def test_indexes_of_older_runs_that_nobody_reads_go_once_the_run_goes_on(tmp_pat
         assert store.read() == before
     with closing(sqlite3.connect(tmp_path / INDEX)) as now:
         assert not now.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
+
+
+def some_rewards(rng):
+    """Rewards whose parts are often equal, by chance or because two scorers report the same."""
+    values = (0.0, 1.0, 0.25, None)
+    names = [f"{reward}{part}" for reward in "abc" for part in ("", "/colour", "/count", "/a/b")]
+    return {name: rng.choice(values) for name in names if rng.random() < 0.7}
+
+
+def test_equal_parts_of_several_rewards_are_one_row_and_come_back_under_each_name(tmp_path):
+    rng = random.Random(3)
+    with SampleStore(tmp_path) as store:
+        for iteration in range(5):
+            stored = [sample(iteration, root=root, rewards=some_rewards(rng)) for root in range(20)]
+            store.write([replace(one, rewards={"gone": 1.0}) for one in stored])
+            store.write(stored)
+            assert [one.rewards for one in store.read(iteration=iteration)] == [one.rewards for one in stored]
+        both = {f"{reward}/{part}": part / 8 for part in range(8) for reward in ("shapes", "shapes_strict")}
+        store.write([sample(9, rewards=both)])
+    with closing(sqlite3.connect(tmp_path / INDEX)) as database:
+        last = "SELECT count(*) FROM rewards JOIN samples ON sample_id = id WHERE iteration = 9"
+        assert database.execute(last).fetchone() == (8,)
+
+
+def test_rewards_of_an_older_run_read_alike_before_and_after_it_goes_on(tmp_path):
+    def seen():
+        with SampleStore.open_readonly(tmp_path) as store:
+            samples = store.read()
+        source, state = RunSource("run", tmp_path), State("train", 0)
+        names = source.reward_names(state)
+        columns = {name: [brief.value for brief in source.briefs(state, name)] for name in names}
+        cards = source.samples(state, [brief.id for brief in source.briefs(state, None)])
+        items = samples_of_run(tmp_path, None, (), Counter())
+        return samples, names, columns, [card.rewards for card in cards], [item.sample for item in items]
+
+    rng = random.Random(4)
+    stored = [sample(root=root, rewards=some_rewards(rng), picture=picture()) for root in range(20)]
+    with SampleStore(tmp_path) as store:
+        store.write(stored)
+    rows = [(number, *pair) for number, one in enumerate(stored, 1) for pair in one.rewards.items()]
+    with closing(sqlite3.connect(tmp_path / INDEX)) as older:
+        older.executescript(BY_NAME)
+        older.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rows)
+        older.commit()
+    before = seen()
+    assert [one.rewards for one in before[0]] == [one.rewards for one in stored] == before[3]
+    assert before[2]["b/count"] == [one.rewards.get("b/count") for one in stored] and len(before[4]) == 20
+    with SampleStore(tmp_path) as store:  # as a run does that is resumed
+        assert seen() == before
+        store.write([sample(1, rewards={"a": 1.0})])
+        store.truncate_after(0, ["train"])
+    assert seen() == before
+    with closing(sqlite3.connect(tmp_path / INDEX)) as now:
+        assert now.execute("SELECT count(*) FROM rewards").fetchone() < (len(rows),)

@@ -139,4 +139,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    """Write a time of the calendar; "" of one beyond it, as a clock gone wrong leaves on files."""
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return ""
