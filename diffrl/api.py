@@ -120,6 +120,7 @@ def generate(
     device: str = "auto",
     family: str | None = None,
     dtype: str = "float32",
+    variant: str | None = None,
     height: int | None = None,
     width: int | None = None,
     frames: int | None = None,
@@ -143,6 +144,7 @@ def generate(
         device: auto, cpu or cuda.
         family: of a pipeline; None = what its class says.
         dtype: of a pipeline, float32 or bfloat16.
+        variant: of a pipeline's files of weights, such as fp16; None = the plain ones.
         height: in pixels, of a pipeline's images; None = its own.
         width: in pixels, likewise.
         frames: of a pipeline's videos; None = its own.
@@ -178,6 +180,7 @@ def generate(
         guidance_scale=guidance_scale,
         device=device,
         dtype=dtype,
+        variant=variant,
         height=height,
         width=width,
         frames=frames,

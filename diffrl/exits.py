@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,36 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 INTACT = "What was saved before is intact."
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: what Ctrl-C would leave in order is left so."""
+
+    number = signal.SIGTERM
+
+
+@contextmanager
+def termination_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM interrupts as Ctrl-C does; Python gives signals to the main thread alone.
+
+    In a forked process it does what it did before.
+    """
+    owner = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() == owner:
+            raise Terminated
+        signal.signal(number, before)
+        signal.raise_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
     """Whatever a user can mend becomes a message and an exit code; what is a bug goes through.
@@ -31,7 +63,8 @@ def errors_as_messages() -> Iterator[None]:
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
-        yield
+        with termination_interrupts():
+            yield
     except (DiffrlError, RewardError) as error:
         _fail(str(error), error.exit_code, rank, shared=isinstance(error, SHARED))
     except (MemoryError, RuntimeError, OSError) as error:
@@ -46,8 +79,8 @@ def errors_as_messages() -> Iterator[None]:
         if error.filename is None:  # not about a file: a bug of ours, or of the network
             raise
         _fail(f"{error.strerror}: {error.filename}. Check that it is a place you may write to.", 2, rank)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as error:
+        raise SystemExit(128 + getattr(error, "number", signal.SIGINT)) from None
 
 
 def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,6 +77,25 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file, or all files below a folder, the mode of new ones; safetensors writes for the owner alone.
+
+    Raises:
+        OSError: nothing can be written there, or a file is another user's.
+    """
+    # `os.umask` tells the mask by changing it, for all threads; a new file has it.
+    probe = (path if path.is_dir() else path.parent) / ".mode.tmp"
+    probe.unlink(missing_ok=True)
+    probe.touch()
+    try:
+        mode = stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        probe.unlink()
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
 
 
 def open_database(path: Path, readonly: bool = False) -> sqlite3.Connection:

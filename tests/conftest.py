@@ -44,23 +44,37 @@ def read_once() -> Iterator[Callable[[Path], Path]]:
     """Folders of pipelines that no test changes: they are read from disk once, and every further load is a copy."""
     from diffusers import DiffusionPipeline
 
+    from diffrl.models import networks
+
     folders, loaded, read = set[str](), dict[Any, Any](), DiffusionPipeline.__dict__["from_pretrained"]
+    parts, read_parts = dict[Any, Any](), networks.load_networks
 
     def from_pretrained(cls: type, path: Any, **options: Any) -> Any:
         if str(path) not in folders:
             return read.__func__(cls, path, **options)
-        key = (cls, str(path), repr(options))
+        kept = [options[name] for name in sorted(options) if options[name] is not parts.get(id(options[name]))]
+        key = (cls, str(path), *sorted(options), repr(kept))
         if key not in loaded:
             loaded[key] = read.__func__(cls, path, **options)
         return copy.deepcopy(loaded[key])
+
+    def load_networks(folder: Path, *arguments: Any) -> Any:
+        if str(folder) not in folders:
+            return read_parts(folder, *arguments)
+        key = (str(folder), *map(str, arguments))
+        if key not in loaded:
+            loaded[key] = read_parts(folder, *arguments)
+            parts.update({id(part): part for part in loaded[key].values()})
+        return loaded[key]
 
     def remember(folder: Path) -> Path:
         folders.add(str(folder))
         return folder
 
     DiffusionPipeline.from_pretrained = classmethod(from_pretrained)
+    networks.load_networks = load_networks
     yield remember
-    DiffusionPipeline.from_pretrained = read
+    DiffusionPipeline.from_pretrained, networks.load_networks = read, read_parts
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,10 @@ import yaml
 
 import diffrl
 from diffrl.cli import main
+from diffrl.exits import errors_as_messages
+from diffrl.export.pictures import write_sample
+from diffrl.records import Prompt
+from tests.patience import LONG
 
 RECIPES = Path(__file__).parents[1] / "configs"
 
@@ -250,7 +256,6 @@ def test_plan_needs_no_model_and_speaks_json(config_file, capsys):
         ("rewards.0.name=shaps", "shapes"),
         ("model.device=cuda", "CUDA"),
         ("run.iterations=0", "run.iterations"),
-        ("train.optimizer=adamw_8bit", "CUDA"),
         ("model.lora={rank: 2, targets: [to_nothing]}", "to_nothing"),
         ("model.height=33", "multiples"),
     ],
@@ -510,3 +515,45 @@ def pictures(pipeline) -> torch.Tensor:
     latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     options = {"num_inference_steps": 3, "guidance_scale": 1.0, "max_sequence_length": 1, "output_type": "latent"}
     return pipeline(["a red circle", "a blue square"], latents=latents, **options).images.detach()
+
+
+def test_a_termination_leaves_what_ctrl_c_leaves(monkeypatch):
+    """The command gets to its own end, exits with 143, and what SIGTERM did before it does again."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the command left SIGTERM to the system"))
+    try:
+        ends = []
+        with pytest.raises(SystemExit) as end, errors_as_messages():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except KeyboardInterrupt:
+                ends.append("what was made is listed")
+                raise
+        assert end.value.code == 128 + signal.SIGTERM and ends
+        with pytest.raises(SystemExit) as end, errors_as_messages():
+            raise KeyboardInterrupt
+        assert end.value.code == 128 + signal.SIGINT
+    finally:
+        assert signal.signal(signal.SIGTERM, before).__name__ == "<lambda>"
+
+
+def test_a_process_that_a_command_forks_is_ended_by_a_termination():
+    """A worker that is told to go must not take it for the command's own interruption."""
+    with errors_as_messages():
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(int(LONG))
+                while True:
+                    signal.pause()
+            finally:
+                os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+
+
+def test_a_sample_is_listed_as_soon_as_it_is_written(tmp_path):
+    """So that it is there too if the process is killed a moment later."""
+    with (tmp_path / "samples.jsonl").open("w") as index:
+        write_sample(tmp_path, index, torch.zeros(3, 5, 7, dtype=torch.uint8), Prompt("a"), 0, 0, 0, None)
+        assert json.loads((tmp_path / "samples.jsonl").read_text())["file"] == "0000-0.png"

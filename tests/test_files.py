@@ -2,11 +2,12 @@
 
 import os
 import sqlite3
+import stat
 
 import pytest
 
 from diffrl.errors import DiffrlError
-from diffrl.files import discard, open_database, replacing, write_json, write_text
+from diffrl.files import discard, follow_umask, open_database, replacing, write_json, write_text
 
 
 @pytest.mark.parametrize("fails", ["writing", "renaming"])
@@ -75,3 +76,19 @@ def test_a_link_is_discarded_and_not_what_it_points_to(tmp_path):
     assert os.listdir(tmp_path) == ["kept"]
     discard(tmp_path / "kept")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
+def test_files_get_the_mode_of_new_ones(tmp_path, mask, mode):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    for file in (tmp_path / "x", inner / "y"):
+        file.touch(mode=0o400)
+    before = os.umask(mask)
+    try:
+        follow_umask(tmp_path)
+        assert os.umask(mask) == mask  # threads write files meanwhile: it is never changed
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "x", inner / "y")} == {mode}
+    assert sorted(os.listdir(tmp_path)) == ["a", "x"]

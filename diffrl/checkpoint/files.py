@@ -30,7 +30,7 @@ from torch import Tensor
 
 from diffrl.checkpoint.split import PART, SplitTensors
 from diffrl.errors import CheckpointError
-from diffrl.files import discard, flush
+from diffrl.files import discard, flush, follow_umask
 
 Entry = Mapping[str, int | str]
 """What the manifest says of a file: its size in bytes and its sha256."""
@@ -96,7 +96,7 @@ def begin(final: Path) -> Path:
 def write_group(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, Entry]:
     """Write tensors into one safetensors file, onto the disk; its name and what the manifest says of it."""
     save_file({name: _plain_copy(tensor) for name, tensor in tensors.items()}, path)
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
+    follow_umask(path)
     flush(path)
     return path.name, _entry(path)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from diffrl.checkpoint.files import require_json
 from diffrl.distributed.sharding import dtype_of, read_like, shape_of
@@ -172,23 +173,21 @@ def _signature(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back what `load_state_dict` changed: it casts moments to their parameter's dtype and garbles strings."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    for parameter, index in zip(parameters, indices, strict=True):
-        if index in state["state"]:
-            optimizer.state[parameter] = _placed_like(state["state"][index], optimizer.state[parameter])
+    """Put back what `load_state_dict` changed: it casts moments to their parameter's dtype and garbles strings.
+
+    `state_dict` may arrange what the optimizer holds in another way (bitsandbytes does), but its leaves are the same
+    objects: each is put back where it is held.
+    """
+    loaded = optimizer.state_dict()["state"]  # as `state["state"]` is arranged
+    saved: dict[int, Any] = {}
+    tree_map(lambda value, cast: saved.setdefault(id(cast), _placed_like(value, cast)), state["state"], loaded)
+    for parameter, entry in optimizer.state.items():
+        optimizer.state[parameter] = tree_map(lambda cast: saved.get(id(cast), cast), entry)
 
 
 def _placed_like(value: Any, loaded: Any) -> Any:
-    """`value`, with its tensors on the devices that `load_state_dict` chose."""
-    if isinstance(value, Tensor):
-        return value.to(loaded.device)
-    if isinstance(value, dict):
-        return {key: _placed_like(entry, loaded[key]) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_placed_like(*pair) for pair in zip(value, loaded, strict=True))
-    return value
+    """`value`; a tensor on the device that `load_state_dict` chose."""
+    return value.to(loaded.device) if isinstance(value, Tensor) else value
 
 
 def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -11,6 +11,7 @@ from reward_models.own_modules import current_folder, leave_current_folder
 if sys.argv[:1] == ["-m"]:  # `python -m diffrl.cli` is being started, and nobody imports this for another purpose
     leave_current_folder()
 
+from diffrl.allocator import set_allocator  # noqa: E402
 from diffrl.cli import begin, results, scoring, studies, training  # noqa: E402, F401, I001 - commands in the order of --help
 from diffrl.cli.shared import app  # noqa: E402
 from reward_models.console import make_streams_last, output_required  # noqa: E402
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from diffrl.exits import errors_as_messages
 
     make_streams_last()
+    set_allocator()
     given = list(sys.argv[1:] if arguments is None else arguments)
     with errors_as_messages(), nullcontext() if given[:1] in LEAVE_FILES else output_required():
         current_folder()

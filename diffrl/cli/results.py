@@ -44,6 +44,10 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Of --model: float32 or bfloat16.")] = "float32",
+    variant: Annotated[
+        str | None,
+        typer.Option(help="Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any."),
+    ] = None,
     height: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
     width: Annotated[int | None, typer.Option(min=1, max=16383, help="In pixels, with --model.")] = None,
     frames: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a video, with --model.")] = None,
@@ -71,6 +75,7 @@ def generate(
         guidance_scale=guidance_scale,
         device=device,
         dtype=dtype,
+        variant=variant,
         height=height,
         width=width,
         frames=frames,

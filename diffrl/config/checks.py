@@ -244,15 +244,6 @@ def _warmup_ends(run: Any, train: TrainSettings) -> str | None:
     )
 
 
-def _optimizer_has_its_device(model: Any, train: TrainSettings) -> str | None:
-    if train.optimizer != "adamw_8bit" or model.device != "cpu":
-        return None
-    return (
-        "train.optimizer must be adamw on the CPU. Got optimizer=adamw_8bit, model.device=cpu. Set optimizer: adamw or "
-        "model.device: cuda."
-    )
-
-
 def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
 
     def counts(reward: RewardSettings, iteration: int) -> bool:
@@ -286,7 +277,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
     (("run", "train"), _warmup_ends),
-    (("model", "train"), _optimizer_has_its_device),
 )
 
 

@@ -97,6 +97,13 @@ class ModelSettings(Section):
         max_length=LONGEST_TEXT,
         description="Branch, tag or commit on the hub; null = the newest.",
     )
+    variant: str | None = Field(
+        None,
+        pattern=r"^\w+$",
+        max_length=LONGEST_TEXT,
+        description="Of the files of weights: fp16 reads *.fp16.safetensors in the parts that have them, and the plain "
+        "files of the others. null = the plain files.",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Of frozen weights and of network calls; trained weights are always float32."
     )

@@ -55,7 +55,7 @@ class PhaseClock:
         if self._cuda:
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not those of rewards, which are computed beside
         return time.perf_counter()
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from diffrl.data.tables import Row, Table
+from diffrl.data.sources import SOURCE_KEYS
 from diffrl.errors import ConfigError
-from reward_models.columns import text_column
+from reward_models.columns import LOOKED_AT, text_column
 from reward_models.messages import cut, quote
+from reward_models.suffixes import is_image
+from reward_models.tables import Row, Table
 
 PLAIN = (str, int, float, bool, list, dict, type(None))
 """Values that are kept beside a prompt; images and the like are not."""
+
+OF_WEBDATASET = ("__key__", "__url__")
+"""Columns that `datasets` adds to the samples of a .tar: their names, and its path."""
 
 PIXELS = ("Audio", "Image", "Pdf", "Video")
 """Features that `datasets` would decode for every row."""
@@ -36,7 +45,7 @@ def read_dataset(name: str, column: str | None) -> Table:
         ConfigError: the package is missing, or it cannot load the dataset.
     """
     try:
-        from datasets import Value, load_dataset, load_dataset_builder
+        from datasets import Image, Value, load_dataset, load_dataset_builder
     except ImportError as error:
         raise ConfigError("hub: prompts need the datasets package. Run: pip install 'diffrl[datasets]'.") from error
     dataset, config, split = dataset_parts(name)
@@ -55,10 +64,52 @@ def read_dataset(name: str, column: str | None) -> Table:
         hint = " Name one: hub:NAME:CONFIG:SPLIT." if "Config name is missing" in str(error) else ""
         said = cut(" ".join(str(error).split()), 500).rstrip(".")
         raise ConfigError(f"The dataset {quote(dataset)} cannot be loaded: {said}.{hint}") from error
-    rows = rows.remove_columns([key for key, kind in rows.features.items() if type(kind).__name__ in PIXELS])
-    return Table(_rows(rows, name), rows.column_names, [])
+    if isinstance(rows.features.get("source"), Image):  # of a folder of images, "source_file_name"
+        rows = rows.cast_column("source", Image(decode=False))
+    rows = rows.remove_columns(
+        [key for key, kind in rows.features.items() if key != "source" and _is_left_out(key, kind)]
+    )
+    if not rows.column_names:
+        raise ConfigError(
+            f"A dataset of prompts must have texts. {quote(dataset)} has images alone. In a folder of images their "
+            "texts are rows of a metadata.jsonl that lies in the images' own folder, such as train/."
+        )
+    table = _Rows(rows, name, Path(dataset), split.partition("[")[0])
+    columns = dict.fromkeys(key for row in islice(table, LOOKED_AT) for key in row.record)
+    return Table(table, list(columns), [])
 
 
-def _rows(rows: Any, name: str) -> Iterator[Row]:
-    for number, row in enumerate(rows):
-        yield Row(f"row {number} of {name}", {key: value for key, value in row.items() if isinstance(value, PLAIN)})
+def _is_left_out(key: str, kind: Any) -> bool:
+    """Whether a column is no text: what would be decoded, and where a sample of a webdataset stands."""
+    return type(kind).__name__ in PIXELS or key in OF_WEBDATASET
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a dataset, as prompts are made of them."""
+
+    rows: Any
+    name: str
+    folder: Path
+    split: str
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, row in enumerate(self.rows):
+            record = {key: value for key, value in row.items() if isinstance(value, PLAIN)}
+            if isinstance(beside := record.get("json"), dict):  # a webdataset's CAT.json beside CAT.png
+                del record["json"]
+                record = {**beside, **record}
+            if isinstance(source := record.get("source"), dict):
+                record["source"] = source.get("path")
+            record.update({key: self._image(record[key]) for key in SOURCE_KEYS if is_image(record.get(key))})
+            yield Row(f"row {number} of {self.name}", record)
+
+    def _image(self, name: str) -> str:
+        """Where an image to edit lies that a row names: its path is relative to the dataset's or the split's folder."""
+        if not self.folder.is_dir():
+            raise ConfigError(
+                f"Images to edit must be files here. The dataset {quote(self.folder)} names {quote(name)} on the hub. "
+                f"Run: hf download {self.folder} --repo-type dataset --local-dir FOLDER; then give hub:FOLDER."
+            )
+        paths = [self.folder / name, self.folder / self.split / name]
+        return os.path.abspath(next((path for path in paths if path.is_file()), paths[0]))

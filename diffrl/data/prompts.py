@@ -10,16 +10,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffrl.data.hub import read_dataset
+from diffrl.data.hub import dataset_parts, read_dataset
 from diffrl.data.normal import normalised
 from diffrl.data.sources import SOURCE_KEYS, require_source
-from diffrl.data.tables import Table, read_table, require_short
-from diffrl.data.worlds import SPLITS, Split, column_of, embedded_prompts, part_of, split_of
+from diffrl.data.worlds import FILE_SUFFIXES, SPLITS, WORLDS, Split, column_of, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from reward_models.columns import LOOKED_AT, PROMPT_COLUMNS, text_column
 from reward_models.messages import quote, show
 from reward_models.suffixes import is_image
+from reward_models.tables import Table, read_table
+from reward_models.text.reading import Unreadable
 
 MOST_PROMPTS = 1_000_000
 
@@ -28,6 +29,12 @@ LONGEST_PROMPT = 10_000
 
 HELD_OUT_ONE_OF = 32
 """One distinct prompt of so many is in the part tune of a list, and one in its part report."""
+
+MOST_BYTES = 64_000_000
+"""Of a file of prompts; of a .parquet file also of what it unpacks to."""
+
+LONGEST_RECORD = 100_000
+"""Characters of a prompt and all that scorers need beside it, as JSON."""
 
 MOST_LEFT_OUT = 0.1
 """Share of the rows of a table that may be without a prompt."""
@@ -50,8 +57,8 @@ def read_prompts(source: str) -> PromptList:
 
     Args:
         source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`; a file, .txt (one
-            prompt a line; "# ..." is one too) or a table (`data.tables`) with a column of prompts, with "source" or
-            "image" if they ask to edit an image, and whatever scorers need beside them; or
+            prompt a line; "# ..." is one too) or a table (`reward_models.tables`) with a column of prompts, with
+            "source" or "image" if they ask to edit an image, and whatever scorers need beside them; or
             `hub:<dataset>[[:<config>]:<split>]` (the split may be a slice, `train[:50000]`). The column is the
             likeliest by its name (`reward_models.columns`), or the one named behind a #: `prompts.csv#title`. A cell
             that is a list of texts gives one prompt, of which each epoch takes one of the texts. A source that ends
@@ -67,11 +74,12 @@ def read_prompts(source: str) -> PromptList:
         return PromptList(embedded_prompts(*embedded), [])
     path, column = column_of(whole)
     hub = path.startswith("hub:")
-    table = read_dataset(path.removeprefix("hub:"), column) if hub else read_table(Path(path))
-    made = _Made(table, path, column)
+    table = read_dataset(path.removeprefix("hub:"), column) if hub else _read_file(Path(path))
+    folder = Path(dataset_parts(path.removeprefix("hub:"))[0]) if hub else Path(path).parent
+    made = _Made(table, path, column, folder)
     listed: Iterable[Prompt] = made
     if part is not None:
-        listed = parts(made, part, Path(path).parent, repeats=not hub)
+        listed = parts(made, part, folder, repeats=not hub)
     prompts = list(islice(listed, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     made.require_most()
     if not prompts:
@@ -84,13 +92,49 @@ def read_prompts(source: str) -> PromptList:
     return PromptList(prompts, [*table.notes, *made.notes])
 
 
+def _read_file(path: Path) -> Table:
+    """Read a file of prompts, of which every row can be read.
+
+    Raises:
+        ConfigError: names the file or the first row that cannot.
+    """
+    if path.suffix.lower() not in FILE_SUFFIXES:
+        worlds = ", ".join(f"{world}:<split>" for world in WORLDS)
+        raise ConfigError(
+            f"Prompts come from {worlds}, hub:<dataset> or a file that ends in {', '.join(FILE_SUFFIXES)}. Got "
+            f"{str(path)!r}."
+        )
+    try:
+        table = read_table(path, MOST_BYTES, LONGEST_RECORD)
+    except FileNotFoundError as error:
+        raise ConfigError(f"The prompt file {str(path)!r} does not exist. Check the path.") from error
+    except Unreadable as error:
+        raise ConfigError(f"The prompt file {str(path)!r} {error}.") from error
+    if problem := next((row.problem for row in table.rows if row.problem is not None), None):
+        raise ConfigError(problem)
+    return table
+
+
+def _require_short(length: int, where: str) -> None:
+    """Refuse a record that is too long to be stored beside every sample.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if length > LONGEST_RECORD:
+        raise ConfigError(
+            f"A prompt with all that stands beside it must have at most {LONGEST_RECORD:,} characters. {where} has "
+            f"{length:,}. Shorten it."
+        )
+
+
 class _Made:
     """The prompts of a table's rows, with a count of the rows that have none."""
 
-    def __init__(self, table: Table, path: str, column: str | None):
+    def __init__(self, table: Table, path: str, column: str | None, folder: Path):
         rows = iter(table.rows)
         first = list(islice(rows, LOOKED_AT))
-        self._rows, self._path = chain(first, rows), path
+        self._rows, self._path, self._folder = chain(first, rows), path, folder
         self.column = _column(table, [row.record for row in first], path, column)
         self._read, self._left_out = 0, 0
         self._examples: list[str] = []
@@ -102,9 +146,9 @@ class _Made:
             record = dict(row.record)
             texts = _texts(record.pop(self.column, None))
             if record:
-                require_short(len(json.dumps([texts, record], default=str)), row.where)
+                _require_short(len(json.dumps([texts, record], default=str)), row.where)
             if texts:
-                source = _take_source(record, row.where, Path(self._path).parent, known)
+                source = _take_source(record, row.where, self._folder, known)
                 yield make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
                 continue
             self._left_out += 1

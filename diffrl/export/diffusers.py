@@ -16,6 +16,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
+from diffrl.files import follow_umask
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
@@ -32,7 +33,7 @@ from diffrl.tracking.metrics import read_metrics
 LORA_USE = """```python
 {imports}from diffusers import {pipeline_class}
 
-pipeline = {pipeline_class}.from_pretrained({base!r}{dtype})
+pipeline = {pipeline_class}.from_pretrained({base!r}{dtype}{variant})
 {load}{more}{lines}
 {result} = pipeline(
     prompt={prompt!r}, num_inference_steps={steps}{arguments}
@@ -107,6 +108,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
             (out / SETTINGS_FILE).write_bytes(settings.read_bytes())
         what = "pipeline"
     (out / "README.md").write_text(model_card(model, out, tuple(files)), encoding="utf-8")
+    follow_umask(out)
     said = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
     lines = [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
     return [*lines, f"For peft: {' and '.join(sorted(f.name for f in out.glob('peft*')))}."] if peft else lines
@@ -132,6 +134,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         + ("from diffusers.utils import load_image\n" if edits else "")
         + (f"from diffusers.loaders import {loader}\n" if config.model.lora and loader else ""),
         dtype="" if plain else f", dtype=torch.{config.model.dtype}",
+        variant="" if config.model.variant is None else f", variant={config.model.variant!r}",
         lines=lines,
         arguments=arguments,
         **({"load": _first_lora(model, out), "more": _second_lora(model, out)} if config.model.lora else {}),

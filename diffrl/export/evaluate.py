@@ -131,6 +131,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             "--frames": request.frames,
             "--family": request.family,
             "--dtype": request.dtype != "float32",
+            "--variant": request.variant,
             "--lora": request.lora,
         },
         Choice(request.step, request.best),
@@ -254,7 +255,8 @@ def _of_pipeline(request: EvaluateRequest, tell: Callable[[str], None]) -> _Sett
     )
     listed, device = read_prompts(request.prompts), choose_device(request.device)
     model, sizes = str(request.model), (request.height, request.width, request.frames)
-    adapter, family = open_pipeline(model, request.family, request.dtype, device, *sizes, request.lora, tell)
+    chosen = (request.family, request.dtype, device, *sizes, request.lora, tell)
+    adapter, family = open_pipeline(model, *chosen, variant=request.variant)
     return _Setting(
         adapter=adapter,
         family=family,

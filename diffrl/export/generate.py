@@ -55,6 +55,7 @@ class GenerateRequest:
     guidance_scale: float | None = None
     device: str = "auto"
     dtype: str = "float32"
+    variant: str | None = None
     height: int | None = None
     width: int | None = None
     frames: int | None = None
@@ -103,7 +104,12 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
     sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
-    only_of_model = {**sizes, "--dtype": request.dtype != "float32", "--lora": request.lora}
+    only_of_model = {
+        **sizes,
+        "--dtype": request.dtype != "float32",
+        "--variant": request.variant,
+        "--lora": request.lora,
+    }
     require_run_or_model("generate", request.run, request.model, only_of_model, request.choice)
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
@@ -118,7 +124,7 @@ def open_drawing(request: GenerateRequest) -> Drawing:
     else:
         model = str(request.model)
         chosen = (request.family, request.dtype, device, *sizes.values(), request.lora)
-        adapter, family = open_pipeline(model, *chosen, lines.append)
+        adapter, family = open_pipeline(model, *chosen, lines.append, variant=request.variant)
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
     sampler = Sampler(

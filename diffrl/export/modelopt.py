@@ -17,7 +17,7 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
-from diffrl.files import write_json
+from diffrl.files import follow_umask, write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
 from diffrl.precision.backends.machine import installed
@@ -107,6 +107,7 @@ def export_quantised(
     _write(model, quantised, out)
     write_json(out / LAYERS_FILE, {"format": form, "quantised": list(chosen), "kept": kept, "calibrated_on": texts})
     (out / "README.md").write_text(_card(model, out, form, len(texts), len(chosen), len(kept)), encoding="utf-8")
+    follow_umask(out)
     return [
         *model.messages,
         f"{form} of iteration {model.checkpoint.step} written to {out}: {len(chosen)} linear layers quantised, "

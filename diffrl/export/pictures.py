@@ -66,6 +66,8 @@ def open_pipeline(
     frames: int | None,
     lora: str | None = None,
     tell: Callable[[str], None] = print,
+    *,
+    variant: str | None = None,
 ) -> tuple[ModelAdapter, str]:
     """A pipeline as it is, and the name of its family.
 
@@ -79,6 +81,7 @@ def open_pipeline(
         frames: of a video.
         lora: a file or folder, loaded at scale 1.
         tell: is told what the user should know of the LoRA.
+        variant: of its files of weights.
 
     Raises:
         ConfigError: it cannot be loaded so.
@@ -91,7 +94,8 @@ def open_pipeline(
     if lora is not None:
         for _ in check_lora(lora, model, find_family(name), "--lora"):
             pass  # refuses it before minutes of loading
-    adapter = load_adapter(name, model, dtype=dtype, device=device, height=height, width=width, frames=frames)
+    sizes = {"height": height, "width": width, "frames": frames}
+    adapter = load_adapter(name, model, dtype=dtype, device=device, variant=variant, **sizes)
     if lora is not None:
         for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):
             tell(note)
@@ -131,3 +135,4 @@ def write_sample(
         keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")
+    index.flush()  # what is killed later has listed it

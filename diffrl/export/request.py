@@ -33,6 +33,10 @@ class EvaluateRequest:
     ] = None
     device: Annotated[str, in_panel(MODEL, "auto, cpu or cuda.")] = "auto"
     dtype: Annotated[str, in_panel(MODEL, "Of --model: float32 or bfloat16.")] = "float32"
+    variant: Annotated[
+        str | None,
+        in_panel(MODEL, "Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any."),
+    ] = None
 
     prompts: Annotated[
         str | None,

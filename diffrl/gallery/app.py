@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from diffrl.gallery.answers import answered, as_bytes, told
 from diffrl.gallery.errors import GalleryError
@@ -30,6 +31,8 @@ POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+PATIENCE = 20
+"""Seconds for which a connection may rest, and for which a client may hold one up."""
 ASK_AGAIN = "private, no-cache"
 """A resumed run writes other images under the same names: browsers keep them, and ask whether they still hold."""
 
@@ -52,6 +55,8 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
                 response = await call_next(request)
             else:
                 response = Response(REFUSED.format(host=name[:100]), 400, media_type="text/plain")
+        except ClientDisconnect:
+            response = Response(status_code=499)  # nobody reads it
         except Exception as error:  # of a route or a page, it is told and noted, and the server goes on
             response = respond(told(site, error))
         response.headers["Content-Security-Policy"] = POLICY
@@ -146,6 +151,8 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
     os.nice(5)
     import uvicorn
 
+    from reward_models.serving.connections import server_config
+
     load_first()
 
     class Server(uvicorn.Server):
@@ -154,6 +161,6 @@ def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
             if self.started:
                 ready()
 
-    options = {"host": host, "port": port, "log_level": "warning", "timeout_graceful_shutdown": 1}
+    options = {"log_level": "warning", "timeout_keep_alive": PATIENCE, "timeout_graceful_shutdown": 1}
     with contextlib.suppress(KeyboardInterrupt):  # raised again once everything has been closed
-        Server(uvicorn.Config(make_app(site, host), **options)).run()
+        Server(server_config(make_app(site, host), host=host, port=port, **options)).run()

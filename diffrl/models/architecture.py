@@ -20,8 +20,8 @@ from reward_models.text.reading import parse_json, require_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-WEIGHTS = re.compile(r"(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors")
-"""A component's weights as diffusers and transformers name them; variants such as *.fp16.safetensors are copies."""
+WEIGHTS = re.compile(r"(?:diffusion_pytorch_model|model)(?:\.(\w+))?(?:-\d+-of-\d+)?\.safetensors")
+"""A component's weights as diffusers and transformers name them; their group is a variant such as fp16, if any."""
 
 MOST_HEADER = 100_000_000
 """Bytes of a safetensors file's header, as its own library has it."""
@@ -86,12 +86,23 @@ def _shapes_of(component: Component) -> Shapes:
 
 
 def component_shapes(pipeline: Path) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Tensor shapes of each component of a pipeline's folder; empty if there is no such folder."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for file in sorted(pipeline.glob("*/*.safetensors")):
-        if WEIGHTS.fullmatch(file.name):
-            found.setdefault(file.parent.name, {}).update(header_shapes(file))
-    return found
+    """Return tensor shapes of each component of a pipeline's folder; empty if there is no such folder."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for part in sorted({file.parent for file in pipeline.glob("*/*.safetensors")}):
+        for file in weights_of(part, None):
+            shapes.setdefault(part.name, {}).update(header_shapes(file))
+    return shapes
+
+
+def weights_of(part: Path, variant: str | None) -> list[Path]:
+    """List a component's safetensors files of a variant; without any, the plain ones, else those of another variant.
+
+    All variants have the same shapes.
+    """
+    named = {file: match[1] for file in sorted(part.glob("*.safetensors")) if (match := WEIGHTS.fullmatch(file.name))}
+    kinds = set(named.values())
+    kind = next((one for one in (variant, None) if one in kinds), min((one for one in kinds if one), default=None))
+    return [file for file, own in named.items() if own == kind]
 
 
 def stored_numbers(pipeline: Path) -> dict[str, dict[str, int]]:

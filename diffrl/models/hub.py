@@ -40,14 +40,14 @@ def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
     return str(DiffusionPipeline.load_config(str(path), revision=revision).get("_class_name"))
 
 
-def fetch(path: str | Path, revision: str | None = None) -> Path:
+def fetch(path: str | Path, revision: str | None = None, variant: str | None = None) -> Path:
     """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
     folder = pipeline_folder(path)
     if folder.is_dir():
         return folder
     from diffusers import DiffusionPipeline
 
-    return Path(DiffusionPipeline.download(str(path), revision=revision, use_safetensors=True))
+    return Path(DiffusionPipeline.download(str(path), revision=revision, variant=variant, use_safetensors=True))
 
 
 def local_folder(path: str | Path, revision: str | None = None) -> Path | None:

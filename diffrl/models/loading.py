@@ -38,7 +38,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def check_pipeline_directory(family: Family, path: str) -> None:
+def check_pipeline_directory(family: Family, path: str, variant: str | None = None) -> None:
     """Refuse a local path that is no diffusers directory of one of the family's pipeline classes; hub ids pass.
 
     Raises:
@@ -59,7 +59,7 @@ def check_pipeline_directory(family: Family, path: str) -> None:
             "Point it at the folder that pipeline.save_pretrained wrote."
         )
     require_pipeline(family, pipeline_class_of(path), path)
-    vet_pipeline(directory)
+    vet_pipeline(directory, variant)
 
 
 def infer_family(path: str) -> str:
@@ -91,6 +91,7 @@ def load_adapter(
     device: torch.device | None = None,
     placement: Placement | None = None,
     revision: str | None = None,
+    variant: str | None = None,
     **options: Any,
 ) -> ModelAdapter:
     """Load a pipeline's components as an adapter of its family.
@@ -102,6 +103,7 @@ def load_adapter(
         device: where the components live, if no placement says it.
         placement: where they live and how they are run.
         revision: branch, tag or commit on the hub.
+        variant: of the files of weights, such as fp16; parts without it are loaded from their plain files.
         **options: passed to the adapter (height, width, max_sequence_length, ...); None leaves the choice to the
             pipeline's own `SETTINGS_FILE`, then to the adapter.
 
@@ -110,11 +112,13 @@ def load_adapter(
     """
     facts = find_family(family)
     adapter_class = resolve("model.family", {facts.name: facts.adapter}, family)
-    check_pipeline_directory(facts, path)
+    check_pipeline_directory(facts, path, variant)
     placement = placement or Placement(device=device or torch.device("cpu"))
     asked = adapter_options(adapter_class, path, options)
+    if variant is not None:
+        asked["variant"] = variant  # adapters of others that load in their own way know of none
     try:
-        folder = _vetted_folder(facts, path, revision)
+        folder = _vetted_folder(facts, path, revision, variant)
         adapter: ModelAdapter = adapter_class.from_pretrained(folder, dtype=DTYPES[dtype], placement=placement, **asked)
     except ConfigError:
         raise
@@ -143,13 +147,13 @@ def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -
     return {**shipped, **given}
 
 
-def _vetted_folder(family: Family, path: str, revision: str | None) -> Path:
+def _vetted_folder(family: Family, path: str, revision: str | None, variant: str | None) -> Path:
     """The folder of a pipeline, whose files were looked at; of one on the hub it is fetched if it is of this family."""
     if pipeline_folder(path).is_dir():
         return pipeline_folder(path)  # looked at by `check_pipeline_directory`
     require_pipeline(family, pipeline_class_of(path, revision), path)
-    folder = fetch(path, revision)
-    vet_pipeline(folder)
+    folder = fetch(path, revision, variant)
+    vet_pipeline(folder, variant)
     return folder
 
 

@@ -69,7 +69,9 @@ def fit_lora(opened: LoraWeights, layers: Shapes, family: Family, asked: str = S
         count = len(opened.down)
         which = "nothing reaches it" if len(lost) == count else "a part does not reach it"
         named = f"{len(lost)} of {count} layers: {first_few(lost)}"
-        raise ConfigError(f"{refused}of which {which}, {named}. Take one of the same base.")
+        raise ConfigError(
+            f"{refused}of which {which}, {named}. {_read_names(layers, family)} Take one of the same base."
+        )
     down, up, alpha = dict[str, Tensor](), dict[str, Tensor](), dict[str, float]()
     for name in opened.down:
         for layer, a, b in _parts(opened, name, known[_flat(name)], layers, refused):
@@ -78,6 +80,14 @@ def fit_lora(opened: LoraWeights, layers: Shapes, family: Family, asked: str = S
             down[layer], up[layer] = a, b
             alpha[layer] = opened.alpha[name] * len(a) / len(opened.down[name])
     return LoraWeights(down, up, alpha, opened.file, opened.notes)
+
+
+def _read_names(layers: Shapes, family: Family) -> str:
+    """Say by whose names layers are known, such as those of a block."""
+    if family.original or family.comfyui is not None:
+        return f"Layers of {family.name} are named as in diffusers or by the network's makers."
+    inner = next((layer for layer in layers if "blocks." in layer), next(iter(layers), ""))
+    return f"Layers of {family.name} are read by their names in diffusers alone, such as {inner}."
 
 
 def _parts(

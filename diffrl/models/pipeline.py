@@ -58,7 +58,9 @@ class PipelineAdapter(ABC):
         self._empty: tuple[int, Conditioning] | None = None
 
     @classmethod
-    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, placement: Placement, **options: Any) -> Self:
+    def from_pretrained(
+        cls, folder: Path, *, dtype: torch.dtype, placement: Placement, variant: str | None = None, **options: Any
+    ) -> Self:
         """Load a diffusers folder; frozen parts in `dtype`, everything in eval mode, nothing trainable."""
         cls.family.require_packages()
         import diffusers
@@ -66,10 +68,13 @@ class PipelineAdapter(ABC):
         from torch import nn
         from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
 
+        from diffrl.models.networks import load_networks
+
         disable_progress_bar()
         disable_transformers_progress_bar()
         made = getattr(diffusers, read_object(folder / "model_index.json")["_class_name"])
-        pipeline = made.from_pretrained(str(folder), dtype=dtype, use_safetensors=True)
+        networks = load_networks(folder, made, dtype, variant)
+        pipeline = made.from_pretrained(str(folder), dtype=dtype, use_safetensors=True, **networks)
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from diffrl.errors import ConfigError, NotHereError
+from diffrl.precision.compiled import compile_network, repeated_blocks
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,9 @@ def compile_blocks(transformer: nn.Module) -> None:
     Raises:
         ConfigError: diffusers names no repeated blocks for this transformer.
     """
-    names = {name for kind in {type(module) for module in transformer.modules()} for name in _block_names(kind)}
-    blocks = [module for module in transformer.modules() if type(module).__name__ in names]
-    if not blocks:
+    if not repeated_blocks(transformer):
         raise ConfigError(
             f"model.compile needs a transformer of repeated blocks. Got a {type(transformer).__name__}, which names "
             "none. Set it to false."
         )
-    for block in blocks:
-        block.compile(dynamic=True)
-
-
-def _block_names(kind: type) -> tuple[str, ...]:
-    """Class names of a diffusers model's repeated blocks."""
-    return tuple(getattr(kind, "_repeated_blocks", None) or getattr(kind, "_no_split_modules", None) or ())
+    compile_network(transformer)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffrl.files import follow_umask
 from diffrl.models.families import FILES
 from diffrl.models.shipped import SETTINGS_FILE
 
@@ -59,6 +60,7 @@ def save_pipeline(pipeline: Any, directory: Path, settings: Mapping[str, int] | 
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     stated = {**tiny_settings(pipeline), **(settings or {})}
     (directory / SETTINGS_FILE).write_text(json.dumps(stated) + "\n", encoding="utf-8")
+    follow_umask(directory)
 
 
 def build_clip_tokenizer(words: Sequence[str]) -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from diffrl.bundled import comes_with_diffrl
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import component_shapes
 from diffrl.models.files import read_object, require_whole
-from diffrl.models.weights import require_weights
+from diffrl.models.weights import compare_weights, network_class, part_variant, require_weights
 from reward_models.messages import quote, show
 from reward_models.text.reading import Unreadable, require_file
 
@@ -35,8 +36,12 @@ MOST_WIDTH = 32_768
 """Of any other number that no tensor of the weights is as large as."""
 
 
-def vet_pipeline(folder: Path) -> None:
+def vet_pipeline(folder: Path, variant: str | None = None) -> None:
     """Refuse a pipeline's folder whose files could hold up or take over the process that loads it.
+
+    Args:
+        folder: in diffusers format.
+        variant: of the files of weights that are loaded, where a part has them.
 
     Raises:
         ConfigError: settings that cannot be read or ask for more than there is, a part that is missing, a pipe or a
@@ -52,6 +57,11 @@ def vet_pipeline(folder: Path) -> None:
         )
     for part in parts:
         _vet_files(part)
+    if variant is not None and not any(part_variant(part, variant) for part in parts):
+        raise ConfigError(
+            f"model.variant (--variant) must name files of the pipeline, *.{variant}.safetensors. {folder} has none. "
+            "Set it to null, or leave --variant out."
+        )
     shapes = component_shapes(folder)
     for part in parts:
         sizes = shapes.get(part.name, {})
@@ -68,7 +78,16 @@ def vet_pipeline(folder: Path) -> None:
                 )
     for part in parts:  # last: the numbers that they are made by are within bounds
         if WITH_WEIGHTS.fullmatch(part.name) and _is_part(index.get(part.name)):
-            require_weights(part, *index[part.name])
+            _vet_weights(part, *index[part.name], variant)
+
+
+def _vet_weights(part: Path, library: str, class_name: str, variant: str | None) -> None:
+    if not comes_with_diffrl(part.parent) and network_class(library, class_name) is None:
+        raise ConfigError(
+            f"{part} must be a network of diffusers or transformers as installed here, which say whether its files "
+            f"hold all of it. Got {quote(f'{library}.{class_name}')}. Update both packages, or take another pipeline."
+        )
+    require_weights(part, class_name, compare_weights(part, library, class_name, variant=variant))
 
 
 def _is_part(value: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.bundled import comes_with_diffrl
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import header_shapes
+from diffrl.models.architecture import WEIGHTS, header_shapes
 from diffrl.models.files import read_object
-from reward_models.messages import quote, show
+from reward_models.messages import describe, quote, show
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 """Libraries of a pipeline's components, and how each names the file of their weights."""
+
+VARIANT_INDICES = ("{stem}.safetensors.index.{variant}.json", "{stem}.safetensors.{variant}.index.json")
+"""How the index of a variant's files is named; the second by older versions of diffusers alone."""
 
 SCALES = re.compile(r"(^|\.)(scaled_fp8|scale_weight|scale_input|weight_scale(_\w+)?|input_scale|comfy_quant)$")
 """Keys beside a quantised layer's weight, by which it is multiplied; no layer of diffusers or transformers has them."""
@@ -35,79 +39,105 @@ class Comparison:
         missing: keys that would stay random.
         unexpected: keys that no layer takes.
         mismatched: a key, the shape by config.json, the shape in the file.
+        unknown: why the headers say nothing of all this, so that loading tells; None where they do.
     """
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    unknown: str | None = None
 
 
-def require_weights(part: Path, library: str, class_name: str) -> None:
+def require_weights(part: Path, class_name: str, weights: Comparison) -> None:
     """Refuse a component some of whose weights would stay random, or be used without their scale.
 
     Args:
         part: its folder.
-        library: diffusers or transformers.
-        class_name: in that library.
+        class_name: of the component.
+        weights: of its files beside its class, by their headers or by what loading them said.
 
     Raises:
         ConfigError: names the file or the first keys.
     """
-    found = compare_weights(part, library, class_name)
-    if scales := [key for key in found.unexpected if SCALES.search(key)]:
+    if scales := [key for key in weights.unexpected if SCALES.search(key)]:
         raise ConfigError(
             f"{part} must hold weights that are used as they are. Got scaled fp8 (ComfyUI's), whose layers are "
             f"multiplied by {_first(scales)}, which {class_name} does not do. Take the bf16 or fp16 version."
         )
-    if found.missing:
+    if weights.missing:
         raise ConfigError(
-            f"{part} must hold every weight of {class_name}. {len(found.missing)} would stay random: "
-            f"{_first(found.missing)}. {AGAIN}"
+            f"{part} must hold every weight of {class_name}. {len(weights.missing)} would stay random: "
+            f"{_first(weights.missing)}. {AGAIN}"
         )
-    if found.mismatched:
-        key, wanted, shape = found.mismatched[0]
+    if weights.mismatched:
+        key, wanted, shape = weights.mismatched[0]
         raise ConfigError(
             f"{quote(key)} of {part} must have shape {wanted} by its config.json. Got {shape}"
-            f"{f', and {len(found.mismatched) - 1} others' if found.mismatched[1:] else ''}. {AGAIN}"
+            f"{f', and {len(weights.mismatched) - 1} others' if weights.mismatched[1:] else ''}. {AGAIN}"
         )
 
 
-def unused_weights(folder: Path) -> list[str]:
-    """Say which weights of a pipeline's folder no layer takes; a vetted pipeline works without them."""
+def weight_notes(folder: Path, variant: str | None = None) -> list[str]:
+    """Say which weights of a vetted pipeline's folder no layer takes, and which parts only loading compares."""
     index = read_object(folder / "model_index.json", missing={})
     parts = {name: value for name, value in index.items() if isinstance(value, list) and (folder / name).is_dir()}
-    compared = {name: compare_weights(folder / name, *value) for name, value in parts.items() if value[0] in STEMS}
-    return [f"{name}: not used: {_first(found.unexpected)}" for name, found in compared.items() if found.unexpected]
+    notes = []
+    for name, value in parts.items():
+        weights = compare_weights(folder / name, *value, variant=variant)
+        if weights.unexpected:
+            notes.append(f"{name}: not used: {_first(weights.unexpected)}")
+        if weights.unknown is not None:
+            notes.append(f"{name}: not compared with its files before it is loaded: {weights.unknown}")
+    return notes
 
 
-def compare_weights(part: Path, library: str, class_name: str) -> Comparison:
+def compare_weights(part: Path, library: str, class_name: str, *, variant: str | None = None) -> Comparison:
     """Compare the headers of a component's files with its class on the meta device; no weights are read.
 
     What transformers and diffusers rename, tie or ignore by declaration is left out. So is a component that has no
-    weights, is quantised, comes with diffrl, or whose class cannot be made by its config: loading says why.
+    weights, or comes with diffrl: loading compares it.
 
     Raises:
         ConfigError: no weights, a shard that is missing or lacks what the index names, a torn file.
     """
-    if comes_with_diffrl(part.parent) or (made := _class_of(library, class_name)) is None:
+    if comes_with_diffrl(part.parent) or (made := network_class(library, class_name)) is None:
         return Comparison()  # the first without importing the libraries
-    files = weight_files(part, library)
+    files = weight_files(part, made, variant)
     config = part / "config.json"
-    if not config.is_file() or read_object(config).get("quantization_config"):
-        return Comparison()
+    if not config.is_file():
+        return Comparison(unknown="it has no config.json")
+    if quantised := read_object(config).get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        return Comparison(unknown=f"it is quantised ({show(method)})")
     stamp = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in (config, *files))
     return _compare(part, made, stamp)
 
 
-def weight_files(part: Path, library: str) -> list[Path]:
-    """List the safetensors files that loading a component reads.
+def weight_files(part: Path, made: Any, variant: str | None = None) -> list[Path]:
+    """List the safetensors files that loading a component reads: of a variant, if it has any, else the plain ones.
+
+    Args:
+        part: its folder.
+        made: its class.
+        variant: such as fp16, as in `NAME.fp16.safetensors`.
 
     Raises:
         ConfigError: there are none, or they are not those that the index names.
     """
-    single = part / f"{STEMS[library]}.safetensors"
-    index = single.with_name(f"{single.name}.index.json")
-    if single.is_file() and (library == "transformers" or not index.is_file()):
+    from transformers import PreTrainedModel
+
+    transformers = issubclass(made, PreTrainedModel)
+    stem = STEMS["transformers" if transformers else "diffusers"]
+    if part_variant(part, variant):
+        single = part / f"{stem}.{variant}.safetensors"
+        indices = [
+            part / name.format(stem=stem, variant=variant) for name in VARIANT_INDICES[: 1 if transformers else 2]
+        ]
+    else:
+        single = part / f"{stem}.safetensors"
+        indices = [part / f"{stem}.safetensors.index.json"]
+    index = next((file for file in indices if file.is_file()), indices[0])
+    if single.is_file() and (transformers or not index.is_file()):
         return [single]
     if index.is_file():
         return _indexed(index)
@@ -116,38 +146,16 @@ def weight_files(part: Path, library: str) -> list[Path]:
         raise ConfigError(
             f"{part} must hold the weights that belong to its config.json. Got no .safetensors file. {AGAIN}"
         )
-    if variant := re.match(rf"{STEMS[library]}\.(\w+)(-\d+-of-\d+)?\.safetensors$", others[0]):
-        name = variant[1]
-        raise ConfigError(
-            f"{part} must hold {single.name}, or {index.name} and its files. Got the variant {name} alone. Load the "
-            f"pipeline with diffusers, variant={name!r}, and write it anew with save_pretrained(FOLDER)."
-        )
-    raise ConfigError(f"{part} must hold {single.name}, or {index.name} and its files. Got {_first(others)}. {AGAIN}")
+    wanted = f"{part} must hold {single.name}, or {index.name} and its files."
+    if (alone := WEIGHTS.fullmatch(others[0])) and alone[1]:
+        raise ConfigError(f"{wanted} Got the variant {alone[1]} alone. Set model.variant (--variant) to {alone[1]}.")
+    raise ConfigError(f"{wanted} Got {_first(others)}. {AGAIN}")
 
 
-def nonfinite_weights(pipeline: Any) -> str | None:
-    """Name the first tensor with NaN or inf in the files that a pipeline was loaded from; None if there is none.
-
-    Every weight is read: ask once something has broken.
-
-    Args:
-        pipeline: of diffusers, or None.
-    """
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    folder = Path(getattr(pipeline, "name_or_path", None) or "")
-    index = read_object(folder / "model_index.json", missing={})
-    parts = {name: value[0] for name, value in index.items() if isinstance(value, list) and _class_of(*value)}
-    try:
-        for file in (file for name, library in parts.items() for file in weight_files(folder / name, library)):
-            with safe_open(file, framework="pt") as tensors:
-                for key in sorted(tensors.keys()):
-                    if not bool(torch.isfinite(tensors.get_tensor(key).float()).all()):
-                        return f"{quote(key)} of {file} holds NaN or inf. Fetch the file again."
-    except (ConfigError, OSError, SafetensorError):  # files that were there at the start: nothing can be said of them
-        return None
-    return None
+def part_variant(part: Path, variant: str | None) -> str | None:
+    """Return the variant that a component is loaded as: the one asked for, if it has files of it, as diffusers does."""
+    names = (WEIGHTS.fullmatch(file.name) for file in part.glob("*.safetensors")) if variant else ()
+    return variant if any(name is not None and name[1] == variant for name in names) else None
 
 
 def _indexed(index: Path) -> list[Path]:
@@ -167,14 +175,20 @@ def _indexed(index: Path) -> list[Path]:
     return files
 
 
-def _class_of(library: str, name: str) -> Any:
-    """The class of a component with weights; None for any other, and for what these libraries do not have."""
-    if library not in STEMS:
+def network_class(library: str | None, name: str | None) -> Any:
+    """Return the class of a component with weights; None for any other, and for one that is left out.
+
+    Args:
+        library: diffusers, transformers, or the name of a diffusers pipeline that has components of its own.
+        name: in that library.
+    """
+    if library is None or name is None:
         return None
     import diffusers
     import transformers
 
-    made = getattr({"diffusers": diffusers, "transformers": transformers}[library], name, None)
+    libraries = {"diffusers": diffusers, "transformers": transformers}
+    made = getattr(libraries.get(library) or getattr(diffusers.pipelines, library, None), name, None)
     kinds = (diffusers.ModelMixin, transformers.PreTrainedModel)
     return made if isinstance(made, type) and issubclass(made, kinds) else None
 
@@ -192,18 +206,13 @@ def _compare(part: Path, made: Any, stamp: tuple[tuple[str, int, int], ...]) -> 
     compare = _by_transformers if issubclass(made, PreTrainedModel) else _by_diffusers
     try:
         return compare(part, made, state)
-    except Exception:  # what libraries raise for another's config has no common class; loading tells
-        return Comparison()
+    except Exception as error:  # what libraries raise for another's config has no common class
+        return Comparison(unknown=f"{made.__name__} cannot be made without its weights: {describe(error)}")
 
 
 def _by_transformers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Comparison:
     """What its own loader says of tensors without values: it renames, merges and ties them by the class."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)  # it would print a report, and loading prints it again
-    logging.disable_progress_bar()
-    try:
+    with silent_transformers():
         _, info = made.from_pretrained(
             None,
             config=made.config_class.from_pretrained(str(part)),
@@ -212,10 +221,27 @@ def _by_transformers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Comp
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    return loading_comparison(info)
+
+
+@contextmanager
+def silent_transformers() -> Iterator[None]:
+    """Keep transformers from printing a report of what is compared here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def loading_comparison(info: Mapping[str, Any]) -> Comparison:
+    """Return what transformers or diffusers say with `output_loading_info`."""
     mismatched = ((key, tuple(wanted), tuple(shape)) for key, shape, wanted in info["mismatched_keys"])
     return Comparison(
         tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])), tuple(sorted(mismatched))

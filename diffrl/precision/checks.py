@@ -16,6 +16,7 @@ from diffrl.precision.observe import Observation
 from diffrl.precision.pointwise import Pointwise
 from diffrl.precision.refresh import weight_problem
 from diffrl.precision.verify import GEMM_ERRORS, expected_product, numerical_problem, probe, product_names
+from reward_models.messages import describe
 
 WeightOf = Callable[[str], tuple[Tensor, Tensor | None]]
 """A layer's name to the weight (N, K) and the bias (N,) that were pushed into it."""
@@ -48,7 +49,7 @@ def wrong_numbers(
         try:
             x, y = probe(layer, weight.shape[-1], backend, device)
         except GEMM_ERRORS as error:
-            problems.append(f"{name} cannot be multiplied: {str(error).splitlines()[0]}")
+            problems.append(f"{name} cannot be multiplied: {describe(error)}")
             continue
         wrong = numerical_problem(x, y, weight.to(device), bias, backend)
         problems += [f"{name}: {wrong}"] if wrong else stale_weight(name, layer, weight, bias, backend)

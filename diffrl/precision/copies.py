@@ -16,8 +16,9 @@ from diffrl.precision.backends.base import Backend
 from diffrl.precision.backends.machine import machine_of, uncompilable
 from diffrl.precision.building import Built, build
 from diffrl.precision.checks import WeightOf, foreign, misplaced, stale_weight, wrong_numbers, wrong_products
+from diffrl.precision.compiled import COMPILER
 from diffrl.precision.facts import PrecisionError, PrecisionReport
-from diffrl.precision.network import COMPILER, LowPrecisionNetwork
+from diffrl.precision.network import LowPrecisionNetwork
 from diffrl.precision.observe import Shape, dtype_name, uncounted_note, watching
 from diffrl.precision.refresh import moved, pointers, sampled
 from diffrl.precision.speed import kernel_names, slow_note, speed_up

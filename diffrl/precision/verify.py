@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 from diffrl.precision.backends.base import Backend
 from diffrl.precision.observe import Observation, Shape, dtype_name, watching
+from reward_models.messages import describe
 
 __all__ = ["dtype_name", "numerical_problem", "observe_products", "probe", "shape_problems"]
 
 PROBE_ROWS = 19
 TINY = torch.finfo(torch.float32).tiny
-GEMM_ERRORS = (RuntimeError, ValueError, NotImplementedError, AssertionError)
-"""What libraries raise for a matrix product that they do not have."""
+GEMM_ERRORS = (RuntimeError, ValueError, NotImplementedError, AssertionError, AttributeError)
+"""What libraries raise for a matrix product that they do not have, or with a version that lacks a function."""
 NOT_MULTIPLIED = "nothing"
 SUMMATION = 1e-5
 """Relative difference, at most, of two float32 products that differ in the order of their sums."""
@@ -84,7 +85,7 @@ def shape_problems(
             with torch.no_grad():
                 y = layers[name](x.contiguous())
         except GEMM_ERRORS as error:
-            problems.append(f"{product} failed: {str(error).splitlines()[0]}")
+            problems.append(f"{product} failed: {describe(error)}")
             continue
         if y.shape != (rows, outputs) or not bool(torch.isfinite(y).all()):
             problems.append(f"{product} is not finite or has shape {tuple(y.shape)}")

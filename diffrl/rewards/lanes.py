@@ -52,13 +52,18 @@ class Pending(Generic[T]):
         self._value: T
         self._error: BaseException | None = None
 
-    def run(self) -> None:
-        """Compute it; what is raised is kept for whoever asks for the value."""
+    def run(self, finish: Callable[[], None] = lambda: None) -> None:
+        """Compute it; what is raised is kept for whoever asks for the value.
+
+        Args:
+            finish: waits for what the work has queued on its device.
+        """
         assert self._work is not None
         self._begun = time.monotonic()
         try:
             with torch.no_grad():  # gradients are on in every new thread
                 self._value = self._work()
+            finish()
         except BaseException as error:  # raised again where the value is asked for
             self._error = error
         self._work = None  # lets go of the pictures
@@ -80,10 +85,15 @@ class Pending(Generic[T]):
 
 
 class Lane:
-    """One thread that works through what it is given, begun with the first work."""
+    """One thread that works through what it is given, begun with the first work.
 
-    def __init__(self, name: str):
-        self.name = name
+    Args:
+        name: of the thread.
+        device: that it works on; on a GPU in a stream of its own, beside what samples there.
+    """
+
+    def __init__(self, name: str, device: torch.device | None = None):
+        self.name, self.device = name, device
         self._queue: SimpleQueue[Pending] = SimpleQueue()
         self._running: Pending | None = None
         self._thread: threading.Thread | None = None
@@ -117,10 +127,30 @@ class Lane:
         return pending.value()
 
     def _loop(self) -> None:
-        while True:
-            self._running = pending = self._queue.get()
-            pending.run()
-            self._running = pending = None
+        with _stream_of(self.device) as finish:
+            while True:
+                self._running = pending = self._queue.get()
+                pending.run(finish)
+                self._running = pending = None
+
+
+@contextmanager
+def _stream_of(device: torch.device | None) -> Iterator[Callable[[], None]]:
+    """Inside, this thread's GPU is `device`, whose work it queues in a stream of its own; elsewhere nothing happens.
+
+    A new thread's GPU is the first one, whatever this rank's is, and its stream the one in which the rollout is queued.
+
+    Yields:
+        What waits for all that was queued.
+    """
+    if device is None or device.type != "cuda":
+        yield lambda: None
+        return
+    torch.cuda.set_device(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))  # in which the weights came
+    with torch.cuda.stream(stream):
+        yield stream.synchronize
 
 
 @contextmanager

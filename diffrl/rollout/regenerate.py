@@ -13,7 +13,6 @@ from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
 from diffrl.models.pipeline import held
-from diffrl.models.weights import nonfinite_weights
 from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
@@ -110,11 +109,10 @@ def decode(
     """
     broken = ~torch.isfinite(latents).flatten(1).all(dim=1)
     if broken.any():
-        way_out = "lower train.learning_rate, or set model.dtype to float32."
-        cause = _cause(adapter, f"The weights or the precision have broken down: {way_out}")
         raise GuardStop(
             f"{int(broken.sum())} of {len(broken)} samples hold NaN or inf after denoising; the first is "
-            f"{prompts[int(broken.nonzero()[0])]!r}. {cause}"
+            f"{prompts[int(broken.nonzero()[0])]!r}. The weights or the precision have broken down: lower "
+            "train.learning_rate, or set model.dtype to float32."
         )
     pictures: Tensor | None = None  # each call's go to their place: joined in the end, all would be there twice
     with held(adapter, "vae"):  # it travels once for all calls
@@ -124,7 +122,7 @@ def decode(
             except BrokenPictureError as error:
                 raise GuardStop(
                     f"The decoder gave NaN or inf for {prompts[start + error.rows[0]]!r}, whose latents are finite. "
-                    + _cause(adapter, "Set model.dtype to float32.")
+                    "Set model.dtype to float32."
                 ) from error
             if pictures is None:
                 whole = len(decoded) == len(latents)
@@ -136,8 +134,3 @@ def decode(
             pulse.advance(pulse.DECODED, len(own))
     assert pictures is not None
     return pictures
-
-
-def _cause(adapter: ModelAdapter, otherwise: str) -> str:
-    """Say which of the pipeline's files is broken; `otherwise` if all of them are finite."""
-    return nonfinite_weights(getattr(adapter, "pipeline", None)) or otherwise

@@ -25,7 +25,7 @@ from diffrl.models.hub import local_folder
 from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_device
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
-from diffrl.models.weights import unused_weights
+from diffrl.models.weights import weight_notes
 from diffrl.precision.backends import find_backend
 from diffrl.precision.facts import cpu_note
 from diffrl.records import Prompt
@@ -184,10 +184,10 @@ class _Checks:
 
     def model(self) -> str:
         m = self.config.model
-        check_pipeline_directory(m.facts, m.path)
+        check_pipeline_directory(m.facts, m.path, m.variant)
         refuse_distilled(m.facts, m.path, m.allow_distilled)
         where = f"{m.path} ({' or '.join(m.facts.pipelines)}), {whereabouts(m.path)}"
-        return "\n".join([where, *(f"{'':<12} {note}" for note in unused_weights(pipeline_folder(m.path)))])
+        return "\n".join([where, *(f"{'':<12} {note}" for note in weight_notes(pipeline_folder(m.path), m.variant))])
 
     def lora(self) -> str:
         m = self.config.model

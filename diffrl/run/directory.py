@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from diffrl.allocator import allocator_settings
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
 from diffrl.files import flush, replacing, write_json
@@ -23,7 +24,7 @@ from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.inputs import versions
 
 LOCK = ".lock"
-NOT_COMPARED = ("run_id", "versions", "prompts")
+NOT_COMPARED = ("run_id", "versions", "prompts", "allocator")
 """Of environment.json: what names a run, what is compared one by one, and notes."""
 BEFORE_CONFIG = ("environment.json", REWARDS)
 UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for name in BEFORE_CONFIG)}
@@ -184,6 +185,7 @@ def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, 
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "allocator": allocator_settings() if device.type == "cuda" else None,
         "dtype": dtype,
         "processes": world_size,
     }

@@ -123,7 +123,7 @@ def require_same_model(own: ModelSettings, other: ModelSettings, run_dir: Path) 
         ConfigError: names every key that differs.
     """
     pairs: dict[str, tuple[Any, Any]] = {
-        key: (getattr(own, key), getattr(other, key)) for key in ("family", "revision")
+        key: (getattr(own, key), getattr(other, key)) for key in ("family", "revision", "variant")
     }
     if Path(own.path).resolve() != Path(other.path).resolve():
         pairs["path"] = (own.path, other.path)

@@ -21,7 +21,7 @@ from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import WEIGHTS
+from diffrl.models.architecture import weights_of
 from diffrl.models.files import read_object
 from diffrl.records import Prompt
 from reward_models.base import ScorerSpec
@@ -79,7 +79,8 @@ def digest_base(model: ModelSettings) -> Inputs:
         return {}
     index = read_object(folder / "model_index.json", missing={})
     parts = sorted(name for name in index if not name.startswith("_") and (folder / name).is_dir())
-    digests = {part: _digest([[file.name, _marked(file)] for file in _part_files(folder / part)]) for part in parts}
+    files = {part: _part_files(folder / part, model.variant) for part in parts}
+    digests = {part: _digest([[file.name, _marked(file)] for file in files[part]]) for part in parts}
     kept = {key: value for key, value in index.items() if key not in ("_diffusers_version", "_name_or_path")}
     return {f"model.path/{part}": value for part, value in {**digests, "model_index.json": _digest(kept)}.items()}
 
@@ -146,10 +147,10 @@ def _local_folder(model: ModelSettings) -> Path | None:
     return Path(index).parent if isinstance(index, str) else None
 
 
-def _part_files(folder: Path) -> list[Path]:
-    """The files of a component that a pipeline is loaded from; variants such as *.fp16.safetensors are copies."""
+def _part_files(folder: Path, variant: str | None) -> list[Path]:
+    """The files of a component that a pipeline is loaded from; other variants of its weights are copies."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
-    weights = [file for file in files if WEIGHTS.fullmatch(file.name)] or [f for f in files if f.suffix == ".bin"]
+    weights = weights_of(folder, variant) or [f for f in files if f.suffix == ".bin"]
     return weights + [f for f in files if f.suffix in SETTINGS and not f.name.endswith(".index.json")]
 
 

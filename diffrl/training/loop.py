@@ -23,6 +23,7 @@ from diffrl.errors import SourceError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
 from diffrl.objectives.base import Examples, GroupObjective
+from diffrl.precision.compiled import compiled_blocks
 from diffrl.records import Iteration, PromptBatch, Rollout
 from diffrl.rollout.denoise import Velocity, velocity_of
 from diffrl.training.crediting import Crediting
@@ -81,6 +82,7 @@ class Trainer:
         self.on_policy_error: float | None = None
         self._counts_before: dict[str, float] = {}
         self._peak_before = 0
+        self._missed = 0
 
     def iterations(self) -> Iterator[Iteration]:
         """All that are left. Let go of each before asking for the next, or the samples of two are in memory."""
@@ -122,8 +124,19 @@ class Trainer:
             learning_rate=float(s.optimizer.param_groups[0]["lr"]),  # that of the last update still stands there
             weights=weights_of(s.scorers_at(batch.iteration)),
         )
+        metrics |= self.compilation()
         self.iteration += 1
         return Iteration(self.iteration, samples, credit, kept, metrics, trees)
+
+    def compilation(self) -> Metrics:
+        """How many graphs torch.compile has made of the policy, and what it left out, which is told once."""
+        compiled = [blocks for network in self.session.policy.networks() if (blocks := compiled_blocks(network))]
+        missed = list(dict.fromkeys(why for blocks in compiled for why in blocks.missed))
+        for why in missed[self._missed :]:
+            self.messages.report(f"model.compile left a part of the blocks uncompiled: {' '.join(why.split())}")
+        self._missed = len(missed)
+        graphs = sum(blocks.graphs for blocks in compiled)
+        return {"compile/graphs": graphs, "compile/missed": len(missed)} if compiled else {}
 
     def next_batch(self) -> PromptBatch:
         """This rank's prompts of the next iteration."""

@@ -10,6 +10,10 @@ import torch
 from torch import nn
 
 from diffrl.errors import NotHereError
+from diffrl.precision.backends.machine import dotted, installed
+
+BITSANDBYTES = (0, 50)
+"""The first with 8-bit optimizers for CPUs."""
 
 
 def learning_rate_factor(
@@ -49,18 +53,18 @@ def make_optimizer(
     """AdamW from torch, or its 8-bit form from bitsandbytes.
 
     Raises:
-        NotHereError: the 8-bit form was asked for without a CUDA device or without bitsandbytes.
+        NotHereError: the 8-bit form was asked for without bitsandbytes, or with one that has none for CPUs.
     """
     options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     if kind == "adamw":
         return torch.optim.AdamW(parameters, **options)
-    if not torch.cuda.is_available():
-        raise NotHereError("train.optimizer=adamw_8bit needs a CUDA device. None was found. Use adamw.")
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
+    version = installed("bitsandbytes")
+    if version is None or version < BITSANDBYTES:
         raise NotHereError(
-            "train.optimizer=adamw_8bit needs bitsandbytes. Run: pip install 'diffrl[bitsandbytes]'."
-        ) from error
+            f"train.optimizer=adamw_8bit needs bitsandbytes {dotted(BITSANDBYTES)} or more. Got "
+            f"{'none' if version is None else dotted(version)}. Run: pip install 'diffrl[bitsandbytes]'."
+        )
+    from bitsandbytes.optim import AdamW8bit
+
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **options)
     return optimizer

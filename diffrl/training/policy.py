@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from diffrl.distributed.sharding import dtype_of, fill, roots, shape_of, shard_n
 from diffrl.errors import CheckpointError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.lora import add_lora, lora_disabled
+from diffrl.precision.compiled import compile_network, compiled_blocks
 
 
 class Policy:
@@ -48,6 +49,8 @@ class Policy:
         self._reference: nn.Module | None = None
         if keep_reference and lora is None:
             self._reference = copy.deepcopy(self.inner).requires_grad_(False).eval()
+            if (compiled := compiled_blocks(self.inner)) is not None:
+                compile_network(self._reference, compiled.backend)
         if lora is not None:
             add_lora(self.inner, lora["rank"], lora["alpha"], lora["targets"], seed)
         else:
@@ -112,7 +115,8 @@ class Policy:
     def reference(self) -> Iterator[None]:
         """Inside, the adapter's transformer is the model before alignment."""
         if self._reference is None:
-            with lora_disabled(self.inner):
+            compiled = compiled_blocks(self.inner)
+            with lora_disabled(self.inner), nullcontext() if compiled is None else compiled.of_reference():
                 yield
             return
         live, self.adapter.transformer = self.adapter.transformer, self._reference

@@ -61,7 +61,10 @@ def make_scorers(
         key = f"{where}.{number}" if scorer.spec.remote else str(own_device)
         # On the cores that the model itself runs on, a second thread only gets in its way (docs/performance.md).
         beside = scorer.spec.remote or {own_device.type, torch.device(device).type} != {"cpu"}
-        lane = lanes.setdefault(key, Lane(key)) if lanes is not None and beside else None
+        if lanes is None or not beside:
+            lane = None
+        else:
+            lane = lanes.setdefault(key, Lane(key, None if scorer.spec.remote else own_device))
         size = s.batch_size or scorer.spec.batch_size
         made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
     return made

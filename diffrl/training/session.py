@@ -247,11 +247,6 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return None
-    if e.compile and policy.alternates:
-        raise ConfigError(
-            "rollout.explore.compile must be false for a model of two networks (Wan 2.2), whose calls are no single "
-            "graph. Set it to false."
-        )
     r, pool = config.rollout, e.candidates * config.prompts.per_iteration
     batches = (1, min(r.micro_batch, pool))
     return make_explorer(
@@ -341,6 +336,7 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
             compile=m.compile,
         ),
         revision=m.revision,
+        variant=m.variant,
         true_cfg_scale=m.true_cfg_scale,
         **m.options,
     )

@@ -54,9 +54,9 @@ class Index:
     broken: str | None = None
 
     def of(self, folder: Path, image: Path) -> Caption | None:
-        """Return what it says of an image below its folder; names may begin with the folder's own."""
-        name = image.relative_to(folder).as_posix()
-        ways = [name, f"{folder.absolute().name}/{name}"]
+        """Return what it says of an image below its folder; names may begin with its own, or be whole paths."""
+        name, whole = image.relative_to(folder).as_posix(), folder.absolute().as_posix()
+        ways = [name, f"{folder.absolute().name}/{name}", f"{whole}/{name}"]
         ways += [way.casefold() for way in ways]
         return next((self.captions[way] for way in ways if way in self.captions), self.everyone)
 

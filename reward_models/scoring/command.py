@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +26,8 @@ from reward_models.scoring.run import score_items
 from reward_models.scoring.sources import Selection, collect
 from reward_models.scoring.summary import Summary
 
-INTERRUPTED, FAILED = 130, 3
-"""Exit codes. FAILED: nothing at all could be scored, or with `strict` not everything; a check that was not passed. A
-mistake of the user's is 2."""
+FAILED = 3
+"""Exit code: nothing at all could be scored, or with `strict` not everything; a check that was not passed."""
 
 
 def load_rewards(names: Sequence[str], options: RewardOptions, examined: bool = False) -> list[Loaded]:
@@ -81,11 +81,11 @@ def run(
     with ScoreCache(None if results.no_cache else results.cache or default_path()) as cache:
         try:
             summary = _score(outs, rewards, found, cache)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             known = not results.no_cache and any(map(can_be_cached, rewards))
             kept = "What was scored is in the cache: run the same command again to go on." if known else ""
             sys.stderr.write(f"Interrupted. {kept}\n")
-            return INTERRUPTED
+            return 128 + getattr(error, "number", signal.SIGINT)
     seconds = time.monotonic() - started
     written = list(outs)
     if results.plot is not None:

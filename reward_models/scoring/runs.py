@@ -17,6 +17,7 @@ from typing import Any
 from reward_models.errors import RewardError
 from reward_models.scoring.items import Item
 from reward_models.stores import describe_failure, open_to_read, require_tables
+from reward_models.text.reading import Unreadable, require_file
 from reward_models.webp import is_lossless
 
 INDEX, PICTURES, SCHEMA_VERSION = "samples.sqlite", "samples", 1
@@ -28,8 +29,8 @@ ADDRESS = {"stage": str, "iteration": int, "group_id": int, "root": int, "path":
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is the directory of a run that kept samples."""
-    return (path / INDEX).is_file()
+    """Return whether a path is the directory of a run that kept samples, whatever has become of their index."""
+    return (path / INDEX).exists()
 
 
 def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skipped: Counter[str]) -> list[Item]:
@@ -101,10 +102,11 @@ def _kept(database: sqlite3.Connection) -> str:
 @contextmanager
 def _opened(index: Path) -> Iterator[sqlite3.Connection]:
     try:
+        require_file(index)  # SQLite would wait for a pipe
         with closing(open_to_read(index)) as database:
             yield database
-    except sqlite3.Error as error:
-        why = describe_failure(error)
+    except (sqlite3.Error, Unreadable) as error:
+        why = describe_failure(error) if isinstance(error, sqlite3.Error) else str(error)
         raise RewardError(f"The sample index {index} cannot be used: {why}. Is it a run's, and whole?") from error
 
 

@@ -185,6 +185,8 @@ def _server(
     _need_extra()
     import uvicorn
 
+    from reward_models.serving.connections import server_config
+
     token = find_token(token, token_file)
     if token is None and not allow_anonymous and not is_loopback(host):
         raise RewardError(
@@ -197,10 +199,8 @@ def _server(
     except RewardError:
         listener.close()
         raise
-    config = uvicorn.Config(
+    config = server_config(
         app,
-        http="h11",
-        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -87,7 +87,10 @@ def sampled(count: int, fps: float | None, rate: float, frames: int | None = Non
     if frames is not None:
         wanted = min(2 * round(frames / 2), count)
     elif fps is None:
-        raise RewardError("The reward video_align samples frames by time. Give the clips' fps.")
+        raise RewardError(
+            "The reward video_align samples frames by time. Got clips that do not say their frames per second. Give "
+            "fps to diffrl.score or RewardBatch; diffrl score reads it from files: save them as .mp4 with it."
+        )
     else:
         most = 2 * (min(MOST_FRAMES, count) // 2)
         wanted = 2 * round(min(max(count / fps * rate, LEAST_FRAMES), most) / 2)

@@ -142,7 +142,7 @@ def page(rng: random.Random, server: Server) -> tuple[str, Problem]:
     given = [(rng.choice(PARAMETERS), value(rng)) for _ in range(rng.choice((0, 1, 1, 2, 3, 8)))]
     if rng.random() < 0.6:
         given.insert(0, ("run", "run"))
-    name = rng.choice(pages()) if rng.random() < 0.9 else quote(value(rng), safe="/%.")
+    name = rng.choice(pages()) if rng.random() < 0.9 else quote(value(rng), safe="/%.", errors="replace")
     path = f"/{name}?{urlencode(given, errors='replace')}"
     return f"GET {mutate.brief(path, 300)}", judged(server, path)
 

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from diffrl.checkpoint.files import load_checkpoint, save_checkpoint
-from diffrl.checkpoint.state import optimizer_tensors, restore_optimizer, restore_rng, rng_state
+from diffrl.checkpoint.state import optimizer_tensors, require_optimizer, restore_optimizer, restore_rng, rng_state
 from diffrl.errors import CheckpointError
+from diffrl.training.optim import make_optimizer
 
 
-def network(dtype=torch.float32):
+def network(dtype=torch.float32, width=5):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).to(dtype)
+    return nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)).to(dtype)
 
 
 def train(model, optimizer, steps, scheduler=None):
@@ -68,6 +69,58 @@ def test_an_optimizer_goes_on_as_if_never_interrupted(tmp_path, kind):
     for a, b in zip(straight.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
     assert all(torch.equal(tensors[name], saved[name]) for name in saved)  # training on does not touch the checkpoint
+
+
+def test_eight_bit_adam_goes_on_as_if_never_interrupted(tmp_path):
+    """bitsandbytes gives its state in another layout than it keeps it in; what is small it keeps in float32."""
+    pytest.importorskip("bitsandbytes")
+
+    def build():
+        model = network(width=4099)
+        return model, make_optimizer(list(model.parameters()), "adamw_8bit", 1e-2, (0.8, 0.97), 1e-8, 0.1)
+
+    straight, optimizer = build()
+    train(straight, optimizer, range(7))
+    first, optimizer = build()
+    train(first, optimizer, range(4))
+    kinds = {state["state1"].dtype for state in optimizer.state.values()}
+    assert kinds == {torch.uint8, torch.float32}
+    tensors, state = through_disk(tmp_path, optimizer)
+    second, resumed = build()
+    second.load_state_dict(first.state_dict())
+    require_optimizer(resumed, tensors, state)
+    restore_optimizer(resumed, tensors, state)
+    for before, after in zip(optimizer.state.values(), resumed.state.values(), strict=True):
+        assert before.keys() == after.keys()
+        same = [torch.equal(a, after[k]) if isinstance(a, torch.Tensor) else a == after[k] for k, a in before.items()]
+        assert all(same)
+    train(second, resumed, range(4, 7))
+    for a, b in zip(straight.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Wrapping(torch.optim.SGD):
+    """An optimizer whose state_dict() has another layout than its state, and whose loading casts all the same."""
+
+    def state_dict(self):
+        saved = super().state_dict()
+        return {**saved, "state": {index: {"wrapped": [dict(entry)]} for index, entry in saved["state"].items()}}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "state": {i: entry["wrapped"][0] for i, entry in state["state"].items()}})
+
+
+def test_casts_are_undone_whatever_the_layout(tmp_path):
+    model = network(torch.bfloat16)
+    optimizer = Wrapping(model.parameters(), lr=1e-2, momentum=0.9)
+    train(model, optimizer, range(2))
+    for entry in optimizer.state.values():
+        entry |= {"kept": torch.randn(5), "name": "absmax"}
+    restored = Wrapping(network(torch.bfloat16).parameters(), lr=1e-2, momentum=0.9)
+    restore_optimizer(restored, *through_disk(tmp_path, optimizer))
+    for before, after in zip(optimizer.state.values(), restored.state.values(), strict=True):
+        assert after["kept"].dtype == torch.float32 and torch.equal(before["kept"], after["kept"])
+        assert after["name"] == "absmax" and after["momentum_buffer"].dtype == torch.bfloat16
 
 
 def test_optimizer_state_keeps_its_types_and_extra_values(tmp_path):

@@ -169,11 +169,6 @@ def test_a_value_out_of_bounds_is_named(load, override, expected):
     assert expected in problem
 
 
-def test_eight_bit_adam_is_refused_on_the_cpu(load):
-    (problem,) = problems_of(load, "train.optimizer=adamw_8bit", "model.device=cpu")
-    assert "Set optimizer: adamw or model.device: cuda." in problem
-
-
 def test_an_unknown_reward_names_the_near_one(load):
     (problem,) = problems_of(load, "rewards=[{name: shpes}]")
     assert "Did you mean 'shapes'? Known names: aesthetic, " in problem

@@ -55,7 +55,7 @@ def test_the_embedded_world_is_there():
             r"needs a column such as prompt, .* has \['a red circle'\]. Name the one",
         ),
         ("prompts.jsonl", b'{"prompt": "a"}\n\n{"prompt": \n', r"must be a JSON object. .*prompts.jsonl:3: "),
-        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r"must be an object such as .*prompts.jsonl:2 is \[\"b\"\]"),
+        ("prompts.jsonl", b'{"prompt": "a"}\n["b"]\n', r"must be a JSON object such as .*prompts.jsonl:2 is \[\"b\"\]"),
         ("prompts.jsonl", b'{"words": "a"}', r"needs a column such as prompt, .* has \['words'\]"),
         ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is \{"),

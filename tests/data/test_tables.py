@@ -93,8 +93,11 @@ def test_encodings_with_a_mark_are_decoded_and_said(tmp_path, encoding, end):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("a cat\n\nein Käfer\n".encode("latin-1"), "line 3 holds the byte 0xe4, which is 'ein Käfer' if .* Latin-1"),
-        ("a cat\na dog".encode("utf-16-le"), "a zero byte in line 1, as UTF-16 without its mark does"),
+        (
+            "a cat\n\nein Käfer\n".encode("latin-1"),
+            "a.txt:3 cannot be read as UTF-8 text: it holds the byte 0xe4, and is 'ein Käfer' if .* Latin-1",
+        ),
+        ("a cat\na dog".encode("utf-16-le"), "a.txt:1 holds a zero byte, as UTF-16 without its mark does"),
         ("a cat\n".encode("utf-16") + b"a", "begins as UTF-16 and cannot be read as that"),
     ],
 )

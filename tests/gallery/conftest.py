@@ -14,6 +14,7 @@ from diffrl.gallery.app import make_app
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
+from reward_models.serving.connections import server_config
 from tests.gallery.made import make_run
 from tests.patience import LONG, until
 
@@ -67,7 +68,7 @@ def served(site_of):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # no Nagle's delay
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
-        server = uvicorn.Server(uvicorn.Config(make_app(site_of(*paths, **options)), log_level="warning"))
+        server = uvicorn.Server(server_config(make_app(site_of(*paths, **options)), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         servers.append((server, thread, listener))

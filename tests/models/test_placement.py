@@ -12,7 +12,6 @@ from diffrl.models.placement import Placement, set_attention
 from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
 from tests.edits import encoded
-from tests.training.harness import make_run, settings
 
 PROMPTS = ["a red circle", "two blue squares"]
 
@@ -126,35 +125,6 @@ def test_attention_without_masks_is_refused_where_prompts_are_masked(random_pipe
 def test_a_backend_whose_package_is_missing(random_sd3, name):
     with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used: .* Set model.attention: native."):
         load(random_sd3, attention=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd3", "flux"])
-def test_a_compiled_transformer_trains_on_policy(random_pipelines, tmp_path, family, monkeypatch):
-    graphs = []
-
-    def counted(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda m, **kw: compile_module(m, backend=counted, **kw))
-    torch._dynamo.reset()
-    data = settings(
-        random_pipelines(family),
-        tmp_path,
-        model={"family": family, "compile": True, "lora": {"rank": 3, "alpha": 6}},
-        rollout={"micro_batch": 4},
-        train={"micro_batch": 3},
-    )
-    trainer, run = make_run(data)
-    trainer.iterate()
-    run.journal.close()
-    assert trainer.on_policy_error < 1e-5
-    seen = len(graphs)
-    assert seen > 0
-    trainer.iterate()
-    assert len(graphs) == seen, "weights that change must not compile anything anew"
 
 
 def test_tiles_cover_the_picture(random_sd3):

@@ -2,21 +2,26 @@
 
 import json
 import os
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file, save_file
+from transformers import BitsAndBytesConfig, T5EncoderModel
 
 from diffrl.cli import main
 from diffrl.config.load import make_config
-from diffrl.errors import ConfigError, GuardStop
+from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import check_pipeline_directory, load_adapter
 from diffrl.models.vetting import WITH_WEIGHTS
-from diffrl.models.weights import compare_weights, unused_weights
+from diffrl.models.weights import _compare, compare_weights, weight_notes
 from diffrl.run.check import check_config
+from diffrl.training.inputs import digest_base
 from tests.tiers import daily
 from tests.training.harness import settings, start
 
@@ -61,7 +66,7 @@ def test_every_component_is_compared(copy, family):
     folder = copy(family)
     index = json.loads((folder / "model_index.json").read_text())
     parts = parts_of(folder)
-    assert len(parts) >= 3 and unused_weights(folder) == []
+    assert len(parts) >= 3 and weight_notes(folder) == []
     for part in parts:
         found = compare_weights(part, *index[part.name])
         assert not (found.missing or found.unexpected or found.mismatched), part.name
@@ -147,16 +152,113 @@ def test_shards(copy, component):
     refused(folder, f"{component} must hold .*.safetensors, or .*index.json and its files. Got '{first.name}'")
 
 
+def as_variant(part, sharded=False):
+    """Its weights as fp16 alone, under the names that save_pretrained gives."""
+    if sharded:
+        shard(part)
+    for file in [*part.glob("*.safetensors*")]:
+        if file.suffix == ".json":
+            placed = json.loads(re.sub(r"-(\d+-of)", r".fp16-\1", file.read_text()))
+            file.unlink()
+            file.with_name(file.name.replace(".json", ".fp16.json")).write_text(json.dumps(placed))
+        else:
+            stem, rest = file.name.removesuffix(".safetensors").partition("-0")[::2]
+            half = {
+                name: tensor.half() if tensor.is_floating_point() else tensor
+                for name, tensor in load_file(file).items()
+            }
+            save_file(half, part / f"{stem}.fp16{'-0' * bool(rest)}{rest}.safetensors", metadata={"format": "pt"})
+            file.unlink()
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize(("family", "component"), [("sd3", "text_encoder_3"), ("wan", "transformer")])
 def test_a_variant_alone_is_named(copy, family, component, sharded):
     folder = copy(family)
-    stem = weights(folder / component).name.removesuffix(".safetensors")
-    if sharded:
-        shard(folder / component)
-    for file in [*(folder / component).glob("*.safetensors*")]:
-        file.rename(file.with_name(file.name.replace(stem, f"{stem}.fp16", 1)))
-    refused(folder, rf"{component} must hold {stem}.safetensors.* Got the variant fp16 alone. .*variant='fp16'", family)
+    as_variant(folder / component, sharded)
+    stem = "model" if component.startswith("text") else "diffusion_pytorch_model"
+    refused(
+        folder, rf"{component} must hold {stem}.safetensors.* Got the variant fp16 alone. Set model.variant", family
+    )
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("component", ["text_encoder", "transformer"])
+def test_a_variant_is_what_stock_diffusers_loads(copy, tmp_path, component, sharded):
+    """Parts that have it are read from it, beside plain files too; the others from their plain files."""
+    folder = copy()
+    plain = {file.name: file.read_bytes() for file in (folder / component).glob("*.safetensors")}
+    as_variant(folder / component, sharded)
+    stock = StableDiffusion3Pipeline.from_pretrained(str(folder), variant="fp16", use_safetensors=True).components
+    for beside in (False, True):
+        if beside:
+            for name, content in plain.items():
+                (folder / component / name).write_bytes(content)
+        check_pipeline_directory(FAMILIES["sd3"], str(folder), "fp16")
+        adapter = load_adapter("sd3", str(folder), dtype="float32", device=torch.device("cpu"), variant="fp16")
+        for name in ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
+            state = adapter.pipeline.components[name].state_dict()
+            assert all(torch.equal(tensor, state[key]) for key, tensor in stock[name].state_dict().items()), name
+    config = make_config(settings(folder, tmp_path / "runs", model={"variant": "fp16"}))
+    assert check_config(config, ask_rewards=False)
+    assert digest_base(config.model) != digest_base(config.model.model_copy(update={"variant": None}))
+
+
+def test_a_variant_that_no_part_has_is_refused(copy, tmp_path):
+    with pytest.raises(ConfigError, match="must name files of the pipeline.*bf16"):
+        check_pipeline_directory(FAMILIES["sd3"], str(copy()), "bf16")
+
+
+def test_generate_takes_a_variant(copy, tmp_path):
+    folder = copy()
+    for part in parts_of(folder):
+        as_variant(part)
+    with pytest.raises(SystemExit, match="^0$"):
+        main(f"generate --model {folder} --variant fp16 --prompt red --steps 2 --out {tmp_path / 'out'}".split())
+    assert (tmp_path / "out" / "samples.jsonl").is_file()
+
+
+@pytest.mark.parametrize(("component", "how"), [("vae", "_by_diffusers"), ("text_encoder_2", "_by_transformers")])
+def test_what_headers_do_not_tell_loading_does(copy, monkeypatch, component, how):
+    """A class that cannot be made without weights: `check` says so, and loading counts what stayed random."""
+
+    def raises(*_):
+        raise NotImplementedError("no such operator on meta")
+
+    folder = copy()
+    monkeypatch.setattr(f"diffrl.models.weights.{how}", raises)
+    monkeypatch.setattr("diffrl.models.weights._compare", _compare.__wrapped__)
+    lost = max(key for key in load_file(weights(folder / component)) if "norm" in key)
+    change(folder / component, lambda tensors: without(tensors, lost))
+    check_pipeline_directory(FAMILIES["sd3"], str(folder))
+    assert any(note.startswith(f"{component}: not compared") and "meta" in note for note in weight_notes(folder))
+    with pytest.raises(ConfigError, match=f"{component} must hold every weight of .*. 1 would stay random: '{lost}'"):
+        load_adapter("sd3", str(folder), dtype="float32", device=torch.device("cpu"))
+
+
+def test_a_part_of_another_library_is_refused(copy):
+    folder = copy()
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"text_encoder": ["mylib.nets", "Encoder"]}))
+    refused(folder, "text_encoder must be a network of diffusers or transformers .*'mylib.nets.Encoder'")
+
+
+@pytest.mark.parametrize("lost", [None, "final_layer_norm", "SCB"])
+def test_a_quantised_text_encoder_is_compared_by_loading(copy, lost):
+    pytest.importorskip("bitsandbytes")
+    folder = copy()
+    part = folder / "text_encoder_3"
+    eight = BitsAndBytesConfig(load_in_8bit=True)
+    T5EncoderModel.from_pretrained(str(part), quantization_config=eight).save_pretrained(str(part))
+    change(part, lambda tensors: {key: tensor for key, tensor in tensors.items() if lost is None or lost not in key})
+    check_pipeline_directory(FAMILIES["sd3"], str(folder))
+    assert any("text_encoder_3: not compared" in note and "bitsandbytes" in note for note in weight_notes(folder))
+    load = partial(load_adapter, "sd3", str(folder), dtype="float32", device=torch.device("cpu"))
+    if lost is None:
+        assert bool(torch.isfinite(load().encode_prompts(["a red circle"])["prompt_embeds"]).all())
+    else:
+        with pytest.raises(ConfigError, match="1 would stay random: .*layer_norm" if "norm" in lost else "conversion"):
+            load()
 
 
 @pytest.mark.parametrize(
@@ -193,31 +295,44 @@ def test_links_of_the_hubs_cache(copy, tmp_path, file):
     refused(folder, f"{file} cannot be read: No such file or directory. It is a link to .*blob'. Fetch it again.")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(
     ("family", "component", "key"),
     [
         ("sd3", "transformer", "proj_out.bias"),
-        ("sd3", "text_encoder", "text_model.final_layer_norm.weight"),
+        ("sd3", "text_encoder", "text_model.embeddings.token_embedding.weight"),  # of words that no prompt has
         ("sd3", "vae", "decoder.conv_norm_out.weight"),
-        ("wan", "transformer", "proj_out.bias"),
+        ("wan", "text_encoder", "encoder.block.0.layer.0.layer_norm.weight"),
     ],
 )
-def test_weights_that_are_no_numbers_are_named(copy, tmp_path, capsys, family, component, key):
+def test_weights_that_are_no_numbers_are_named(copy, family, component, key, value):
+    """One number, the last, is enough, whether or not an image would show it."""
     folder = copy(family)
-    change(folder / component, lambda tensors: tensors | {key: tensors[key] * float("nan")})
+    state = load_file(weights(folder / component))
+    named = next(name for name in state if name.endswith(key.removeprefix("text_model.")))
+    state[named].flatten()[-1] = value
+    change(folder / component, lambda _: state)
+    with pytest.raises(ConfigError, match=rf"{key.removeprefix('text_model.')}' of .*{component} holds NaN or inf."):
+        load_adapter(family, str(folder), dtype="bfloat16", device=torch.device("cpu"))
+
+
+def test_generate_and_a_run_name_weights_that_are_no_numbers(copy, tmp_path, capsys):
+    folder = copy()
+    change(folder / "transformer", lambda tensors: tensors | {"proj_out.bias": tensors["proj_out.bias"] * float("nan")})
     with pytest.raises(SystemExit) as ended:
         main(f"generate --model {folder} --prompt red --steps 2 --out {tmp_path / 'out'}".split())
-    said = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 3 and f"'{key}' of {weights(folder / component)} holds NaN or inf." in said
-    assert "learning_rate" not in said and "dtype" not in said
-
-
-def test_a_run_names_weights_that_are_no_numbers(copy, tmp_path):
-    folder = copy()
-    key = max(load_file(weights(folder / "transformer")))
-    change(folder / "transformer", lambda tensors: tensors | {key: tensors[key] * float("inf")})
-    with pytest.raises(GuardStop, match=f"after denoising.* '{key}' of .*safetensors holds NaN or inf. Fetch the file"):
+    assert ended.value.code == 2 and "'proj_out.bias' of" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match="'proj_out.bias' of .*transformer holds NaN or inf"):
         start(settings(folder, tmp_path / "runs"))
+
+
+def test_large_finite_weights_are_no_fault(copy):
+    """Their sum overflows."""
+    folder = copy()
+    change(
+        folder / "vae", lambda tensors: tensors | {"decoder.conv_in.bias": tensors["decoder.conv_in.bias"] * 0 + 3e38}
+    )
+    assert load_adapter("sd3", str(folder), dtype="float32", device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2"])

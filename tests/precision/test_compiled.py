@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from diffrl.precision.compiled import compile_network
 from diffrl.precision.copies import make_copy
 from diffrl.precision.facts import PrecisionError
-from diffrl.precision.network import Compiled
 from diffrl.precision.weights import lora_layers, plain_copy
 
 KINDS = [("bfloat16", "auto"), ("int8", "torchao"), ("fp8", "auto"), ("nvfp4", "emulated")]
@@ -117,7 +117,9 @@ def test_what_cannot_be_captured_is_an_error():
             return x * (2 if bool(x.sum() > 0) else 3)
 
     with pytest.raises(Exception, match="(?i)data-dependent|graph break|unsupported"):
-        Compiled(Breaks(), lambda graph, _: graph.forward)(torch.randn(3))
+        network = Breaks()
+        compile_network(network, lambda graph, _: graph.forward, whole=True)
+        network(torch.randn(3))
 
 
 @pytest.mark.slow

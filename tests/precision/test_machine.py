@@ -24,7 +24,7 @@ RUNS = {
     ("nvfp4", "torchao"): "0000111",
     ("nvfp4", "te"): "0000110",
 }
-PACKAGES = {"torchao": (0, 18, 0), "modelopt": (0, 47, 0), "te": (2, 8), "mslk": (1, 0)}
+PACKAGES = {"torchao": (0, 18, 0), "modelopt": (0, 47, 0), "te": (2, 9), "mslk": (1, 0)}
 
 
 def gpu(capability, cuda=(13, 0), packages=PACKAGES):
@@ -80,8 +80,8 @@ def test_cpus(kind):
         ),
         (
             ("nvfp4", "te"),
-            gpu((10, 0), packages={"te": (2, 7)}),
-            "it needs transformer-engine 2.8 or more, and found 2.7: pip install 'diffrl[te]'",
+            gpu((10, 0), packages={"te": (2, 8)}),
+            "it needs transformer-engine 2.9 or more, and found 2.8: pip install 'diffrl[te]'",
         ),
         (("fp8", "torch"), Machine("mps", "mps"), "fp8 needs a CPU or a CUDA GPU, not mps"),
         (("nvfp4", "torchao"), Machine("mps", "mps"), "nvfp4 needs a CUDA GPU, not mps"),

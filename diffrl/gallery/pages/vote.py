@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from diffrl.gallery.thumbnails import MISSING, sign
 
 BODY = 20_000
 """Bytes of a vote's form, at most."""
+BODY_SECONDS = 10.0
+"""In which a form must arrive."""
 FIELDS = 10
 
 
@@ -141,16 +144,21 @@ def same_origin(headers: Mapping[str, str]) -> bool:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of a form, at most `BODY` bytes.
+    """Return the body of a form, at most `BODY` bytes.
 
     Raises:
-        GalleryError: it is longer (413).
+        GalleryError: it is longer (413), or does not arrive within `BODY_SECONDS` (408).
     """
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY:
-            raise GalleryError(f"A form has at most {BODY} bytes. Got more.", 413)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > BODY:
+                    raise GalleryError(f"A form has at most {BODY} bytes. Got more.", 413)
+    except TimeoutError:
+        sentence = f"A form must arrive within {BODY_SECONDS:g} s. Got {len(body)} bytes of it. Send it again."
+        raise GalleryError(sentence, 408) from None
     return body
 
 

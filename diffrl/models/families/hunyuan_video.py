@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
-from diffrl.models.family import JOINT_ATTENTION, Family
+from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family
 from diffrl.models.geometry import Activations, Geometry, Size, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.schedulers import shifted_sigmas
@@ -100,6 +100,27 @@ def _glyph_length(tokenizer: Any, text: str) -> int:
     return 0 if glyphs is None else plain_length(tokenizer, glyphs)
 
 
+SIDES = {"img": QKV, "txt": ADDED_QKV}
+BLOCK = {
+    **{
+        f"{side}_attn_{kind}": (layer,)
+        for side, kinds in SIDES.items()
+        for kind, layer in zip("qkv", kinds, strict=True)
+    },
+    "img_attn_qkv": QKV,
+    "txt_attn_qkv": ADDED_QKV,
+    "img_attn_proj": ("attn.to_out.0",),
+    "txt_attn_proj": ("attn.to_add_out",),
+    **{
+        f"{side}_mlp.{theirs}": (f"{ours}.{layer}",)
+        for side, ours in (("img", "ff"), ("txt", "ff_context"))
+        for theirs, layer in (("fc1", "net.0.proj"), ("0", "net.0.proj"), ("fc2", "net.2"), ("2", "net.2"))
+    },
+    **{f"img_mod.{name}": ("norm1.linear",) for name in ("linear", "lin")},
+    **{f"txt_mod.{name}": ("norm1_context.linear",) for name in ("linear", "lin")},
+}
+"""Layers of a block by its makers' names, queries, keys and values apart as they have them or in one as ComfyUI has."""
+
 FAMILY = Family(
     name="hunyuan_video",
     title="HunyuanVideo 1.5, text to video",
@@ -126,6 +147,7 @@ FAMILY = Family(
         ("max_sequence_length", "pipeline.tokenizer_max_length = {}"),
     ),
     lora_loader="HunyuanVideoLoraLoaderMixin",  # HunyuanVideo's before 1.5; diffusers 0.42 gave this pipeline none
+    original={"double_blocks": ("transformer_blocks", BLOCK)},
     masks_prompts=True,
     idle_weights=True,  # of the last block's text half
     text_encoders=(

@@ -87,7 +87,7 @@ PRECISION_BACKENDS: Mapping[str, Mapping[str, Engine]] = {
                 below=(12, 0),
                 why_below="transformer-engine claims it and fails (its issue 3217)",
                 cuda=(12, 8),
-                packages={"te": (2, 8)},
+                packages={"te": (2, 9)},  # the first with te.autocast
             ),
         ),
         "emulated": Engine(f"{_HERE}.emulated:nvfp4"),

@@ -19,6 +19,7 @@ SHARED = (
     "model.family",
     "model.path",
     "model.revision",
+    "model.variant",
     "model.height",
     "model.width",
     "model.frames",

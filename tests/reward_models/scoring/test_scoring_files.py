@@ -173,3 +173,36 @@ def test_paths_with_nothing_in_them(tmp_path, refused):
     (tmp_path / "notes.md").write_text("text")
     assert "no image or video" in refused(tmp_path / "notes.md", "--reward", "shapes")
     assert "directory of a run" in refused(tmp_path, "--stage", "eval", "--reward", "shapes")
+
+
+def test_a_run_whose_index_is_a_folder_is_refused_for_that(tmp_path, refused):
+    (tmp_path / "run/samples.sqlite").mkdir(parents=True)
+    save(tmp_path / "run/before_after.png")
+    message = refused(tmp_path / "run", "--reward", "sharpness")
+    assert "samples.sqlite" in message and "is a folder" in message
+
+
+@pytest.mark.parametrize("row", ["b.png,a cat, asleep", 'b.png,"a cat'])
+def test_a_caption_that_a_table_cuts_is_an_error_of_its_row(tmp_path, row):
+    """What stands behind a comma without quotes was left out of the prompt before."""
+    for name in "ab":
+        save(tmp_path / f"in/{name}.png")
+    (tmp_path / "in/metadata.csv").write_text(f"file_name,prompt\na.png,a dog\n{row}\n")
+    items = {item.path.name: item for item in collect(Selection([str(tmp_path / "in")])).items}
+    assert items["a.png"].prompt == "a dog" and items["a.png"].problem is None
+    assert items["b.png"].prompt is None and "metadata.csv:" in items["b.png"].problem
+
+
+def test_a_table_may_name_images_by_their_whole_paths(tmp_path):
+    for name in ("in/a.png", "in/deep/b.png"):
+        save(tmp_path / name)
+    lines = [{"file_name": str(tmp_path / "in" / name), "text": name} for name in ("a.png", "deep/b.png")]
+    (tmp_path / "in/metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert found(tmp_path / "in") == [("a.png", "a.png"), ("b.png", "deep/b.png")]
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path, refused):
+    """The second was taken before, without a word."""
+    save(tmp_path / "in/a.png")
+    (tmp_path / "in/metadata.csv").write_text("file_name,text, text\na.png,a cat,a dog\n")
+    assert "names the column 'text' twice" in refused(tmp_path / "in", "--reward", "shapes")
