@@ -20,6 +20,7 @@ from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
 from diffrl.models.geometry import Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
+from diffrl.precision.facts import dtype_name_around
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
@@ -54,6 +55,7 @@ class Memory:
         passing: bytes of activations, by stage; one stage runs at a time.
         resting: bytes of the offloaded parts, in the computer's memory between uses.
         pictures: bytes of the decoded pictures, which lie in the computer's memory whatever the device is.
+        copy_on_cpu: bytes that the exploring copy takes on a CPU beyond those in `kept`.
         scorers: bytes of rewards on other devices than the model, by name of the device.
     """
 
@@ -63,6 +65,7 @@ class Memory:
     passing: Mapping[str, int]
     resting: int = 0
     pictures: int = 0
+    copy_on_cpu: int = 0
     scorers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -71,8 +74,8 @@ class Memory:
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
 
     def needed(self, device: str) -> int:
-        """Bytes that the device ("cpu", "cuda") must have: a CPU holds the decoded pictures too."""
-        return self.peak + (self.pictures if device == "cpu" else 0)
+        """Bytes that the device ("cpu", "cuda") must have: a CPU holds the decoded pictures too, and wider copies."""
+        return self.peak + (self.pictures + self.copy_on_cpu if device == "cpu" else 0)
 
 
 @dataclass(frozen=True)
@@ -124,13 +127,22 @@ def estimate_memory(
     parts = _parts(config, found)
     rewards = scorer_weights(config)
     kept = _weights(config, found, parts, world_size) | {"scorers": rewards.beside}
+    wider = _copy_size(config, found, "cpu") - kept.get("exploring copy", 0)
     offload = _offloaded(config, parts)
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
     geometry = read_geometry(config.model.facts, found, asked_size(config))
     if geometry is None:
-        memory = Memory(parts.trained, frozen, kept, offload, sum(offload.values()), scorers=rewards.elsewhere)
+        memory = Memory(
+            trained_parameters=parts.trained,
+            frozen_parameters=frozen,
+            kept=kept,
+            passing=offload,
+            resting=sum(offload.values()),
+            copy_on_cpu=wider,
+            scorers=rewards.elsewhere,
+        )
         why = "its config files are not as expected"
         if config.model.facts.geometry is None:
             why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
@@ -147,8 +159,17 @@ def estimate_memory(
     pictures = rollout.pictures(geometry)
     if config.rollout.explore is not None:
         pictures += _candidates(config, rollout) * 3 * geometry.pixels
-    resting = sum(offload.values())
-    return Memory(parts.trained, frozen, kept, passing, resting, pictures, rewards.elsewhere), rewards.notes
+    memory = Memory(
+        trained_parameters=parts.trained,
+        frozen_parameters=frozen,
+        kept=kept,
+        passing=passing,
+        resting=sum(offload.values()),
+        pictures=pictures,
+        copy_on_cpu=wider,
+        scorers=rewards.elsewhere,
+    )
+    return memory, rewards.notes
 
 
 def _parts(config: Config, found: Architecture) -> ParameterCounts:
@@ -169,7 +190,7 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
 
 def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
     """Bytes of everything that is as large as a network."""
-    m, e, o = config.model, config.rollout.explore, config.objective
+    m, o = config.model, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
     networks = [found.shapes[name] for name in found.networks]
     base = dtype * parts.network if m.lora is not None else 0
@@ -188,14 +209,41 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
         + (0 if "text_encoders" in m.offload else dtype * parts.text)
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
     }
-    if e is not None and e.precision != "training":
-        emulated = e.engine == "emulated"
-        quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES[e.precision], 2)
-        exclude = config.explore_exclude
-        kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
+    if size := _copy_size(config, found, "cpu" if m.device == "cpu" else "cuda"):
+        kept["exploring copy"] = size
     if o.lags:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
+
+
+def _copy_size(config: Config, found: Architecture, device: str) -> int:
+    """Bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
+    e = config.rollout.explore
+    if e is None or e.precision == "training":
+        return 0
+    quantised, rest = copy_bytes(e.precision, e.engine, device)
+    networks = [found.shapes[name] for name in found.networks]
+    return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
+
+
+def copy_bytes(precision: str, engine: str, device: str) -> tuple[float, float]:
+    """Return the bytes of a quantised weight and of any other number of an exploring copy.
+
+    Args:
+        precision: a key of `COPY_BYTES`.
+        engine: as configured. The emulated weights are as wide as the network around them, modelopt's are float32, and
+            transformer-engine keeps bfloat16 ones beside its own.
+        device: cpu or cuda.
+    """
+    codes = COPY_BYTES[precision]
+    if precision == "bfloat16" or engine == "torchao":
+        return codes, 2
+    if engine == "te":
+        return 2 + codes, 2
+    if engine == "modelopt":
+        return FLOAT32, FLOAT32
+    around = BYTES[dtype_name_around(device)]
+    return (around if engine == "emulated" else codes), around
 
 
 def _vae_bytes(config: Config) -> int:
