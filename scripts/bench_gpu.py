@@ -75,11 +75,15 @@ class Bench:
         self.flops = self.count_flops()
 
     @torch.no_grad()
-    def count_flops(self) -> int:
-        """Of one network evaluation."""
+    def call(self) -> torch.Tensor:
+        """The velocity of one sample."""
         x = self.adapter.init_latents(lambda shape: torch.randn(1, *shape))
         sigma = torch.full((1,), 0.5, device=self.device)
-        seen = flops_coverage({}, lambda: self.adapter.velocity(x, sigma, self.encodings, self.case.guidance_scale))
+        return self.adapter.velocity(x, sigma, self.encodings, self.case.guidance_scale)
+
+    def count_flops(self) -> int:
+        """Of one network evaluation."""
+        seen = flops_coverage({}, self.call)
         if note := uncounted_note(seen):
             print(f"{self.name}: {note}")
         return seen.flops.total() // self.calls
@@ -125,9 +129,11 @@ class Bench:
             copy = make_copy(source, precision, "emulated", exclude, self.device)
         with copy.in_place_of(self.adapter):
             found = self.rate(explore, budget)
+            copy.check(source, self.call, (found["samples"],))
         pushed, _ = self.meter(lambda: copy.push(source))
         engine = copy.report.engine + ", compiled" * copy.report.compiled
-        quantised = {"push_seconds": pushed, "parameters_quantised": copy.report.parameters_quantised}
+        seen = ("parameters_quantised", "flops_quantised", "kernels", "speed_up", "notes")
+        quantised = {"push_seconds": pushed} | {name: getattr(copy.report, name) for name in seen}
         return found | quantised | {"engine": engine}
 
     def update(self) -> dict:
