@@ -147,7 +147,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
-    from diffrl.precision.facts import cpu_note
+    from diffrl.precision.facts import speed_notes
     from diffrl.run.check_prompts import plan_notes
     from diffrl.run.downloads import downloads, told
 
@@ -163,7 +163,7 @@ def plan(
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
     explore = resolved.rollout.explore
-    slow = None if explore is None or gpus else cpu_note(explore.precision, resolved.model.device)
-    notes += (slow,) if slow else ()
+    device = "cuda" if gpus else resolved.model.device
+    notes += speed_notes(resolved.model.dtype, None if explore is None else explore.precision, device)
     first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
     typer.echo(plan_text(made, rows, (*notes, *plan_notes(resolved), *first)))

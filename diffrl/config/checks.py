@@ -8,6 +8,7 @@ from typing import Any
 
 from diffrl.config.base import show
 from diffrl.config.credit import CreditSettings
+from diffrl.config.explore import SOL_RL
 from diffrl.config.method import TrainSettings
 from diffrl.config.objective import NftSettings, Objective
 from diffrl.config.phases import phases
@@ -220,6 +221,16 @@ def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
     )
 
 
+def _layers_are_published(model: Any, rollout: RolloutSettings) -> str | None:
+    e = rollout.explore
+    if e is None or e.exclude is None or SOL_RL not in e.exclude or model.facts.sol_rl_exclude:
+        return None
+    return (
+        f"rollout.explore.exclude: [{SOL_RL}] must have a model whose layers Sol-RL's code lists. Got model.family "
+        f"{model.family}, for which it has no list. Set exclude: null, or name layers."
+    )
+
+
 def _sharding_fits(model: Any, train: TrainSettings) -> str | None:
     if train.sharding == "none":
         return None
@@ -276,6 +287,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout",), _coarse_grid_holds_the_noise),
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
+    (("model", "rollout"), _layers_are_published),
     (("run", "train"), _warmup_ends),
 )
 

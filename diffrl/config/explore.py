@@ -27,6 +27,10 @@ SelectionName = Annotated[
 """How candidates are chosen: a name of the registry, or a function of the user's own."""
 
 
+SOL_RL = "sol_rl"
+"""What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""
+
+
 class FidelitySettings(Section):
     """What happens when the cheap ranking disagrees with the true one."""
 
@@ -61,7 +65,9 @@ class ExploreSettings(Section):
     exclude: (
         Annotated[ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(max_length=1000)] | None
     ) = Field(
-        None, description="Linear layers that stay as they are, by parts of their names. null = the family's own list."
+        None,
+        description="Linear layers that stay as they are, by parts of their names; sol_rl stands for all that Sol-RL's "
+        "code leaves (sd3, flux, sana). null = the family's own list.",
     )
     steps: int | None = Field(
         None,

@@ -21,6 +21,7 @@ from diffrl.config.base import (
 )
 from diffrl.config.checks import cross_section_problems
 from diffrl.config.credit import CreditSettings
+from diffrl.config.explore import SOL_RL
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
 from diffrl.config.objective import GrpoSettings, OneObjective
@@ -269,8 +270,10 @@ class Config(Section):
     @property
     def explore_exclude(self) -> tuple[str, ...]:
         """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
-        e = self.rollout.explore
-        return self.model.facts.exclude if e is None or e.exclude is None else e.exclude
+        e, facts = self.rollout.explore, self.model.facts
+        if e is None or e.exclude is None:
+            return facts.exclude
+        return tuple(name for part in e.exclude for name in (facts.sol_rl_exclude if part == SOL_RL else (part,)))
 
     @property
     def tree_iterations(self) -> int:

@@ -22,6 +22,7 @@ from diffrl.models.encodings import CAPACITY
 from diffrl.models.geometry import Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
+from diffrl.precision.facts import dtype_name_around
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
@@ -55,6 +56,7 @@ class Memory:
         kept: bytes held throughout, by purpose.
         passing: bytes of activations, by stage; one stage runs at a time.
         host: what the computer's memory holds, whatever the device is.
+        copy_on_cpu: bytes that the exploring copy takes on a CPU beyond those in `kept`.
         scorers: bytes of rewards on other devices than the model, by name of the device.
     """
 
@@ -63,6 +65,7 @@ class Memory:
     kept: Mapping[str, int]
     passing: Mapping[str, int]
     host: HostMemory
+    copy_on_cpu: int = 0
     scorers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -75,7 +78,8 @@ class Memory:
         if device != "cpu":
             return self.peak
         passing = max([*self.passing.values(), self.host.passing["checkpoint"]])
-        return sum(self.kept.values()) + sum(self.host.kept.values()) - self.host.kept["libraries"] + passing
+        kept = sum(self.kept.values()) + sum(self.host.kept.values()) - self.host.kept["libraries"]
+        return kept + self.copy_on_cpu + passing
 
     def needed_by_host(self, device: str) -> int:
         """Bytes that a process takes of the computer's memory where the model is on the device ("cpu", "cuda")."""
@@ -131,6 +135,7 @@ def estimate_memory(
     parts = _parts(config, found)
     rewards = scorer_weights(config)
     kept = _weights(config, found, parts, world_size) | {"scorers": rewards.beside}
+    wider = _copy_size(config, found, "cpu") - kept.get("exploring copy", 0)
     offload = _offloaded(config, parts)
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
@@ -154,7 +159,8 @@ def estimate_memory(
     held = {"libraries": LIBRARIES, "offloaded parts": resting, "decoded images": images,
             "prompt encodings": encodings, "scorers on cpu": rewards.elsewhere.get("cpu", 0)}  # fmt: skip
     host = HostMemory(held, at_once, mapped)
-    return Memory(parts.trained, frozen, kept, passing, host, rewards.elsewhere), (*notes, *rewards.notes, *assumed)
+    memory = Memory(parts.trained, frozen, kept, passing, host, wider, rewards.elsewhere)
+    return memory, (*notes, *rewards.notes, *assumed)
 
 
 def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
@@ -207,7 +213,7 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
 
 def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
     """Bytes of everything that is as large as a network."""
-    m, e, o = config.model, config.rollout.explore, config.objective
+    m, o = config.model, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
     networks = [found.shapes[name] for name in found.networks]
     base = dtype * parts.network if m.lora is not None else 0
@@ -226,14 +232,41 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
         + (0 if "text_encoders" in m.offload else dtype * parts.text)
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
     }
-    if e is not None and e.precision != "training":
-        emulated = e.engine == "emulated"
-        quantised, rest = (FLOAT32, FLOAT32) if emulated else (COPY_BYTES[e.precision], 2)
-        exclude = config.explore_exclude
-        kept["exploring copy"] = sum(quantised_bytes(n, exclude, quantised, rest, pointwise=True) for n in networks)
+    if size := _copy_size(config, found, "cpu" if m.device == "cpu" else "cuda"):
+        kept["exploring copy"] = size
     if o.lags:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
+
+
+def _copy_size(config: Config, found: Architecture, device: str) -> int:
+    """Bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
+    e = config.rollout.explore
+    if e is None or e.precision == "training":
+        return 0
+    quantised, rest = copy_bytes(e.precision, e.engine, device)
+    networks = [found.shapes[name] for name in found.networks]
+    return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
+
+
+def copy_bytes(precision: str, engine: str, device: str) -> tuple[float, float]:
+    """Return the bytes of a quantised weight and of any other number of an exploring copy.
+
+    Args:
+        precision: a key of `COPY_BYTES`.
+        engine: as configured. The emulated weights are as wide as the network around them, modelopt's are float32, and
+            transformer-engine keeps bfloat16 ones beside its own.
+        device: cpu or cuda.
+    """
+    codes = COPY_BYTES[precision]
+    if precision == "bfloat16" or engine == "torchao":
+        return codes, 2
+    if engine == "te":
+        return 2 + codes, 2
+    if engine == "modelopt":
+        return FLOAT32, FLOAT32
+    around = BYTES[dtype_name_around(device)]
+    return (around if engine == "emulated" else codes), around
 
 
 def _vae_bytes(config: Config) -> int:

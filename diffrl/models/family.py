@@ -46,6 +46,8 @@ class Family:
             the scale to the network as a number.
         lora_targets: linear layers that get a LoRA if the configuration names none.
         exclude: linear layers that a low-precision copy leaves as they are; see `precision.layers.matches`.
+        sol_rl_exclude: those that Sol-RL's code leaves as they are (NVlabs/Sana, configs/sol_rl): there by names and by
+            a width that a layer must exceed, here by names alone. None = it has no list for the family.
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
         stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
         stock_lines: what is no argument of a call of the stock pipeline, by the name that diffrl has for it: a line to
@@ -80,6 +82,7 @@ class Family:
     guidance: Literal["classifier_free", "embedded"] = "classifier_free"
     lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     exclude: tuple[str, ...] = ("proj_out",)
+    sol_rl_exclude: tuple[str, ...] = ()
     max_sequence_length: int = 512
     stock_options: tuple[tuple[str, Any], ...] = ()
     stock_lines: tuple[tuple[str, str], ...] = ()

@@ -180,7 +180,7 @@ def make_copy(
     Args:
         source: the network; peft may have added LoRA to it. It is not changed.
         precision: bfloat16, int8, fp8, mxfp8 or nvfp4.
-        engine: auto runs it for real or refuses; emulated rounds to it and multiplies in float32; others by name.
+        engine: auto runs it for real or refuses; emulated rounds to it and multiplies wider; others by name.
         exclude: patterns of layers that stay in high precision; see `layers.matches`. A bfloat16 copy casts all.
         device: where the copy lives.
         compile: whether torch.compile makes its graph, at the first call; or with which of its backends.

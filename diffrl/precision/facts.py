@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from diffrl.errors import DiffrlError
 
@@ -19,7 +20,8 @@ class PrecisionReport:
     Args:
         precision: as configured: bfloat16, int8, fp8, mxfp8 or nvfp4.
         engine: what runs it; never "auto".
-        compute_dtype: operands of the quantised layers' matrix products as they really run. An emulation's is float32.
+        compute_dtype: operands of the quantised layers' matrix products as they really run. An emulation's is that of
+            the network around it.
         outside_dtype: what the rest of the network computes in.
         quantised: names of the linear layers in low precision, pointwise convolutions among them.
         kept: (name, why) of the other linear layers.
@@ -56,17 +58,33 @@ class PrecisionReport:
     notes: tuple[str, ...] = ()
 
 
-def cpu_note(precision: str | None, device: str) -> str | None:
-    """Return what to say of a copy that is slower than float32 on a CPU; None of one that is not, and of GPUs.
+def dtype_name_around(device: str) -> Literal["bfloat16", "float32"]:
+    """Return what a network computes in around low-precision layers, and an emulation multiplies in.
 
     Args:
-        precision: of the copy; None for none.
-        device: where it runs, cpu or cuda; auto where that is not known.
+        device: cpu, cuda, ...; a CPU's bfloat16 products are slow, or round their sums.
     """
-    if device == "cuda" or precision != "int8":
-        return None
-    return (
-        "On a CPU an int8 copy may be slower than float32: measurements at batches of 128 gave .82, 1.18 and 1.9 of "
-        "float32's time, and .54 to .77 for a bfloat16 copy (docs/performance.md). Set rollout.explore.precision: "
-        "bfloat16, or time both."
-    )
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def speed_notes(dtype: str, precision: str | None, device: str) -> tuple[str, ...]:
+    """Return what to say of arithmetic that is slow on a device.
+
+    Args:
+        dtype: of the policy, as in `model.dtype`.
+        precision: of the exploring copy; None for none.
+        device: cpu or cuda; auto where that is not known.
+    """
+    if device == "cuda" and dtype == "float32":
+        return (
+            "model.dtype is float32: a GPU multiplies it outside its matrix units, an H100 at about a fifteenth of "
+            "bfloat16's speed. TF32 stays off, for it rounds operands to 11 bits (docs/performance.md). Set "
+            "model.dtype: bfloat16.",
+        )
+    if device != "cuda" and precision == "int8":
+        return (
+            "On a CPU an int8 copy may be slower than float32: measurements at batches of 128 gave .82, 1.18 and 1.9 "
+            "of float32's time, and .54 to .77 for a bfloat16 copy (docs/performance.md). Set "
+            "rollout.explore.precision: bfloat16, or time both.",
+        )
+    return ()

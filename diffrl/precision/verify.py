@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.precision.backends.base import Backend
-from diffrl.precision.observe import Observation, Shape, dtype_name, watching
+from diffrl.precision.observe import Observation, Shape, dtype_name
 from reward_models.messages import describe
 
-__all__ = ["dtype_name", "numerical_problem", "observe_products", "probe", "shape_problems"]
+__all__ = ["dtype_name", "numerical_problem", "probe", "shape_problems"]
 
 PROBE_ROWS = 19
 TINY = torch.finfo(torch.float32).tiny
@@ -25,23 +25,8 @@ CLOSENESS = 0.25
 """A layer's distance to the emulation, at most, as a share of its distance to the unquantised layer."""
 
 
-def observe_products(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> dict[str, str]:
-    """The operand dtypes of every layer's matrix products during a forward, as the dispatcher saw them.
-
-    Args:
-        layers: by name.
-        forward: runs the layers, in any order.
-
-    Returns:
-        For each layer "int8", "bfloat16", ...; several joined by " x "; "nothing" where it multiplied nothing.
-    """
-    with watching(layers) as seen:
-        forward()
-    return product_names(layers, seen)
-
-
 def product_names(layers: Iterable[str], seen: Observation) -> dict[str, str]:
-    """An observation's products in words, for each layer."""
+    """An observation's products, for each layer: int8, bfloat16, ...; several joined by " x ", or "nothing"."""
     return {name: " x ".join(sorted(seen.products.get(name) or {NOT_MULTIPLIED})) for name in layers}
 
 

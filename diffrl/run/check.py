@@ -27,7 +27,7 @@ from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.models.weights import weight_notes
 from diffrl.precision.backends import find_backend
-from diffrl.precision.facts import cpu_note
+from diffrl.precision.facts import speed_notes
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.select import own_selection
@@ -229,18 +229,18 @@ class _Checks:
 
     def device(self) -> str:
         m, e, t = self.config.model, self.config.rollout.explore, self.config.train
+        precision = None if e is None else e.precision
         if self.elsewhere is not None:
-            return runs_on(self.config, self.elsewhere)
+            return _lines(runs_on(self.config, self.elsewhere), speed_notes(m.dtype, precision, "cuda"))
         device = choose_device(m.device)
         if t.optimizer != "adamw":  # which torch has everywhere, and whose first one imports torch's compiler
             make_optimizer([torch.nn.Parameter(torch.zeros(1))], t.optimizer, 1.0, t.betas, t.epsilon, t.weight_decay)
         if m.attention is not None:
             try_attention(m.attention, device, DTYPES[m.dtype])
-        if e is None or e.precision == "training":
-            return str(device)
-        slow = cpu_note(e.precision, device.type)
-        named = f"{device}, exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
-        return named + (f"\n{'':<12} {slow}" if slow else "")
+        named = str(device)
+        if e is not None and e.precision != "training":
+            named += f", exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+        return _lines(named, speed_notes(m.dtype, precision, device.type))
 
     def memory(self) -> str:
         plan = make_plan(self.config, self.processes)

@@ -32,7 +32,7 @@ from diffrl.models.placement import Placement
 from diffrl.models.text_encoders import TextReader, text_readers
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
-from diffrl.precision.facts import cpu_note
+from diffrl.precision.facts import speed_notes
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
@@ -166,8 +166,8 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     check_world_size(config, world)
     plan = make_plan(config, world)
     e = config.rollout.explore
-    slow = cpu_note(None if e is None else e.precision, accelerator.device.type)
-    notes = (*memory_notes(config, plan, offer), *([slow] if slow else []))
+    slow = speed_notes(config.model.dtype, None if e is None else e.precision, accelerator.device.type)
+    notes = (*memory_notes(config, plan, offer), *slow)
     adapter = open_adapter(config, accelerator.device)
     require_sources(config.model.family, adapter, lists)
     add_encoders(report, config.prompts, lists, encoders_of(adapter))

@@ -257,3 +257,14 @@ def test_an_override_of_another_kind_of_objective_says_what_no_longer_fits(tmp_p
     with pytest.raises(ConfigError, match="objective.clip is not a key of kind nft"):
         load_config(path, ["objective.kind=nft", "credit={}"])
     assert load_config(path, ["objective={kind: nft}", "credit={}"]).objective.kind == "nft"
+
+
+def test_sol_rls_layers_are_those_of_its_families_and_further_ones_may_stand_beside_them():
+    explore = {"rollout": {"explore": EXPLORE | {"exclude": ["sol_rl", "ff"]}}}
+    for name, family in FAMILIES.items():
+        if name in ("sd3", "flux", "sana"):
+            loaded = make_config(data_of(model={"family": name, "path": "somewhere"}, **explore))
+            assert loaded.explore_exclude == (*family.sol_rl_exclude, "ff")
+            continue
+        with pytest.raises(ConfigError, match=rf"whose layers Sol-RL's code lists. Got model.family {name}, .* null"):
+            make_config(data_of(model={"family": name, "path": "somewhere"}, **explore))

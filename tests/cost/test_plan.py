@@ -322,14 +322,20 @@ def test_ranks_share_the_weights_if_they_are_sharded():
 
 @pytest.mark.parametrize(("precision", "size"), [("bfloat16", 2), ("fp8", 1), ("int8", 1), ("nvfp4", 0.5625)])
 def test_the_exploring_copy_has_its_precisions_bytes(precision, size):
-    def copy(**changes):
+    def memory(device="auto", **changes):
         explore = {"precision": precision, "candidates": 10, "keep": 5} | changes
-        return memory_of(FLUX | {"lora": LORA}, rollout={"explore": explore}).kept["exploring copy"]
+        return memory_of(FLUX | {"lora": LORA, "device": device}, rollout={"explore": explore})
+
+    def copy(**changes):
+        return memory(**changes).kept["exploring copy"]
 
     modulation = (19 * 2 * 6 + 38 * 3) * 3072 * 3072
     assert copy() == pytest.approx(2 * modulation + size * (11_901_408_320 - modulation), rel=0.02)
     if precision != "bfloat16":
-        assert copy(engine="emulated") == 4 * 11_901_408_320
+        assert copy(engine="emulated") == 2 * 11_901_408_320  # of bfloat16, as is what is around
+        assert copy(engine="emulated", device="cpu") == 4 * 11_901_408_320
+        wherever = memory(engine="emulated")
+        assert wherever.needed("cpu") - wherever.needed("cuda") == 2 * 11_901_408_320 + wherever.pictures
 
 
 def test_no_memory_estimate_is_said_so():

@@ -15,7 +15,8 @@ from diffrl.precision.backends.int8 import Int8Linear
 from diffrl.precision.backends.table import PRECISION_BACKENDS, Engine
 from diffrl.precision.copies import make_copy
 from diffrl.precision.facts import PrecisionError
-from diffrl.precision.verify import observe_products
+from diffrl.precision.observe import watching
+from diffrl.precision.verify import product_names
 
 CPU = torch.device("cpu")
 
@@ -235,12 +236,13 @@ class TestChecks:
     def test_weights_that_were_not_rounded(self):
         made, source = make("nvfp4", "emulated"), network()
         made.module.inner[0].weight.data.copy_(source[0].weight)
-        made.module.inner[0].round_input = lambda x: x
+        made.module.inner[0].outer.data.fill_(1.0)
+        made.module.inner[0].split_input = lambda x: (x, torch.ones(()))
         self.expect(made, source, "2 deviations: .*; 0: its output is that of the unquantised layer")
 
     def test_activations_that_were_not_rounded(self):
         made, source = make("nvfp4", "emulated"), network()
-        made.module.inner[0].round_input = lambda x: x
+        made.module.inner[0].split_input = lambda x: (x, torch.ones(()))
         self.expect(made, source, r"0: it rounds otherwise than planned; 0: it is .* from its emulation")
 
     def test_stale_weights(self):
@@ -263,8 +265,12 @@ class TestChecks:
     def test_products_are_seen_in_any_layout(self):
         layer = nn.Linear(5, 3)
         for x in (random(2, 5), random(7, 2, 5), random(2, 5, 7).transpose(1, 2), random(5)):
-            assert observe_products({"it": layer}, lambda x=x: layer(x)) == {"it": "float32"}
-        assert observe_products({"it": layer}, lambda: None) == {"it": "nothing"}
+            with watching({"it": layer}) as seen:
+                layer(x)
+            assert product_names(["it"], seen) == {"it": "float32"}
+        with watching({"it": layer}) as seen:
+            pass
+        assert product_names(["it"], seen) == {"it": "nothing"}
         assert not layer._forward_hooks and not layer._forward_pre_hooks
 
 

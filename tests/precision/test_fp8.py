@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from diffrl.functional.formats.fp8 import fake_quantize_fp8
+from diffrl.functional.formats.fp8 import fake_quantize_fp8, quantize_fp8
+from diffrl.functional.formats.int8 import quantize_int8
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8, quantize_mxfp8
 from diffrl.precision.backends.fp8 import Fp8Linear
 
@@ -56,6 +59,67 @@ def test_one_scale_for_all_makes_samples_depend_on_each_other():
     for scaling, depends in (("row", False), ("tensor", True)):
         made = Fp8Linear(layer, scaling, torch.float32)
         assert torch.equal(made(x)[:3], made(loud)[:3]) is not depends
+
+
+class Passes(TorchDispatchMode):
+    """Operations that read or write a whole tensor of this many numbers, and the dtypes of those that they made."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.operations, self.made = size, [], set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        touched = [
+            t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor) and t.numel() == self.size
+        ]
+        if touched and not func.is_view and func is not torch.ops.aten.empty.memory_format:
+            self.operations.append(func.overloadpacket.__name__)
+            self.made |= {t.dtype for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.numel() == self.size}
+        return out
+
+
+@pytest.mark.parametrize("scaling", ["row", "tensor"])
+def test_activations_are_passed_three_times_and_never_widened(scaling):
+    """bfloat16 in, codes out: the largest, the smallest, quotient with cast in one; then the product reads codes."""
+    made, x = Fp8Linear(nn.Linear(48, 16, bias=False), scaling, torch.float32), random(5, 11, 48).bfloat16()
+    with torch.no_grad(), Passes(x.numel()) as passes:
+        made(x)
+    assert passes.operations == ["amax", "amin", "div", "_scaled_mm"]
+    assert passes.made == {torch.float8_e4m3fn}
+
+
+def quantised_the_long_way(x, largest, dims):
+    """Every step by itself in float32, with a clamp: what the short way must equal."""
+    x = x.float()
+    amax = x.abs().amax(dims, keepdim=True)
+    scale = amax / largest
+    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
+    return (x / scale).clamp(-largest, largest), scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("power", [0, -120, -126, -130, -148, 126])
+def test_the_short_way_is_the_long_way_bit_for_bit(dtype, power):
+    """Down to denormal scales, where amax / 448 is rounded most, and to those that are taken as 1."""
+    x = (random(97, 131) * 2.0**power).to(dtype)
+    x[3], x[5] = 0.0, x[5].abs().amax()
+    for scaling, dims in (("row", (-1,)), ("tensor", (0, 1))):
+        codes, scale = quantize_fp8(x, scaling)
+        long, expected = quantised_the_long_way(x, 448.0, dims)
+        assert torch.equal(codes.view(torch.uint8), long.to(torch.float8_e4m3fn).view(torch.uint8))
+        assert torch.equal(scale, expected if scaling == "row" else expected.reshape(()))
+    codes, scale = quantize_int8(x)
+    long, expected = quantised_the_long_way(x, 127.0, (-1,))
+    assert torch.equal(codes, long.round().to(torch.int8)) and torch.equal(scale, expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_so(bad):
+    x = random(3, 16)
+    x[1, 5] = bad
+    codes, scale = quantize_fp8(x)
+    assert (codes.float() * scale).isfinite().all(dim=1).tolist() == [True, False, True]
 
 
 class TestMxfp8:

@@ -1,10 +1,17 @@
 """Patterns fit whole parts of names."""
 
+import re
+from dataclasses import replace
+
 import pytest
+import torch
 from torch import nn
 
 from diffrl.errors import ConfigError
-from diffrl.precision.layers import choose_layers, matches
+from diffrl.models.families import FAMILIES
+from diffrl.models.published import PUBLISHED
+from diffrl.models.tiny import build_pipeline
+from diffrl.precision.layers import choose_layers, linear_layers, matches
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,51 @@ def test_pointwise_convolutions_are_linear_layers():
     chosen, kept = choose_layers(module, [], lambda layer: None if layer.in_features == 3 else "odd")
     assert {name: (m.in_features, m.out_features) for name, m in chosen.items()} == {"pointwise": (3, 5)}
     assert kept == {"linear": "odd"}
+
+
+TINY_SOL_RL = {
+    "sd3": r"transformer_blocks\.\d+\.ff\.net\.(0\.proj|2)",
+    "flux": r"(single_)?transformer_blocks\..*|proj_out",
+    "sana": r"transformer_blocks\.\d+\.(attn2\.to_[kv]|ff\.conv_(inverted|point))",
+}
+"""The layers that Sol-RL's code puts into NVFP4, by their names in diffusers."""
+
+
+@pytest.mark.parametrize("family", TINY_SOL_RL)
+def test_sol_rl_chooses_exactly_the_layers_of_its_code(family):
+    transformer = build_pipeline(family, ["a", "red", "circle"], seed=0).transformer
+    chosen, kept = choose_layers(transformer, FAMILIES[family].sol_rl_exclude, lambda _: None)
+    names = [name for name in linear_layers(transformer) if re.fullmatch(TINY_SOL_RL[family], name)]
+    assert list(chosen) == names and names and kept
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "skipped", "width"),
+    [
+        (
+            "sd3",
+            "stabilityai/stable-diffusion-3.5-large",
+            ("pos_embed", "context_embedder", "time_text_embed", "norm_out", "norm1", "ff_context"),
+            2432,
+        ),
+        (
+            "flux",
+            "black-forest-labs/FLUX.1-dev",
+            ("x_embedder", "context_embedder", "time_text_embed", "norm_out"),
+            1000,
+        ),
+    ],
+)
+def test_names_alone_choose_what_its_names_and_width_choose(family, path, skipped, width):
+    """Its rule at the published sizes: no skipped word in the name, and a side above the width."""
+    network = PUBLISHED[path].components["transformer"]
+    few = {name: 2 for name in ("num_layers", "num_single_layers") if name in network.config}
+    with torch.device("meta"):
+        transformer = replace(network, config={**network.config, **few}).build()
+    chosen, _ = choose_layers(transformer, FAMILIES[family].sol_rl_exclude, lambda _: None)
+    linears = {n: m for n, m in transformer.named_modules() if isinstance(m, nn.Linear)}
+    assert set(chosen) == {
+        name
+        for name, layer in linears.items()
+        if not any(word in name for word in skipped) and max(layer.in_features, layer.out_features) > width
+    }

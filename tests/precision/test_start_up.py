@@ -16,10 +16,10 @@ from diffrl.precision.backends.fp8 import Fp8Linear
 from diffrl.precision.backends.int8 import Int8Linear
 from diffrl.precision.copies import make_copy
 from diffrl.precision.facts import PrecisionError
-from diffrl.precision.observe import flops_coverage
+from diffrl.precision.observe import flops_coverage, watching
 from diffrl.precision.refresh import sampled
 from diffrl.precision.speed import kernel_names, slow_note, speed_up
-from diffrl.precision.verify import observe_products
+from diffrl.precision.verify import product_names
 
 CPU = torch.device("cpu")
 
@@ -86,7 +86,9 @@ def test_operators_of_higher_order_are_seen():
             return out_dtype(torch.ops.aten.mm.default, torch.int32, x, x.T)
 
     layer = Widened()
-    assert observe_products({"it": layer}, lambda: layer(torch.ones(32, 16, dtype=torch.int8))) == {"it": "int32"}
+    with watching({"it": layer}) as seen:
+        layer(torch.ones(32, 16, dtype=torch.int8))
+    assert product_names(["it"], seen) == {"it": "int32"}
 
 
 def test_coverage_without_a_copy():
@@ -210,6 +212,31 @@ class TestSpeed:
 
     def test_cpus_have_no_kernels(self):
         assert kernel_names(lambda: None, CPU) == ()
+
+
+def test_who_computes_in_float32_on_a_gpu_is_told_where_it_is_planned_checked_and_begun():
+    from diffrl.precision.facts import speed_notes
+
+    told = speed_notes("float32", None, "cuda")
+    assert len(told) == 1 and "Set model.dtype: bfloat16" in told[0]
+    assert not speed_notes("bfloat16", "fp8", "cuda") and not speed_notes("float32", "fp8", "cpu")
+
+
+def test_a_check_or_plan_for_a_gpu_says_that_float32_is_slow(run_settings, tmp_path):
+    from diffrl.cli import main
+
+    path = tmp_path / "c.yaml"
+
+    def told(command, dtype):
+        run_settings["model"] |= {"dtype": dtype, "device": "auto"}
+        path.write_text(yaml.safe_dump(run_settings), encoding="utf-8")
+        with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit):
+            main([command, str(path), "--gpu", "h100"])
+        return " ".join(output.getvalue().split())
+
+    for command in ("check", "plan"):
+        assert "outside its matrix units" in told(command, "float32")
+        assert "outside its matrix units" not in told(command, "bfloat16")
 
 
 def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_begun(run_settings, tmp_path):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
-from diffrl.functional.nvfp4 import fake_quantize_nvfp4
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
 from diffrl.precision.backends import torchao_backends as made_by
 from diffrl.precision.backends.torchao_layers import fp8_config, int8_config, mxfp8_config, nvfp4_config
 from diffrl.precision.copies import make_copy

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffrl.functional.formats.fp8 import amax_scale
+
 INT8_MAX = 127.0
 
 
@@ -12,15 +14,14 @@ def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise along the last axis.
 
     Args:
-        x: (..., K) float32.
+        x: (..., K) float32 or bfloat16; the arithmetic is float32.
 
     Returns:
         Codes (..., K) int8 in [-127, 127], and scales (..., 1) float32 such that x is about codes * scales. A row of
         zeros has scale 1.
     """
-    scale = x.abs().amax(dim=-1, keepdim=True) / INT8_MAX
-    scale = torch.where(torch.isinf(1.0 / scale), 1.0, scale)
-    return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+    scale = amax_scale(x, INT8_MAX, (-1,))
+    return (x / scale).round_().to(torch.int8), scale  # at most 127 (1 + 2^-22): nothing to clamp
 
 
 def fake_quantize_int8(x: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ Two departures, both where torchao has no answer: an amax of 0, or one so small 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,62 +22,18 @@ from torch.nn import functional as F
 from diffrl.functional.formats.fp8 import E4M3_MAX
 
 BLOCK = 16
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the codes 0 to 7 stand for; 8 to 15 are their negatives."""
 E2M1_MAX = 6.0
 E4M3_MIN_NORMAL = 2.0**-6
 _EXPONENT_BITS = 0x7F800000
 
 
-class NVFP4(NamedTuple):
-    """A quantised tensor whose last axis has K elements.
-
-    Args:
-        codes: (..., K) uint8 from 0 to 15, one code an element: not packed, not padded. Bit 3 is the sign.
-        scales: (..., ceil(K / 16)) float8_e4m3fn, one a block.
-        tensor_scale: float32, () or, with a scale per row, (..., 1).
-    """
-
-    codes: Tensor
-    scales: Tensor
-    tensor_scale: Tensor
-
-
-def quantize_nvfp4(x: Tensor, per_row: bool = False) -> NVFP4:
-    """Quantise along the last axis.
-
-    Args:
-        x: (..., K) floating point.
-        per_row: one float32 scale for each row (..., :) instead of one for the whole tensor, so that a row's result
-            does not depend on the others.
-
-    Raises:
-        ValueError: `x` is a scalar or empty.
-    """
-    blocks = _blocks(x)
-    magnitude = blocks.abs()
-    s1, s2 = _scales(magnitude, per_row)
-    grid = _round_to_e2m1(magnitude * ((1.0 / s2) / s1).unsqueeze(-1))
-    codes = torch.searchsorted(torch.tensor(E2M1_VALUES, device=x.device), grid) + 8 * torch.signbit(blocks)
-    return NVFP4(_rows(codes, x.shape[-1]).to(torch.uint8), s1.to(torch.float8_e4m3fn), s2)
-
-
-def dequantize_nvfp4(quantized: NVFP4) -> Tensor:
-    """The numbers that a quantised tensor stands for: (..., K) float32."""
-    values = torch.tensor(E2M1_VALUES, device=quantized.codes.device)
-    scales = quantized.tensor_scale * quantized.scales.float()
-    per_element = scales.repeat_interleave(BLOCK, dim=-1)[..., : quantized.codes.shape[-1]]
-    return torch.cat([values, -values])[quantized.codes.long()] * per_element
-
-
 def fake_quantize_nvfp4(x: Tensor, per_row: bool = False) -> Tensor:
-    """What `x` becomes when it is quantised and dequantised, without building the codes: fit for every forward.
-
-    Equals `dequantize_nvfp4(quantize_nvfp4(x, per_row))` bit for bit, then rounded to x's dtype.
+    """Return what `x` becomes when it is quantised and dequantised, without building the codes.
 
     Args:
         x: (..., K) floating point.
-        per_row: as in `quantize_nvfp4`.
+        per_row: one outer scale for each row (..., :) instead of one for the whole tensor, so that a row's result does
+            not depend on the others.
 
     Returns:
         (..., K) in x's dtype.
@@ -87,11 +41,37 @@ def fake_quantize_nvfp4(x: Tensor, per_row: bool = False) -> Tensor:
     Raises:
         ValueError: `x` is a scalar or empty.
     """
+    grid, s1, s2 = _signed_grid(x, per_row)
+    return _rows(grid.mul_((s2 * s1).unsqueeze(-1)), x.shape[-1]).to(x.dtype)
+
+
+def split_nvfp4(x: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
+    """Return what a block-scaled product multiplies, and the outer scale that its result is multiplied by.
+
+    A code has at most 2 significant bits and a block's scale 4: their product has at most 6, from 2^-7 to 2688, which
+    bfloat16 holds exactly.
+
+    Args:
+        x: (..., K) floating point.
+        per_row: as in `fake_quantize_nvfp4`.
+
+    Returns:
+        Codes times block scales (..., K) float32, and the outer scale float32, () or (..., 1). Their product is
+        `fake_quantize_nvfp4(x, per_row)` but for the rounding of one multiplication.
+
+    Raises:
+        ValueError: `x` is a scalar or empty.
+    """
+    grid, s1, s2 = _signed_grid(x, per_row)
+    return _rows(grid.mul_(s1.unsqueeze(-1)), x.shape[-1]), s2
+
+
+def _signed_grid(x: Tensor, per_row: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What the codes stand for (..., K / 16, 16), block scales (..., K / 16) and the outer scale () or (..., 1)."""
     blocks = _blocks(x)
     magnitude = blocks.abs()
     s1, s2 = _scales(magnitude, per_row)
-    grid = _round_to_e2m1(magnitude.mul_(((1.0 / s2) / s1).unsqueeze(-1)))
-    return _rows(grid.mul_((s2 * s1).unsqueeze(-1)).copysign_(blocks), x.shape[-1]).to(x.dtype)
+    return _round_to_e2m1(magnitude.mul_(((1.0 / s2) / s1).unsqueeze(-1))).copysign_(blocks), s1, s2
 
 
 def _blocks(x: Tensor) -> Tensor:
@@ -118,7 +98,7 @@ def _scales(magnitude: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
 
 
 def _round_to_e2m1(magnitude: Tensor) -> Tensor:
-    """Nearest of `E2M1_VALUES`, ties to even, saturating at 6; magnitudes are 0 or more. May write to its argument.
+    """Nearest of 0, .5, 1, 1.5, 2, 3, 4 and 6, ties to even; magnitudes are 0 or more. May write to its argument.
 
     The values are multiples of 0.5 below 2, of 1 below 4 and of 2 above: half the power of two below the magnitude.
     """

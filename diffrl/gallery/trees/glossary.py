@@ -46,7 +46,7 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
         found.append(("proxy reward", text))
     if (name := str(explored.get("precision"))) in FORMATS:
         emulated = explored.get("engine") == "emulated"
-        also = ": emulated means that the values are rounded to it and multiplied in float32" if emulated else ""
+        also = ": emulated means that the values are rounded to it and multiplied in a wider format" if emulated else ""
         found.append((precision(explored), f"The exploring stage computed with {FORMATS[name]}{also}."))
     if any(node.leaf and node.leaf.audit for node in given.leaves):
         found.append(

@@ -78,6 +78,7 @@ FAMILY = Family(
         "norm1_context.linear",
         "norm.linear",
     ),
+    sol_rl_exclude=("x_embedder", "time_text_embed", "context_embedder", "norm_out"),
     distilled=(*Family.distilled, "schnell"),
     comfyui=comfyui_as_diffusers,
     original={

@@ -35,6 +35,7 @@ FAMILY = replace(
     title="FLUX.1 Kontext",
     adapter="diffrl.models.families.flux_kontext:FluxKontextAdapter",
     pipelines=("FluxKontextPipeline",),
+    sol_rl_exclude=(),
     edits=True,
     true_cfg_scale=1.0,
     geometry=read_sizes,

@@ -78,6 +78,16 @@ FAMILY = Family(
         "norm1.linear",  # adaLN's modulation: a third of the parameters, but one row a sample
         "norm1_context.linear",
     ),
+    sol_rl_exclude=(  # all but the image's feed-forward: no other layer is wider than 2,432
+        "pos_embed",
+        "time_text_embed",
+        "context_embedder",
+        "norm_out",
+        "proj_out",
+        "norm1*",
+        "attn*",
+        "ff_context",
+    ),
     max_sequence_length=256,
     comfyui=comfyui_as_diffusers,
     original={"joint_blocks": ("transformer_blocks", BLOCK), "": ("", ENDS)},

@@ -7,6 +7,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from diffrl.precision.facts import dtype_name_around
+
 
 class LowPrecisionLinear(Protocol):
     """A linear layer in low precision, an `nn.Module` too: x (..., K) to (..., N).
@@ -148,6 +150,12 @@ class FrozenLinear(nn.Module):
         """Take over a bias (N,) in place."""
         if bias is not None and self.bias is not None:
             self.bias.copy_(bias)
+
+
+def dtype_around(device: torch.device) -> torch.dtype:
+    """What the rest of a network computes in where our own layers are in low precision."""
+    dtype: torch.dtype = getattr(torch, dtype_name_around(device.type))
+    return dtype
 
 
 def odd_sizes(linear: nn.Linear, *multiples: int) -> str | None:

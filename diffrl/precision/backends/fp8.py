@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.functional.formats.fp8 import Scaling, fake_quantize_fp8, quantize_fp8
-from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
+from diffrl.precision.backends.base import Defaults, FrozenLinear, dtype_around, odd_sizes, wrong_dtype
 from diffrl.precision.backends.machine import fp8_scaling, machine_of
 from diffrl.precision.layout import row_major
 
@@ -48,12 +48,12 @@ class Fp8Linear(FrozenLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """X (..., K) to (..., N) in the layer's dtype."""
-        codes, scale = quantize_fp8(x.reshape(-1, self.in_features).float(), self.scaling)
+        codes, scale = quantize_fp8(x.reshape(-1, self.in_features), self.scaling)
         y = torch._scaled_mm(
             row_major(codes), self.weight.T, scale, self.scale, out_dtype=self.dtype, use_fast_accum=self.weight.is_cuda
         )
         if self.bias is not None:
-            y = y + self.bias
+            y = y.add_(self.bias)
         return y.view(*x.shape[:-1], self.out_features)
 
 
@@ -83,7 +83,7 @@ class Fp8(Defaults):
         if device.type != "cuda":
             return self
         per = fp8_scaling(machine_of(device), lambda: rows_work(device))
-        return replace(self, per=per, outside_dtype=torch.bfloat16, device="cuda")
+        return replace(self, per=per, outside_dtype=dtype_around(device), device="cuda")
 
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 16."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.functional.formats.int8 import fake_quantize_int8, quantize_int8
-from diffrl.precision.backends.base import Defaults, FrozenLinear, odd_sizes, wrong_dtype
+from diffrl.precision.backends.base import Defaults, FrozenLinear, dtype_around, odd_sizes, wrong_dtype
 
 CUDA_MULTIPLE = 8
 CUDA_MIN_ROWS = 17
@@ -48,7 +48,7 @@ class Int8Linear(FrozenLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """X (..., K) to (..., N) in the layer's dtype."""
-        codes, scale = quantize_int8(x.reshape(-1, self.in_features).float())
+        codes, scale = quantize_int8(x.reshape(-1, self.in_features))
         rows = codes.shape[0]
         if codes.is_cuda and rows < CUDA_MIN_ROWS:
             codes = F.pad(codes, (0, 0, 0, CUDA_MIN_ROWS - rows))
@@ -70,7 +70,7 @@ class Int8(Defaults):
 
     def on(self, device: torch.device) -> Int8:
         """On CUDA with bfloat16 around it."""
-        return replace(self, outside_dtype=torch.bfloat16, device="cuda") if device.type == "cuda" else self
+        return replace(self, outside_dtype=dtype_around(device), device=device.type)
 
     def unfit(self, linear: nn.Linear) -> str | None:
         """On CUDA both sizes must be multiples of 8."""
