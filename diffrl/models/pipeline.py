@@ -37,7 +37,7 @@ class PipelineAdapter(ABC):
 
     Args:
         pipeline: the diffusers pipeline; its components are used, not copied.
-        dtype: what the transformer computes in. Trainable weights stay float32; below float32 it runs under autocast.
+        dtype: what the transformer computes in, whatever trainable weights are kept in.
         max_sequence_length: text tokens of a prompt; None takes the family's default.
     """
 
@@ -53,6 +53,7 @@ class PipelineAdapter(ABC):
         self.dtype = dtype
         self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
         self.placement = Placement(device=device_of(self.transformer))
+        self.autocast = False
         _require_short_texts(pipeline)
         self._present: set[str] = set()
         self._empty: tuple[int, Conditioning] | None = None
@@ -120,6 +121,16 @@ class PipelineAdapter(ABC):
         if placement.compile:
             compile_blocks(self.transformer)
 
+    def train_whole(self) -> None:
+        """Compute in `dtype` from now on though the transformer's weights become float32: autocast casts them."""
+        import torch
+
+        from diffrl.models.placement import keep_dtype
+
+        self.autocast = self.dtype != torch.float32
+        if self.autocast:
+            keep_dtype(self.transformer)
+
     def _modules(self, prefix: str) -> dict[str, nn.Module]:
         """The components with weights whose names begin so."""
         from torch import nn
@@ -177,7 +188,11 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """One network call: latents (B, ...) in `dtype`, sigma (B,), conditioning without the empty prompt's."""
+        """One network call: latents (B, ...) in `dtype`, sigma (B,) float32, conditioning without the empty prompt's.
+
+        Numbers of the conditioning are in `dtype` too. As in the stock pipeline there is no autocast, unless all of
+        the network's weights are trained.
+        """
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
         """Unit normal latents (B, *latent_shape) float32."""
@@ -197,7 +212,8 @@ class PipelineAdapter(ABC):
             # What has no half of the empty prompt, such as an image to edit, stands beside it as well.
             own = {name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in own.items()}
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
-        with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+        own = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+        with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.autocast):
             output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
         if not guided:
             return output.float()

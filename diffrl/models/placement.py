@@ -104,6 +104,20 @@ def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
         )
 
 
+def keep_dtype(transformer: nn.Module) -> None:
+    """Let each norm give back the dtype that it takes, as it does without autocast: CUDA's would make it float32.
+
+    Queries and keys, which mostly come from one, so have the values' dtype, as some attention backends ask.
+    """
+    for module in transformer.modules():
+        if type(module).__name__.endswith("Norm") and not any(module.children()):
+            module.register_forward_hook(_as_taken)
+
+
+def _as_taken(module: nn.Module, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
+    return found.to(given[0].dtype)
+
+
 def compile_blocks(transformer: nn.Module) -> None:
     """Compile each of the transformer's repeated blocks in place; shapes may vary without a graph for each.
 
