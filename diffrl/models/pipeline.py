@@ -9,11 +9,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from diffrl.errors import ConfigError
-from diffrl.models.adapter import Conditioning, DrawNoise, device_of
+from diffrl.models.adapter import Conditioning, DrawNoise, EditingAdapter, device_of
 from diffrl.models.family import Family
 from diffrl.models.files import read_object
 from diffrl.models.schedulers import flow_sigmas
@@ -88,7 +89,7 @@ class PipelineAdapter(ABC):
         import torch
 
         from diffrl.models.base_precision import quantise_base
-        from diffrl.models.placement import align, compile_blocks, set_attention, try_attention
+        from diffrl.models.placement import align, block_gradients, compile_blocks, set_attention, try_attention
 
         # The first two take no masks; to xformers diffusers hands them as numbers that are added, 1 and 0 (0.42).
         if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in UNMASKED):
@@ -117,9 +118,23 @@ class PipelineAdapter(ABC):
             vae.enable_tiling()
         if placement.attention is not None:
             set_attention(self.transformer, placement.attention)
-            try_attention(placement.attention, placement.device, self.dtype)
+            run = partial(block_gradients, self.transformer, self._call_once) if self._modules("text_encoder") else None
+            try_attention(placement.attention, placement.device, self.dtype, run)
         if placement.compile:
             compile_blocks(self.transformer)
+
+    def _call_once(self) -> None:
+        """Predict one sample's velocity, of its real size; nothing is kept."""
+        import torch
+
+        latents = self.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)))
+        if isinstance(self, EditingAdapter):
+            grey = torch.full((3, self.height, self.width), 128, dtype=torch.uint8)
+            conditioning = self.encode_edits(["a circle"], [grey])
+        else:
+            conditioning = self.encode_prompts(["a circle"])
+        self._empty = None
+        self.velocity(latents, latents.new_ones(1), conditioning, 1.0)
 
     def train_whole(self) -> None:
         """Compute in `dtype` from now on though the transformer's weights become float32: autocast casts them."""
