@@ -93,7 +93,7 @@ def _add_adapter(transformer: Any, config: Any) -> None:
         layer.cast_input_dtype_enabled = False  # peft would cast what comes in to float32
         for half in (layer.lora_A[ADAPTER_NAME], layer.lora_B[ADAPTER_NAME]):
             half.__class__ = HalfOfLora  # in place: names, hooks and weights stay
-            half.to(device, torch.float32)
+            half.weight.data = half.weight.data.to(device, torch.float32)
 
 
 def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:
