@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
@@ -172,7 +172,6 @@ class HunyuanVideoAdapter(PipelineAdapter):
         channels = pipeline.vae.config.latent_channels
         pipeline.vae.enable_slicing()  # the decoder cannot take two videos at once: its mask lacks the heads' axis
         self.latent_shape = (channels, (frames - 1) // period + 1, height // scale, width // scale)
-        pipeline.transformer.register_forward_pre_hook(_timestep_as_latents, with_kwargs=True)
 
     def sigmas(self, steps: int) -> Tensor:
         """Evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
@@ -207,10 +206,12 @@ class HunyuanVideoAdapter(PipelineAdapter):
         text, mask = _until_end(conditioning["prompt_embeds"], conditioning["mask"])
         glyphs, glyph_mask = _until_end(conditioning["glyph_embeds"], conditioning["glyph_mask"])
         rows, channels = latents.shape[:2]
+        # Rounded as in the stock pipeline; unlike other families' networks this one does not cast it to its own dtype.
+        timestep = (sigma * 1000.0).to(latents.dtype).to(next(self.transformer.parameters()).dtype)
         no_image = latents.new_zeros(rows, config.in_channels - channels, *latents.shape[2:])
         output: Tensor = self.transformer(
             hidden_states=torch.cat([latents, no_image], dim=1),
-            timestep=sigma * 1000.0,
+            timestep=timestep,
             encoder_hidden_states=text,
             encoder_attention_mask=mask,
             encoder_hidden_states_2=glyphs,
@@ -219,11 +220,6 @@ class HunyuanVideoAdapter(PipelineAdapter):
             return_dict=False,
         )[0]
         return output
-
-
-def _timestep_as_latents(network: Any, given: Any, named: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Cast the timestep as the stock pipeline does: unlike other families' networks this one does not itself."""
-    return given, {**named, "timestep": named["timestep"].to(named["hidden_states"].dtype)}
 
 
 def _until_end(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
