@@ -39,12 +39,13 @@ test: lint pytest
 test-long:
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m "long and not slow"'
 
-# Kernels down to SSE4 (torch's own, oneDNN's and MKL's), and rounding that depends on shapes and alignment (tests/rounding.py).
+# Kernels down to SSE4 (torch's own, oneDNN's and MKL's), rounding that depends on shapes and alignment (tests/rounding.py), and
+# the dtypes that CUDA's autocast would give (tests/cuda_rules.py).
 test-processors: export ATEN_CPU_CAPABILITY = default
 test-processors: export ONEDNN_MAX_CPU_ISA = SSE41
 test-processors: export MKL_ENABLE_INSTRUCTIONS = SSE4_2
 test-processors:
-	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -p tests.rounding tests/training tests/rollout tests/models tests/functional'
+	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -p tests.rounding -p tests.cuda_rules tests/training tests/rollout tests/models tests/functional'
 
 test-all: lint
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m ""'

@@ -24,7 +24,7 @@ class Activations:
         forward: at most at once without gradient, with the network's ends.
         backward: at most at once while the backward pass goes through one block, what was saved of it included.
 
-    Living storages of the published networks with LoRA on the family's targets, bfloat16 autocast and fused attention,
+    Living storages of the published networks in bfloat16 with LoRA on the family's targets, fused attention and norms,
     on fake tensors with diffusers 0.42 (scripts/measure_memory.py); the last digit depends on the ratio of text to
     picture.
     """

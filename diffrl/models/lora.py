@@ -77,13 +77,23 @@ def attach_matrices(
         layer.lora_B.requires_grad_(False)
 
 
+class HalfOfLora(nn.Linear):
+    """A or B: float32 weights that are cast to what comes in, so that the network's activations keep their dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) to (..., out), in the dtype of x."""
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
 def _add_adapter(transformer: Any, config: Any) -> None:
-    """Add a LoRA's layers in float32, where the network is."""
+    """Add a LoRA's layers in float32, where the network is; they compute in the network's dtype."""
     device = next(transformer.parameters()).device
     transformer.add_adapter(config, adapter_name=ADAPTER_NAME)
-    for name, parameter in transformer.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(device, torch.float32)
+    for layer in [module for module in transformer.modules() if hasattr(module, "lora_A")]:
+        layer.cast_input_dtype_enabled = False  # peft would cast what comes in to float32
+        for half in (layer.lora_A[ADAPTER_NAME], layer.lora_B[ADAPTER_NAME]):
+            half.__class__ = HalfOfLora  # in place: names, hooks and weights stay
+            half.weight.data = half.weight.data.to(device, torch.float32)
 
 
 def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from diffrl.errors import ConfigError
-from diffrl.models.adapter import Conditioning, DrawNoise, device_of
+from diffrl.models.adapter import Conditioning, DrawNoise, EditingAdapter, device_of
 from diffrl.models.family import Family
 from diffrl.models.files import read_object
 from diffrl.models.schedulers import flow_sigmas
@@ -37,7 +38,7 @@ class PipelineAdapter(ABC):
 
     Args:
         pipeline: the diffusers pipeline; its components are used, not copied.
-        dtype: what the transformer computes in. Trainable weights stay float32; below float32 it runs under autocast.
+        dtype: what the transformer computes in, whatever trainable weights are kept in.
         max_sequence_length: text tokens of a prompt; None takes the family's default.
     """
 
@@ -53,6 +54,7 @@ class PipelineAdapter(ABC):
         self.dtype = dtype
         self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
         self.placement = Placement(device=device_of(self.transformer))
+        self.autocast = False
         _require_short_texts(pipeline)
         self._present: set[str] = set()
         self._empty: tuple[int, Conditioning] | None = None
@@ -92,7 +94,7 @@ class PipelineAdapter(ABC):
         import torch
 
         from diffrl.models.base_precision import quantise_base
-        from diffrl.models.placement import align, compile_blocks, set_attention, try_attention
+        from diffrl.models.placement import align, block_gradients, compile_blocks, set_attention, try_attention
 
         # The first two take no masks; to xformers diffusers hands them as numbers that are added, 1 and 0 (0.42).
         if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in UNMASKED):
@@ -121,9 +123,33 @@ class PipelineAdapter(ABC):
             vae.enable_tiling()
         if placement.attention is not None:
             set_attention(self.transformer, placement.attention)
-            try_attention(placement.attention, placement.device, self.dtype)
+            run = partial(block_gradients, self.transformer, self._call_once) if self._modules("text_encoder") else None
+            try_attention(placement.attention, placement.device, self.dtype, run)
         if placement.compile:
             compile_blocks(self.transformer)
+
+    def _call_once(self) -> None:
+        """Predict one sample's velocity, of its real size; nothing is kept."""
+        import torch
+
+        latents = self.init_latents(lambda shape: torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)))
+        if isinstance(self, EditingAdapter):
+            grey = torch.full((3, self.height, self.width), 128, dtype=torch.uint8)
+            conditioning = self.encode_edits(["a circle"], [grey])
+        else:
+            conditioning = self.encode_prompts(["a circle"])
+        self._empty = None
+        self.velocity(latents, latents.new_ones(1), conditioning, 1.0)
+
+    def train_whole(self) -> None:
+        """Compute in `dtype` from now on though the transformer's weights become float32: autocast casts them."""
+        import torch
+
+        from diffrl.models.placement import keep_dtype
+
+        self.autocast = self.dtype != torch.float32
+        if self.autocast:
+            keep_dtype(self.transformer)
 
     def _modules(self, prefix: str) -> dict[str, nn.Module]:
         """The components with weights whose names begin so."""
@@ -182,7 +208,11 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """One network call: latents (B, ...) in `dtype`, sigma (B,), conditioning without the empty prompt's."""
+        """One network call: latents (B, ...) in `dtype`, sigma (B,) float32, conditioning without the empty prompt's.
+
+        Numbers of the conditioning are in `dtype` too. As in the stock pipeline there is no autocast, unless all of
+        the network's weights are trained.
+        """
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
         """Unit normal latents (B, *latent_shape) float32."""
@@ -202,7 +232,8 @@ class PipelineAdapter(ABC):
             # What has no half of the empty prompt, such as an image to edit, stands beside it as well.
             own = {name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in own.items()}
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
-        with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+        own = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+        with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.autocast):
             output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
         if not guided:
             return output.float()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.precision.compiled import compile_network, repeated_blocks
@@ -77,32 +79,99 @@ def set_attention(transformer: Any, name: str) -> None:
         )
 
 
-def try_attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Run a backend once, forward and backward: some only infer, some take no float32 or not this device.
+def try_attention(
+    name: str, device: torch.device, dtype: torch.dtype, run: Callable[[], list[torch.Tensor]] | None = None
+) -> None:
+    """Run a backend forward and backward: some only infer, some take no float32, no such heads, or not this device.
+
+    Args:
+        name: of the backend.
+        device: of the network.
+        dtype: of the network.
+        run: gives gradients of more than three tensors of random numbers, such as `block_gradients`.
 
     Raises:
         NotHereError: it fails or gives no gradient.
     """
-    from diffusers.models.attention_dispatch import (
-        AttentionBackendName,
-        _check_attention_backend_requirements,
-        dispatch_attention_fn,
-    )
+    from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
 
     problem = None
-    x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
     try:
         _check_attention_backend_requirements(AttentionBackendName(name))
-        dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name)).float().sum().backward()
-        if x.grad is None or not bool(torch.isfinite(x.grad).all()):
-            problem = "it gives no gradient"
-    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError) as error:
+        gradients = [*_plain_gradients(name, device, dtype), *([] if run is None else run())]
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            problem = "its gradient is not finite"
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError, TypeError) as error:
         problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if problem is not None:
         raise NotHereError(
             f"model.attention {name!r} cannot be used on {device.type} in {str(dtype).removeprefix('torch.')}: "
             f"{problem.rstrip('.')}. Set model.attention: native."
         )
+
+
+def _plain_gradients(name: str, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+
+    x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
+    found = dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name))
+    return list(torch.autograd.grad(found.float().sum(), [x]))
+
+
+def block_gradients(transformer: nn.Module, call: Callable[[], object]) -> list[torch.Tensor]:
+    """Run the first block of each kind forward and backward on what reaches it in a network call.
+
+    Args:
+        transformer: its blocks are those that diffusers names.
+        call: calls it.
+
+    Returns:
+        Gradients by the numbers that came to each block.
+    """
+    gradients: list[torch.Tensor] = []
+    kinds = set()
+
+    def run(block: Any, args: Any, kwargs: Any) -> None:
+        kind = (type(block), *(name for name, _ in block.named_children()))
+        if kind in kinds:
+            return
+        kinds.add(kind)
+        with torch.enable_grad():
+            leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            own = {id(x): x.detach().requires_grad_() for x in leaves}
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda x: own[id(x)].clone() if id(x) in own else x, (args, kwargs)
+            )
+            found = [x for x in tree_leaves(block.forward(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+            total = torch.stack([x.float().sum() for x in found]).sum()
+            gradients.extend(
+                g for g in torch.autograd.grad(total, list(own.values()), allow_unused=True) if g is not None
+            )
+
+    hooks = [block.register_forward_pre_hook(run, with_kwargs=True) for block in repeated_blocks(transformer)]
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return gradients
+
+
+def keep_dtype(transformer: nn.Module) -> None:
+    """Let each norm give back the dtype that it takes, as it does without autocast: CUDA's would make it float32.
+
+    Queries and keys, which mostly come from one, so have the values' dtype, as some attention backends ask.
+    """
+    for module in transformer.modules():
+        if type(module).__name__.endswith("Norm") and not any(module.children()):
+            module.register_forward_hook(_as_taken)
+
+
+def _as_taken(module: nn.Module, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
+    return found.to(given[0].dtype)
 
 
 def compile_blocks(transformer: nn.Module) -> None:

@@ -15,6 +15,7 @@ from diffrl.distributed.sharding import dtype_of, fill, roots, shape_of, shard_n
 from diffrl.errors import CheckpointError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.lora import add_lora, lora_disabled
+from diffrl.models.pipeline import PipelineAdapter
 from diffrl.precision.compiled import compile_network, compiled_blocks
 
 
@@ -47,6 +48,8 @@ class Policy:
         self.lora = lora
         self.sharded = False
         self._reference: nn.Module | None = None
+        if lora is None and isinstance(adapter, PipelineAdapter):
+            adapter.train_whole()
         if keep_reference and lora is None:
             self._reference = copy.deepcopy(self.inner).requires_grad_(False).eval()
             if (compiled := compiled_blocks(self.inner)) is not None:

@@ -100,11 +100,7 @@ def shallow_model(family: str) -> Iterator[tuple]:
         family: a key of `SHALLOW`.
     """
     case, cpu = CASES[family], torch.device("cpu")
-    with (
-        patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module),  # it is there, in its dtype
-        patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),  # or autocast would do nothing
-        patch("torch.cuda.is_bf16_supported", lambda: True),
-    ):
+    with patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):  # it is there, in its dtype
         adapter = full_adapter(case, CUDA, **SHALLOW[family])
         one = random_encodings(adapter, family, cpu)
         yield adapter, case, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}

@@ -1,8 +1,8 @@
 """What a network call holds at most, forward and backward, without a GPU and without the memory: on fake tensors.
 
 PyTorch's FakeTensorMode computes shapes alone; a dispatch mode adds up the storages that are alive. Tensors are on a
-fake CPU, because the backward pass of a fake CUDA device asks for a driver. What kernels take as workspaces, what an
-allocator wastes, and what other kernels on a GPU would keep, is not seen.
+fake CPU, because the backward pass of a fake CUDA device asks for a driver; they follow CUDA's rules of autocast, and
+an RMS norm is one kernel as it is there. What kernels take as workspaces, and what an allocator wastes, is not seen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from diffrl.doctor.models import Case, full_adapter, random_encodings
 from diffrl.models.lora import add_lora
 from diffrl.models.published import PUBLISHED
 from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
+from tests.cuda_rules import cuda_rules
 
 CPU = torch.device("cpu")
 KINDS = {
@@ -29,6 +30,29 @@ KINDS = {
 }
 """How each kind of a network's blocks is counted in its config, where that is not `num_layers` alone; of SD3.5 Medium
 some have a second attention, and `call_bytes` knows how its config says so."""
+
+
+class FusedNorm(torch.autograd.Function):
+    """CUDA's RMS norm without its numbers: it keeps its input, its weight and one float32 number a row."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        """As large as x."""
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Of x, and of the weight where it is trained."""
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+
+
+def rms_norm(x, shape, weight=None, eps=None):
+    """Stand in for PyTorch's function."""
+    if torch.is_autocast_enabled("cpu"):
+        x, weight = x.float(), None if weight is None else weight.float()
+    return FusedNorm.apply(x, weight)
 
 
 class LiveMemory(FakeMode):
@@ -113,10 +137,20 @@ def call_bytes(config: Config, blocks: dict[str, int], samples: int, guidance_sc
     if m.facts.name == "sd3":
         dual = blocks.get("dual", 0)
         blocks = {"num_layers": blocks.get("plain", 0) + dual, "dual_attention_layers": range(dual)}
-    with LiveMemory() as memory, patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):
+    fused = patch.object(torch.nn.functional, "rms_norm", rms_norm)
+    with (
+        LiveMemory() as memory,
+        fused,
+        cuda_rules(),
+        patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module),
+    ):
         adapter = full_adapter(case, CPU, **blocks)
         if m.lora is not None:
             add_lora(adapter.transformer, m.lora.rank, m.lora.alpha, m.lora_targets, 0)
+        else:
+            adapter.train_whole()
+            for parameter in adapter.transformer.requires_grad_(True).parameters():
+                parameter.data = parameter.data.float()
         if trained and config.train.gradient_checkpointing:
             adapter.transformer.enable_gradient_checkpointing()
         for parameter in adapter.transformer.parameters():

@@ -1,16 +1,18 @@
 """What is planned of latents, encodings and activations, against the adapters themselves on tiny pipelines."""
 
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
-from peft import LoraConfig
 
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.families import FAMILIES, hunyuan_video
 from diffrl.models.geometry import Size, read_geometry
 from diffrl.models.loading import load_adapter
+from diffrl.models.lora import add_lora
 from diffrl.models.shipped import shipped_settings
+from diffrl.models.targets import names_layer
 from tests.edits import LONG, encoded
 from tests.tiers import daily
 
@@ -20,6 +22,16 @@ SIZES |= {"flux_kontext": (48, 32, None), "qwen_image_edit": (48, 32, None), "wa
 SIZES |= {"hunyuan_video": (48, 32, 9)}
 SHARED = ("flux_kontext",)
 """Families whose network is another's."""
+
+
+@contextmanager
+def bfloat16():
+    """Inside, tensors that are made without a dtype are bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def network_of(family, layers, width):
@@ -99,13 +111,12 @@ def network_of(family, layers, width):
 
 
 def bytes_saved(family, layers, width):
-    """What autograd keeps of a forward pass with LoRA under bfloat16 autocast, weights left out; and the tokens."""
-    network, tokens, call = network_of(family, layers, width)
-    network.to(torch.bfloat16).requires_grad_(False)
-    network.add_adapter(LoraConfig(r=4, target_modules=list(FAMILIES[family].lora_targets)))
-    for name, parameter in network.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
+    """What autograd keeps of a forward pass with LoRA in bfloat16, weights left out; and the tokens."""
+    with bfloat16():
+        network, tokens, call = network_of(family, layers, width)
+    layers = [name for name, _ in network.named_modules()]
+    targets = [one for one in FAMILIES[family].lora_targets if any(names_layer(one, name) for name in layers)]
+    add_lora(network.requires_grad_(False), 4, 4, targets, 0)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
     kept = {}
 
@@ -115,7 +126,7 @@ def bytes_saved(family, layers, width):
             kept[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), bfloat16():
         call(network)
     return sum(storage.nbytes() for storage in kept.values()), tokens
 

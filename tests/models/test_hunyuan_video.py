@@ -10,6 +10,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.families.hunyuan_video import HunyuanVideoAdapter, own_size
 from diffrl.models.loading import load_adapter
 from diffrl.models.lora_file import attach_lora, lora_loader
+from diffrl.precision.copies import make_copy
 
 PROMPTS = ["a red circle", 'a green triangle with "red" and "two blue" on it', "a black circle above a square"]
 
@@ -106,3 +107,16 @@ def test_a_lora_is_added_to_its_layers(load, tmp_path):
     adapter.transformer.fuse_lora()
     fused = adapter.transformer.get_submodule(layer).weight
     torch.testing.assert_close(fused, before + 7.5 / 3 * up @ down, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_of_another_dtype_takes_its_timestep(load):
+    """The network casts none itself: a copy in bfloat16 stopped at its first layer."""
+    adapter = load()
+    copied = make_copy(adapter.transformer, "bfloat16", "auto", adapter.family.exclude, "cpu")
+    copied.push(adapter.transformer)
+    given = noise(adapter, 2), torch.tensor([0.9, 0.3]), adapter.encode_prompts(PROMPTS[:2]), 1.0
+    with torch.no_grad():
+        whole = adapter.velocity(*given)
+        with copied.in_place_of(adapter):
+            error = (adapter.velocity(*given) - whole).norm() / whole.norm()
+    assert 0 < error < 0.02

@@ -8,7 +8,7 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.models.pipeline import EMPTY
-from diffrl.models.placement import Placement, set_attention
+from diffrl.models.placement import Placement, block_gradients, repeated_blocks, set_attention
 from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
 from tests.edits import encoded
@@ -85,6 +85,45 @@ def test_a_backend_without_a_backward_pass(random_pipelines, monkeypatch):
         ConfigError, match="cannot be used on cpu in float32: element 0 of tensors does not require grad"
     ):
         load(random_pipelines("flux"), "flux", attention="_native_math")
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux", "wan_i2v", "flux_kontext"])
+def test_a_backend_that_a_block_cannot_use_is_refused_before_the_first_call(random_pipelines, family, monkeypatch):
+    """Its heads are those of other networks, as with kernels that take multiples of 8, or 64 and 128, alone."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    backends, name = _AttentionBackendRegistry._backends, AttentionBackendName._NATIVE_MATH
+    whole = backends[name]
+
+    def picky(query, key, value, **options):
+        if query.shape[-1] != 64:
+            raise RuntimeError(f"heads of 64 alone, not of {query.shape[-1]}")
+        return whole(query, key, value, **options)
+
+    monkeypatch.setitem(backends, name, picky)
+    with pytest.raises(ConfigError, match="'_native_math' cannot be used on cpu in float32: heads of 64 alone, not of"):
+        load(random_pipelines(family), family, attention="_native_math")
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux", "hunyuan_video", "z_image"])
+def test_blocks_of_every_kind_are_run_backward_and_leave_nothing(random_pipelines, family, monkeypatch):
+    adapter = load(random_pipelines(family), family)
+    state = torch.get_rng_state()
+    kinds, ran = {type(block) for block in repeated_blocks(adapter.transformer)}, set()
+    for kind in kinds:
+        forward = kind.forward
+        monkeypatch.setattr(
+            kind,
+            "forward",
+            lambda *a, kind=kind, forward=forward, **kw: (
+                (torch.is_grad_enabled() and ran.add(kind)) or forward(*a, **kw)
+            ),
+        )
+    found = block_gradients(adapter.transformer, adapter._call_once)
+    assert found and all(torch.isfinite(gradient).all() for gradient in found)
+    assert all(parameter.grad is None for parameter in adapter.transformer.parameters())
+    assert not adapter.knows_empty and torch.equal(torch.get_rng_state(), state)
+    assert ran == kinds
 
 
 def prompts(letters):

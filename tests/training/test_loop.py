@@ -280,11 +280,12 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
 @pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.slow), 128])
-def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro_batch):
+def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro_batch, lora):
     """Rollout and update may see other batch sizes, whose bfloat16 products round differently."""
     data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-3}, train={"micro_batch": micro_batch})
-    data["model"] |= {"dtype": "bfloat16"}
+    data["model"] |= {"dtype": "bfloat16", "lora": lora}
     trainer, run = make_run(data)
     before = weights_of(trainer)
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}

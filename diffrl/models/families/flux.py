@@ -20,7 +20,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     """Sizes of a pipeline; text and picture pass through the blocks together."""
     network = found.configs["transformer"]
     text = size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
-    return packed_geometry(found, size, text, Activations(saved=17, forward=18, backward=30))
+    return packed_geometry(found, size, text, Activations(saved=12.8, forward=17.1, backward=23.2))
 
 
 ATTENTION = {

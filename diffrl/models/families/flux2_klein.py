@@ -23,7 +23,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     """Sizes of a pipeline; text and picture pass through the blocks together."""
     network = found.configs["transformer"]
     text = 2 * size.text_tokens * network["joint_attention_dim"]
-    return packed_geometry(found, size, text, Activations(saved=22, forward=33, backward=40))
+    return packed_geometry(found, size, text, Activations(saved=17.6, forward=30.3, backward=36.3))
 
 
 MODULATION_LAYERS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")

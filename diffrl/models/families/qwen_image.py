@@ -38,7 +38,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
         network["num_layers"],
         2 * size.text_tokens * (network["joint_attention_dim"] + 1),  # and the mask
         *decoder_elements(vae, pixels, still=True),
-        Activations(saved=20, forward=16, backward=28),
+        Activations(saved=18, forward=13.6, backward=24.7),
     )
 
 

@@ -27,7 +27,6 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
     rows, columns = latent_grid(size, network["sample_size"] * scale, scale)
     text = size.text_tokens + found.configs.get("text_encoder", {}).get("max_position_embeddings", CLIP_TOKENS)
     dual = len(network.get("dual_attention_layers") or ())  # the first blocks of SD3.5 Medium have a second attention
-    plain = network["num_layers"] - dual  # nothing is kept of them any more when the gradient comes to the dual ones
     return Geometry(
         network["in_channels"] * rows * columns,
         rows * columns * scale**2,
@@ -36,7 +35,7 @@ def read_sizes(found: Architecture, size: Size) -> Geometry:
         network["num_layers"],
         2 * (text * network["joint_attention_dim"] + network["pooled_projection_dim"]),
         *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=20 + 11 * dual / (plain + dual), forward=12, backward=max(25, 37 - plain if dual else 0)),
+        Activations(18.2 + 8.9 * dual / network["num_layers"], *((12, 21.2) if dual else (11, 22.8))),
     )
 
 
