@@ -18,8 +18,7 @@ from diffrl.cost.scorers import ScorerWeights, scorer_weights
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
-from diffrl.models.encodings import CAPACITY
-from diffrl.models.geometry import Geometry, Size, read_geometry
+from diffrl.models.geometry import ENCODINGS_KEPT, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
 from diffrl.precision.facts import dtype_name_around
@@ -169,9 +168,9 @@ def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
 
 
 def _kept_encodings(config: Config, g: Geometry, world_size: int) -> int:
-    """Bytes of prompts' encodings that stay in the computer's memory, as many as a run meets and `CAPACITY` allows."""
+    """Bytes of prompts' encodings that stay in the computer's memory, as many as a run meets and `ENCODINGS_KEPT` allows."""
     met = config.run.iterations * config.prompts.per_iteration // world_size + _held_out(config)
-    return min(CAPACITY, met * g.encoding_elements * BYTES[config.model.dtype])
+    return min(ENCODINGS_KEPT, met * g.encoding_elements * BYTES[config.model.dtype])
 
 
 def _all_stages(

@@ -11,12 +11,10 @@ import torch
 from diffrl.data.sources import read_source
 from diffrl.errors import ConfigError, SourceError
 from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, device_of
+from diffrl.models.geometry import ENCODINGS_KEPT
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 from diffrl.records import Prompt
 from reward_models.messages import quote
-
-CAPACITY = 4 * 2**30
-"""Bytes of encodings that are kept; a plan counts them."""
 
 
 class PromptEncodings:
@@ -32,7 +30,7 @@ class PromptEncodings:
         capacity: bytes kept; FLUX's T5 takes 4 MiB a prompt.
     """
 
-    def __init__(self, adapter: ModelAdapter, capacity: int = CAPACITY):
+    def __init__(self, adapter: ModelAdapter, capacity: int = ENCODINGS_KEPT):
         self._adapter = adapter
         self._capacity, self._held = capacity, 0
         self._known: OrderedDict[tuple[str, str | None], Conditioning] = OrderedDict()

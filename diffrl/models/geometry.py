@@ -14,6 +14,9 @@ from diffrl.models.architecture import Architecture
 if TYPE_CHECKING:
     from diffrl.models.family import Family
 
+ENCODINGS_KEPT = 4 * 2**30
+"""Bytes of prompts' encodings that a run keeps in the computer's memory; a plan counts them."""
+
 
 @dataclass(frozen=True)
 class Activations:

@@ -63,6 +63,7 @@ OTHERS = {
     "model.family": "flux",
     "model.path": "elsewhere",
     "model.revision": "abc",
+    "model.variant": "fp16",
     "model.height": 64,
     "model.width": 64,
     "model.frames": 5,

@@ -110,6 +110,7 @@ def test_a_reward_that_an_option_gives_another_is_not_known(monkeypatch, countin
 def test_every_package_that_scorers_compute_with_is_in_the_key():
     """Read from the import statements of the package."""
     fetch_and_show = {"fastapi", "httpx", "huggingface_hub", "pydantic", "rich", "typer", "uvicorn", "yaml"} | {
+        "h11",
         "safetensors",
         "starlette",
     }
