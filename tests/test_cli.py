@@ -538,16 +538,19 @@ def test_a_termination_leaves_what_ctrl_c_leaves(monkeypatch):
 
 def test_a_process_that_a_command_forks_is_ended_by_a_termination():
     """A worker that is told to go must not take it for the command's own interruption."""
+    ready, tell = os.pipe()
     with errors_as_messages():
         child = os.fork()
         if child == 0:
             try:
+                os.write(tell, b"!")  # a signal that comes while it forks, Python forgets
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(int(LONG))
                 while True:
                     signal.pause()
             finally:
                 os._exit(1)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 

@@ -168,7 +168,7 @@ def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
 
 
 def _kept_encodings(config: Config, g: Geometry, world_size: int) -> int:
-    """Bytes of prompts' encodings that stay in the computer's memory, as many as a run meets and `ENCODINGS_KEPT` allows."""
+    """Bytes of prompts' encodings that stay in the computer's memory, at most `ENCODINGS_KEPT`."""
     met = config.run.iterations * config.prompts.per_iteration // world_size + _held_out(config)
     return min(ENCODINGS_KEPT, met * g.encoding_elements * BYTES[config.model.dtype])
 

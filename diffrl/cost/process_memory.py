@@ -5,9 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from diffrl.cost.gpus import Gpu
 from diffrl.cost.host_limits import (
@@ -18,7 +16,9 @@ from diffrl.cost.host_limits import (
     processes_here,
 )
 from diffrl.cost.memory import LIBRARIES, Memory
-from diffrl.distributed.ranks import gather_objects
+
+if TYPE_CHECKING:  # a plan needs no tensors
+    import torch
 
 TRY = "The estimate is rough: guards.memory=warn tries all the same."
 LESS = (
@@ -81,6 +81,8 @@ def offer_to_all(accelerator: Any) -> Offer:
     Args:
         accelerator: joins the ranks, which all call this.
     """
+    from diffrl.distributed.ranks import gather_objects
+
     here = offer_here(accelerator.device, processes_here(accelerator.num_processes))
     offers = gather_objects(accelerator, (here.gpu, here.host, here.mappable))
     return Offer(
@@ -90,6 +92,8 @@ def offer_to_all(accelerator: Any) -> Offer:
 
 def _gpu_bytes(device: torch.device) -> int:
     """Return the bytes of a GPU that nobody else holds: its context, and what the allocator keeps free, are ours."""
+    import torch
+
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(min(total, free + cached + LIBRARIES))
@@ -139,6 +143,8 @@ def _gib(size: int) -> str:
 def peak_bytes(device: torch.device) -> int:
     """Return the most memory this process has held: allocated on CUDA, resident on the CPU."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
