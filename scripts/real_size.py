@@ -25,6 +25,7 @@ SMALL = (
     "rollout.micro_batch=2",
     "rollout.decode_batch=1",
     "train.micro_batch=1",
+    "eval={samples: 1, steps: 2, batch: 1, rewards: [{name: contrast}]}",
     "model.height=256",
     "model.width=256",
 )
@@ -38,7 +39,7 @@ SIZES = {
             *SMALL,
             "model.frames=5",
             "rewards=[{name: motion_smoothness_proxy}]",
-            "eval.rewards=[{name: dynamic_degree_proxy}]",
+            "eval={samples: 1, steps: 2, batch: 1, rewards: [{name: dynamic_degree_proxy}]}",
         ),
     ),
 }
