@@ -16,9 +16,8 @@ from typing import TextIO
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
-from diffrl.gallery.app import serve
+from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.hosts import LOOPBACK
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site

@@ -16,12 +16,11 @@ from PIL import Image, ImageFile, ImageOps
 import diffrl
 from diffrl.data.sources import read_source, require_source, source_size
 from diffrl.errors import ConfigError
-from diffrl.gallery.blind import blind_picture
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.records import State
 from diffrl.gallery.scoring import score_folders
-from diffrl.gallery.thumbnails import shrink
+from diffrl.gallery.thumbnails import blind_picture, shrink
 from reward_models import RewardError, ScorerSpec
 from reward_models.base import output_of_rows
 from reward_models.cli import main

@@ -14,13 +14,13 @@ from diffrl.gallery.columns import lower_rewards, named
 from diffrl.gallery.export import export_site
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.query import Query
+from diffrl.gallery.ranking import tallies
 from diffrl.gallery.records import State, falls
 from diffrl.gallery.report import report_document
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
-from diffrl.gallery.tally import tallies
 from diffrl.gallery.votes import add_vote, read_votes, side_of
 from diffrl.tracking.store import SampleStore, StoredSample
 from reward_models import RewardBatch, RewardOutput, ScorerSpec
