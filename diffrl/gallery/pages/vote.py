@@ -17,7 +17,6 @@ from starlette.concurrency import run_in_threadpool
 from diffrl.gallery.ballots import Ballot, Ballots, Pair, voter_name
 from diffrl.gallery.columns import main_states, named, thinned
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.motion import moves
 from diffrl.gallery.opponents import opponents, usual
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.preferences import exported_address, has_pair, jsonl, pairs, parquet
@@ -27,7 +26,7 @@ from diffrl.gallery.records import Answer, state_key
 from diffrl.gallery.results import chosen, match_view, opening, ranking_view
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.thumbnails import MISSING, blind_picture, part, sign
+from diffrl.gallery.thumbnails import MISSING, blind_picture, moves, part, sign
 from diffrl.gallery.votes import Vote, read_votes
 
 BODY = 20_000
