@@ -16,11 +16,10 @@ from typing import TextIO
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
-from diffrl.gallery.app import serve
+from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.hosts import LOOPBACK
 from diffrl.gallery.links import ServerLinks
-from diffrl.gallery.scoring import score_everything, score_on_demand
+from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
 from diffrl.gallery.votes import read_votes
@@ -72,14 +71,11 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
             f"An export needs something to show. {_named(request.paths)} is empty. Train a run first: diffrl train "
             "configs/quickstart.yaml."
         )
-    worker = score_on_demand(sources, request.rewards)
-    options = {"votes": request.votes, "rewards": tuple(request.rewards)}
+    score_folders(sources, request.rewards, say)
+    options = {"votes": request.votes}
     if request.export is not None:
         from diffrl.gallery.export import export_site
 
-        if worker is not None:
-            say(f"Scoring with {', '.join(request.rewards)} first.")
-            score_everything(sources, worker)
         with told_far(sys.stderr) as far:
             lines = export_site(sources, request.export, options, far)
         for line in lines:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
@@ -18,6 +18,7 @@ from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
 from reward_models.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
+    from diffrl.gallery.scoring import FolderScores
     from reward_models.scoring.items import Item
 
 FRESH = 3.0
@@ -25,6 +26,10 @@ FRESH = 3.0
 MEDIA = PICTURES + VIDEOS
 SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *SIDECARS, *TABLES})
 """What a look at the folder notices: also what browsers do not show, which is counted."""
+
+
+Mark = tuple[str, int, int, str | None]
+"""File, size, time of change in ns and prompt of an image: another where any of them changes."""
 
 
 @dataclass(frozen=True)
@@ -35,38 +40,13 @@ class Entry:
         item: as scoring knows it: path, prompt, metadata.
         file: relative to the folder, with slashes.
         key: its prompt and, in place of noise, its relative name without the suffix; see `Brief`.
-        mark: changes with the file and with its prompt: file, size, time of change in ns, prompt.
+        mark: see `Mark`.
     """
 
     item: Item
     file: str
     key: Key
-    mark: tuple[str, int, int, str | None]
-
-
-class Scores(Protocol):
-    """What a folder asks of whoever scores it (`scoring.FolderScores`)."""
-
-    changes: int
-    lower: frozenset[str]
-
-    def ask(self, entries: Sequence[Entry], version: str) -> None:
-        """Have these scored, once for each version of the folder."""
-
-    def names(self) -> list[str]:
-        """Names of the rewards."""
-
-    def values(self, marks: Sequence[tuple[str, int, int, str | None]], reward: str) -> list[float | None]:
-        """One reward of many pictures, None while unknown."""
-
-    def of(self, mark: tuple[str, int, int, str | None]) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
-        """All rewards of a picture by name, None while unknown; why some failed; and what scorers say of it."""
-
-    def progress(self) -> str | None:
-        """What the scoring is at; None when nothing is being scored."""
-
-    def problems(self) -> list[str]:
-        """Why rewards could not work at all."""
+    mark: Mark
 
 
 @dataclass(frozen=True)
@@ -109,7 +89,7 @@ class FolderSource:
 
     def __init__(self, key: str, path: Path, title: str | None = None):
         self.key, self.path, self.title = key, path, title or path.name
-        self.scores: Scores | None = None
+        self.scores: FolderScores | None = None
         self._lock = threading.Lock()
         self._contents: Contents | None = None
         self._looked = 0.0
@@ -122,15 +102,15 @@ class FolderSource:
         return [State("folder", 0, len(entries))] if entries else []
 
     def reward_names(self, state: State) -> list[str]:
-        """See `Source.reward_names`: those named on the command line, and their parts once they are known."""
+        """See `Source.reward_names`: those named on the command line, and their parts."""
         return self.scores.names() if self.scores is not None else []
 
     def lower_is_better(self, state: State) -> frozenset[str]:
-        """See `Source.lower_is_better`: a reward tells it once it is loaded, before its first score."""
+        """See `Source.lower_is_better`: as the rewards say."""
         return self.scores.lower if self.scores is not None else frozenset()
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """See `Source.briefs`. The first that are asked for start the scoring."""
+        """See `Source.briefs`."""
         entries = self._shown()
         marks = [entry.mark for entry in entries.values()]
         values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
@@ -150,12 +130,7 @@ class FolderSource:
 
     def version(self) -> str:
         """See `Source.version`."""
-        scored = self.scores.changes if self.scores is not None else 0
-        return f"{self._read().version}-{scored}"
-
-    def progress(self) -> str | None:
-        """What the scoring is at, "scoring 120 of 400 with shapes"; None when nothing is being scored."""
-        return self.scores.progress() if self.scores is not None else None
+        return self._read().version
 
     def notes(self) -> list[str]:
         """Sentences for the page: what was left out, rewards that do not work, how scores are had."""
@@ -163,14 +138,12 @@ class FolderSource:
         if self.scores is None:
             notes.append(f"No scores: give a reward at the start, diffrl gallery {self.path} --reward sharpness.")
         else:
-            notes += self.scores.problems()
+            notes += self.scores.problems([entry.mark for entry in self._read().entries])
         return notes
 
-    def start_scoring(self) -> None:
-        """Have what is not known yet computed in the background; does nothing without rewards, or if it was asked."""
-        contents = self._read()
-        if self.scores is not None and contents.entries:
-            self.scores.ask(contents.entries, contents.version)
+    def readable(self) -> Sequence[Entry]:
+        """The pictures, none where the folder or its captions cannot be read, which its pages say."""
+        return self._read().entries
 
     def entries(self) -> Sequence[Entry]:
         """The pictures, in the order of their names.
@@ -186,7 +159,6 @@ class FolderSource:
     def _shown(self) -> Mapping[int, Entry]:
         """The pictures by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
         self.entries()
-        self.start_scoring()
         return self._entries
 
     def _read(self) -> Contents:

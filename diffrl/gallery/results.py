@@ -8,10 +8,9 @@ from typing import Any
 from diffrl.gallery.columns import label
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.ranking import Ranked
+from diffrl.gallery.ranking import Ranked, Rate, Tally, preferred
 from diffrl.gallery.records import State
 from diffrl.gallery.site import Site
-from diffrl.gallery.tally import Rate, Tally, preferred
 from diffrl.gallery.votes import Side, Vote, home, source_of
 
 SHOWN = 50

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row, difference
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.parts import folded
 from diffrl.gallery.records import Sample
 
 PAGE, FEWEST, CELLS = 24, 12, 60
@@ -113,3 +113,26 @@ def _view(
         if any(value is not None for value in values):
             lines.append(Line(name, values, difference(values, row.pair), name in lower))
     return View(row.order, row.prompt, cells, row.change, lines, lower, row.pair[0] % len(cells))
+
+
+Folded = TypeVar("Folded")
+
+
+def folded(lines: Iterable[tuple[str, Hashable, Folded]]) -> list[tuple[str, Folded]]:
+    """The lines of a table, equal parts in one: "shapes_strict/colour = shapes/colour".
+
+    Args:
+        lines: of each the reward's name, all that the table shows of it besides, and what it is.
+
+    Returns:
+        The names of each line and the first of what it stands for, in their order. Whole rewards keep lines of their
+        own, and so do parts that are called otherwise or differ in anything.
+    """
+    names: dict[Hashable, list[str]] = {}
+    firsts: dict[Hashable, Folded] = {}
+    for name, shown, line in lines:
+        _, _, part = name.partition("/")
+        key = (part or None, name if not part else None, shown)
+        names.setdefault(key, []).append(name)
+        firsts.setdefault(key, line)
+    return [(" = ".join(names[key]), line) for key, line in firsts.items()]

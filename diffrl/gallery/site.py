@@ -14,13 +14,12 @@ from diffrl import __version__
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.kept import Kept
 from diffrl.gallery.links import Links
-from diffrl.gallery.motion import moves
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Sample, Source, State, told
 from diffrl.gallery.runs import RunSource
-from diffrl.gallery.thumbnails import Thumbnails
+from diffrl.gallery.thumbnails import Thumbnails, moves
 from diffrl.trees.read import list_trees
 
 DRAWINGS, REPORTS = 32 * 2**20, 8
@@ -49,9 +48,9 @@ PAGES: Mapping[str, str] = {
     "report": "diffrl.gallery.pages.report:report",
     "vote": "diffrl.gallery.pages.vote:vote",
     "export": "diffrl.gallery.pages.export:export",
-    "votes": "diffrl.gallery.pages.votes:votes",
-    "preferences.jsonl": "diffrl.gallery.pages.votes:preferences_jsonl",
-    "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",
+    "votes": "diffrl.gallery.pages.vote:votes",
+    "preferences.jsonl": "diffrl.gallery.pages.vote:preferences_jsonl",
+    "preferences.parquet": "diffrl.gallery.pages.vote:preferences_parquet",
     "state": "diffrl.gallery.pages.live:state",
 }
 """Functions (site, query) -> Answer by the name that stands in an address."""
@@ -188,7 +187,7 @@ class Site:
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:
-        """Where static/evaluations.js finds a sample at every evaluation of its run; see `evaluations.followed`.
+        """Where static/evaluations.js finds a sample at every evaluation of its run; see `pages.evaluations.followed`.
 
         None for what was not drawn in an evaluation of a run: other stages draw noise of their own at every iteration,
         so there is nothing to follow. A page from disk cannot fetch, but it can run a script.

@@ -16,12 +16,11 @@ from PIL import Image, ImageFile, ImageOps
 import diffrl
 from diffrl.data.sources import read_source, require_source, source_size
 from diffrl.errors import ConfigError
-from diffrl.gallery.blind import blind_picture
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.records import State
-from diffrl.gallery.scoring import score_everything, score_on_demand
-from diffrl.gallery.thumbnails import shrink
+from diffrl.gallery.scoring import score_folders
+from diffrl.gallery.thumbnails import blind_picture, shrink
 from reward_models import RewardError, ScorerSpec
 from reward_models.base import output_of_rows
 from reward_models.cli import main
@@ -168,7 +167,7 @@ def test_the_gallery_shows_each_image_or_says_why_not(folder):
 
 def test_a_folder_of_the_gallery_scores_as_the_command_does(folder, tmp_path):
     source = FolderSource("files", folder)
-    score_everything([source], score_on_demand([source], ["tests.files.test_readers:Seen"], tmp_path / "cache.sqlite"))
+    score_folders([source], ["tests.files.test_readers:Seen"], print, tmp_path / "cache.sqlite")
     label = "tests.files.test_readers:Seen"
     rows = {}
     for sample in source.samples(State("folder", 0, 0), range(len(FILES))):

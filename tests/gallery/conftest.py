@@ -40,9 +40,7 @@ def site_of(tmp_path):
     """A site of some paths; votes go to a file of the test's."""
 
     def site(*paths: Path, **options) -> Site:
-        return Site(
-            find_sources(paths), ServerLinks("test"), {"votes": tmp_path / "votes.jsonl", "rewards": (), **options}
-        )
+        return Site(find_sources(paths), ServerLinks("test"), {"votes": tmp_path / "votes.jsonl", **options})
 
     return site
 

@@ -18,7 +18,7 @@ def site(tmp_path_factory):
     path = tmp_path_factory.mktemp("export")
     run = keep_columns(make_run(path / "runs" / "my run #1", size=200), "held_out/shapes", "reward/mean", "update/loss")
     made_trees.write(run, made_trees.forest())
-    export_site(find_sources([run]), path / "to share, ü" / "site", {"votes": path / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([run]), path / "to share, ü" / "site", {"votes": path / "votes.jsonl"})
     (path / "to share, ü").rename(path / "elsewhere ? #1 100%")
     (path / "runs").rename(path / "gone")
     return path / "elsewhere ? #1 100%" / "site"

@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 def site(run, tmp_path_factory):
     """The exported site; what it shows is not asked again."""
     path = tmp_path_factory.mktemp("site") / "site"
-    export_site(find_sources([run]), path, {"votes": path.parent / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([run]), path, {"votes": path.parent / "votes.jsonl"})
     return path
 
 

@@ -293,7 +293,7 @@ def test_the_exported_tree_opens_from_disk(page, made, tmp_path):
         (bare / name).write_text((made / name).read_text(encoding="utf-8"), encoding="utf-8")
     made_trees.write(bare, made_trees.forest())
     made_trees.write(bare, made_trees.pool(iteration=21))
-    export_site(find_sources([bare]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([bare]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
     page.goto((tmp_path / "site" / "index.html").as_uri())
     page.get_by_role("link", name="Trees", exact=True).click()
     page.get_by_role("link", name="Iteration 20, group 3").click()

@@ -13,12 +13,12 @@ from statistics import fmean
 import pytest
 
 from diffrl.gallery.compare import Row, arrange, containing, likeness, match, summarise, within
-from diffrl.gallery.motion import moves
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
+from diffrl.gallery.thumbnails import moves
 from diffrl.tracking.store import SampleStore, StoredSample
 from reward_models.media import to_pil
 from tests.gallery.made import PROMPTS, REWARDS, add_evaluation, eval_sample, flat, make_run

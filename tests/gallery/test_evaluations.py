@@ -141,7 +141,7 @@ def test_bad_addresses_are_a_sentence_and_no_page_elsewhere_can_run_them(made, c
 
 def test_an_exported_site_has_scripts_with_its_own_pictures(tmp_path):
     run = keep_columns(make_run(tmp_path / "made"), "reward/mean")
-    export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
     (script,) = (tmp_path / "site").glob("evaluations*.js")
     body = script.read_text()
     assert body.startswith("gallery.evaluations = ")

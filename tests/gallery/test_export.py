@@ -21,7 +21,7 @@ from diffrl.gallery.static_links import StaticLinks
 from tests.gallery import made_trees
 from tests.gallery.made import keep_columns, make_run
 
-OPTIONS = {"votes": Path("votes.jsonl"), "rewards": ()}
+OPTIONS = {"votes": Path("votes.jsonl")}
 PORTABLE = re.compile(r"[A-Za-z0-9._-]+")
 
 

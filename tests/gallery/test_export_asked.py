@@ -48,7 +48,7 @@ def test_a_click_gives_the_site_that_the_command_writes(runs, client_of, tmp_pat
     archive = zipfile.ZipFile(io.BytesIO(found.content))
     (folder,) = {name.partition("/")[0] for name in archive.namelist()}
     assert f"/export/{folder}.zip" == address
-    options = {"votes": tmp_path / "votes.jsonl", "rewards": ()}
+    options = {"votes": tmp_path / "votes.jsonl"}
     export_site(find_sources(runs[:1]), tmp_path / "site", options)
     wanted = {
         str(path.relative_to(tmp_path / "site")): path for path in (tmp_path / "site").rglob("*") if path.is_file()

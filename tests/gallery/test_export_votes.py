@@ -56,14 +56,14 @@ def test_votes_on_other_runs_stay_at_home(runs, tmp_path):
         add_vote(file, "Ada", "s", sides(mine, 0)[number], sides(mine, 4)[number], "a", choice)
     add_vote(file, "Bob", "s", sides(mine, 0)[0], sides(secret, 4)[0], "a", "a")
     add_vote(file, "Bob", "s", sides(secret, 0)[0], sides(secret, 4)[0], "a", "a")
-    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file})
     for path in (tmp_path / "site").rglob("*"):
         told = path.read_bytes() if path.is_file() else b""
         assert not [word for word in ("secret", "Bob", str(tmp_path)) if word.encode() in told], path
     page = (tmp_path / "site" / "votes-mine.html").read_text("utf-8")
     assert "3 votes" in page and "Ada" in page and "not in this gallery" not in page
     assert "Left out: 2 votes on what is not in this site." in lines and not dead(tmp_path / "site")
-    whole = export_site(find_sources([mine, secret]), tmp_path / "both", {"votes": file, "rewards": ()})
+    whole = export_site(find_sources([mine, secret]), tmp_path / "both", {"votes": file})
     assert not [line for line in whole if "Left out" in line]
     assert len((tmp_path / "both" / "preferences.jsonl").read_text().splitlines()) == 4
 
@@ -75,7 +75,7 @@ def test_preference_pairs_of_a_site_name_its_own_pictures(runs, tmp_path):
         add_vote(file, "", "s", before[number], after[number], left, choice)
     (mine / before[3].picture).unlink()
     site = tmp_path / "site"
-    export_site(find_sources([mine]), site, {"votes": file, "rewards": ()})
+    export_site(find_sources([mine]), site, {"votes": file})
     rows = [json.loads(line) for line in (site / "preferences-mine.jsonl").read_text().splitlines()]
     assert len(rows) == 3, "a vote whose image is gone trains nobody"
     for row, number, won in zip(rows, range(3), "aab", strict=True):
@@ -94,7 +94,7 @@ def test_files_of_pairs_are_offered_only_where_they_hold_something(runs, tmp_pat
     add_vote(file, "", "s", before, after, "a", choice)
     if gone:
         (mine / before.picture).unlink()
-    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file})
     page = (tmp_path / "site" / "votes-mine.html").read_text("utf-8")
     assert len(re.findall(r'href="preferences[^"]*"', page)) == offered and "1 vote" in page
     assert not dead(tmp_path / "site") and not [line for line in lines if "could not be made" in line]
@@ -109,7 +109,7 @@ def test_of_many_evaluations_some_have_pages_and_the_site_says_so(monkeypatch, t
             count = 23 if name == "long" else 4
             store.write([eval_sample(10 * n, 0, 0, "a circle", 0.5) for n in range(count)])
     site = tmp_path / "site"
-    options = {"votes": tmp_path / "votes.jsonl", "rewards": ()}
+    options = {"votes": tmp_path / "votes.jsonl"}
     lines = export_site(find_sources([tmp_path / "long", tmp_path / "short"]), site, options)
     kept = [50, 100, 150, 200]  # beside the first and the last, 0 and 220
     assert {path.name for path in site.glob("samples-long*")} == {
@@ -133,7 +133,7 @@ def test_of_many_evaluations_some_have_pages_and_the_site_says_so(monkeypatch, t
 
 def test_what_is_only_on_the_server_is_told(runs, tmp_path):
     mine, _, file = runs
-    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file, "rewards": ()})
+    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file})
     assert [line for line in lines if "training" in line] == [
         "Samples of training are not in it: the Samples page of the running gallery has them."
     ]
@@ -149,9 +149,7 @@ def test_how_far_an_export_is_stands_on_a_terminal_alone(monkeypatch, tmp_path):
     run, seen = run_without_curves(tmp_path / "one"), []
     for out in (Terminal(), io.StringIO()):
         with command.told_far(out) as far:
-            export_site(
-                find_sources([run]), tmp_path / f"site{len(seen)}", {"votes": tmp_path / "v.jsonl", "rewards": ()}, far
-            )
+            export_site(find_sources([run]), tmp_path / f"site{len(seen)}", {"votes": tmp_path / "v.jsonl"}, far)
         seen.append(out.getvalue())
     told = [int(count) for count in re.findall(r"\r(\d+) pages? written", seen[0])]
     assert told == list(range(len(list((tmp_path / "site0").glob("*.*"))))) and len(told) > 8

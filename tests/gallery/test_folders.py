@@ -1,11 +1,9 @@
-"""Folders of pictures: what is found, with which captions, what stays out, and scores that come while one looks."""
+"""Folders of pictures: what is found, with which captions, what stays out, and scores."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
 from urllib.request import urlopen
 
 import pytest
@@ -13,19 +11,18 @@ from PIL import Image
 
 from diffrl.cli import main
 from diffrl.errors import ConfigError
-from diffrl.gallery import answers, folders, scoring
+from diffrl.gallery import folders
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import State
-from diffrl.gallery.scoring import FolderScores, Worker, score_everything, score_on_demand
+from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from reward_models.media import score_media, to_pil
 from reward_models.registry import load_reward
 from reward_models.self_test import drawing
 from tests.gallery.made import flat, make_run
-from tests.patience import until
 
 ODD = ("ünï cödé.png", 'it\'s "quoted" & <b>.png', "100%41 #1?.png", "two  spaces .png", "a.b.png", "日本/絵 1.png")
 FOLDER = State("folder", 0)
@@ -227,8 +224,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 def scored(source, *names, cache):
-    worker = score_on_demand([source], names, cache)
-    score_everything([source], worker)
+    score_folders([source], names, print, cache)
     return {sample.file: sample for sample in source.samples(FOLDER, range(99))}
 
 
@@ -255,160 +251,68 @@ def test_scores_are_those_of_the_scorers_and_what_fails_says_why(drawn, tmp_path
     briefs = {brief.key[4]: brief.value for brief in drawn.briefs(FOLDER, "correct")}
     assert briefs["0"] > 0.9 and briefs["bare"] is None
     assert {b.value for b in drawn.briefs(FOLDER, "correct/colour")} >= {1.0, None}
-    assert drawn.progress() is None and drawn.notes() == []
+    assert drawn.notes() == []
 
 
-def test_only_what_changed_is_scored_again(drawn, tmp_path):
+def test_what_comes_later_has_no_scores_until_the_next_start(drawn, tmp_path):
     cache = tmp_path / "cache.sqlite"
     before = scored(drawn, "sharpness", cache=cache)
     version = drawn.version()
     Image.new("RGB", (24, 24), "navy").save(drawn.path / "0.png")
     to_pil(drawing("blue", "circle", side=40)).save(drawn.path / "new.png")
-    score_everything([drawn], drawn.scores._worker)
-    after = {sample.file: sample for sample in drawn.samples(FOLDER, range(99))}
-    assert after["0.png"].rewards["sharpness"] == 0.0 != before["0.png"].rewards["sharpness"]
-    assert after["1.png"].rewards == before["1.png"].rewards and after["new.png"].rewards["sharpness"] is not None
-    assert drawn.version() != version
+    late = {sample.file: sample.rewards["sharpness"] for sample in drawn.samples(FOLDER, range(99))}
+    assert late == {**{name: one.rewards["sharpness"] for name, one in before.items()}, "0.png": None, "new.png": None}
+    assert drawn.notes()[-1].startswith("2 without scores") and drawn.version() != version
+    after = scored(FolderSource("drawn", drawn.path), "sharpness", cache=cache)
+    assert after["0.png"].rewards["sharpness"] == 0.0 and after["new.png"].rewards["sharpness"] is not None
+    assert after["1.png"].rewards == before["1.png"].rewards
 
 
-def test_a_folder_that_waits_is_waited_for_once_with_what_it_holds_last(drawn, tmp_path, monkeypatch):
-    """The first job is held up while the folders change again and again."""
-    worker = Worker([], tmp_path / "cache.sqlite")
-    one, two = FolderScores([], worker), FolderScores([], worker)
-    begun, go, kept = threading.Event(), threading.Event(), []
-
-    def keep(scores, marks):
-        kept.append((scores, list(marks)))
-        begun.set()
-        assert go.wait(120)
-
-    monkeypatch.setattr(FolderScores, "keep", keep)
-    entries = drawn.entries()
-    one.ask(entries[:1], "first")
-    assert begun.wait(120)
-    for number in range(50):
-        one.ask(entries[: number % 4], str(number))
-        two.ask(entries[:2], str(number))
-    assert [scores for scores, _ in worker._jobs] == [one, two]
-    go.set()
-    worker.wait()
-    marks = [entry.mark for entry in entries]
-    assert kept == [(one, marks[:1]), (one, marks[: 49 % 4]), (two, marks[:2])]
-
-
-def test_a_mistake_while_scoring_is_told_and_the_next_folder_is_scored(drawn, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(answers, "_noted", set())
-    worker = score_on_demand([drawn], ["sharpness"], tmp_path / "cache.sqlite")
-    real = scoring.ScoreCache
-
-    def mistaken(path):
-        raise ZeroDivisionError("nothing to divide")
-
-    monkeypatch.setattr(scoring, "ScoreCache", mistaken)
-    with pytest.raises(ConfigError, match="ZeroDivisionError: nothing to divide"):
-        score_everything([drawn], worker)  # ends, and there is nothing to export
-    assert any("ZeroDivisionError: nothing to divide" in note for note in drawn.notes())
-    assert drawn.progress() is None and len(caplog.records) == 1 and caplog.records[0].exc_info
-    monkeypatch.setattr(scoring, "ScoreCache", real)
-    to_pil(flat(0.4)).save(drawn.path / "new.png")
-    score_everything([drawn], worker)
-    values = {brief.key[4]: brief.value for brief in drawn.briefs(FOLDER, "sharpness")}
-    assert values["new"] is not None and drawn.notes() == []
-
-
-def test_a_thread_that_died_is_not_waited_for_and_another_goes_on(drawn, tmp_path, monkeypatch):
-    worker = score_on_demand([drawn], ["sharpness"], tmp_path / "cache.sqlite")
-    dead = threading.Thread(target=lambda: None)
-    dead.start()
-    dead.join()
-    worker._thread = dead
-    worker.wait()
-    score_everything([drawn], worker)
-    assert any(brief.value is not None for brief in drawn.briefs(FOLDER, "sharpness"))
-
-
-SLOW = '''
-import os, threading
-import torch
-from reward_models.base import RewardOutput, ScorerSpec
+BROKEN = """
+from reward_models.base import ScorerSpec
 from reward_models.errors import RewardError
 
-go, nice = threading.Event(), []
 
-
-class Slow:
-    """Waits until it may."""
-
-    spec = ScorerSpec("slow", "Waits.", (0.0, 1.0), uses_prompt=False)
+class Broken:
+    spec = ScorerSpec("broken", "Breaks.", (0.0, 1.0), uses_prompt=False)
 
     def __call__(self, batch):
-        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert go.wait(120)
-        return RewardOutput(torch.ones(len(batch)), torch.ones(len(batch), dtype=torch.bool), [None] * len(batch))
+        raise RewardError("The weights are rotten. Fetch them again.")
 
     def to(self, device):
         return self
 
 
-class Broken(Slow):
-    def __call__(self, batch):
-        raise RewardError("The weights are rotten. Fetch them again.")
-
-
-class Leaving(Slow):
+class Leaving(Broken):
     def __call__(self, batch):
         raise SystemExit("no more")
-'''
 
 
-def test_scoring_runs_behind_the_pages_and_tells_how_far_it_is(drawn, tmp_path, monkeypatch):
-    (tmp_path / "waiting_scorer.py").write_text(SLOW)
+class Unmade(Broken):
+    def __init__(self):
+        raise ZeroDivisionError("nothing to divide")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("Broken", "rotten"), ("Leaving", "SystemExit: no more"), ("Unmade", "nothing to divide")]
+)
+def test_a_reward_that_scores_nothing_is_refused(drawn, tmp_path, monkeypatch, kind, words):
+    (tmp_path / "breaking_scorer.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import waiting_scorer
-
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    names = (
-        "waiting=waiting_scorer:Slow",
-        "broken=waiting_scorer:Broken",
-        "leaving=waiting_scorer:Leaving",
-        "sharpness",
-    )
-    worker = score_on_demand([drawn], names, tmp_path / "cache.sqlite")
-    assert drawn.progress() is None, "nothing is scored before the folder is shown"
-    shown = drawn.briefs(FOLDER, "waiting")
-    assert len(shown) == 5 and {brief.value for brief in shown} == {None}
-    until(lambda: waiting_scorer.nice)
-    assert drawn.progress() == "scoring 1 of 5 with waiting", "the torn image is through"
-    assert waiting_scorer.nice[0] >= min(own + 10, 19)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
-    waiting_scorer.go.set()
-    worker.wait()
-    assert drawn.progress() is None
-    assert sorted(str(brief.value) for brief in drawn.briefs(FOLDER, "waiting")) == ["1.0"] * 4 + ["None"]
-    assert any("broken" in note and "rotten" in note for note in drawn.notes())
-    assert any("leaving" in note and "SystemExit: no more" in note for note in drawn.notes())
-    assert sum(brief.value is not None for brief in drawn.briefs(FOLDER, "sharpness")) == 4, "the others go on"
+    with pytest.raises(ConfigError, match=words):
+        scored(drawn, f"one=breaking_scorer:{kind}", cache=tmp_path / "cache.sqlite")
 
 
-@pytest.mark.parametrize("further", [0, 7, 19])
-def test_scoring_stands_back_from_where_the_gallery_stands(drawn, tmp_path, monkeypatch, further):
-    """A gallery that was started under `nice` as well: threads inherit how nice the one is that starts them."""
-    worker, nice = Worker([], tmp_path / "cache.sqlite"), []
-
-    def own():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    def gallery():
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own() + further, 19))
-        nice.append(own())
-        worker.add(FolderScores([], worker), drawn.entries())
-
-    monkeypatch.setattr(FolderScores, "keep", lambda scores, marks: nice.append(own()))
-    asks = threading.Thread(target=gallery)
-    asks.start()
-    asks.join()
-    worker.wait()
-    assert nice[1] == min(nice[0] + scoring.NICE, 19)
+def test_a_folder_that_cannot_be_scored_says_so_and_the_next_one_is_scored(drawn, tmp_path):
+    """`shapes` needs prompts, which one folder has and the other has not."""
+    bare = tmp_path / "without"
+    bare.mkdir()
+    to_pil(flat(0.5)).save(bare / "0.png")
+    other = FolderSource("without", bare)
+    score_folders([other, drawn], ["shapes"], print, tmp_path / "cache.sqlite")
+    assert any(brief.value is not None for brief in drawn.briefs(FOLDER, "shapes"))
+    assert [brief.value for brief in other.briefs(FOLDER, "shapes")] == [None]
 
 
 @pytest.mark.parametrize(
@@ -434,4 +338,4 @@ def test_rewards_without_a_folder_are_refused(tmp_path, capsys):
 
 
 def test_without_rewards_the_page_can_say_how_scores_are_had(source):
-    assert f"diffrl gallery {source.path} --reward sharpness" in source.notes()[-1] and source.progress() is None
+    assert f"diffrl gallery {source.path} --reward sharpness" in source.notes()[-1]

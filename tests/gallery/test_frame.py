@@ -12,7 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from diffrl.errors import DiffrlError
-from diffrl.gallery import answers, hosts
+from diffrl.gallery import answers
+from diffrl.gallery import app as server
 from diffrl.gallery.app import STATIC, make_app
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
@@ -82,11 +83,11 @@ def test_loopback_names_are_answered(small, host):
 @pytest.fixture
 def open_to_all(site_of, made, monkeypatch):
     """A client of a gallery that listens on every address of a machine with names that are known."""
-    hosts.full_name.cache_clear()
+    server.full_name.cache_clear()
     monkeypatch.setattr(socket, "gethostname", lambda: "Box")
     monkeypatch.setattr(socket, "getfqdn", lambda name="": "box.lab.example")
     yield TestClient(make_app(site_of(made), host="0.0.0.0"), base_url="http://10.1.2.3")
-    hosts.full_name.cache_clear()
+    server.full_name.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_another_address_refuses_other_names_with_a_sentence(open_to_all, host):
 
 
 def test_the_name_that_was_given_is_answered(site_of, made, monkeypatch):
-    monkeypatch.setattr(hosts, "full_name", lambda: "else.example")
+    monkeypatch.setattr(server, "full_name", lambda: "else.example")
     client = TestClient(make_app(site_of(made), host="Gallery.example"), base_url="http://gallery.example:8181")
     assert client.get("/state").status_code == 200
     assert client.get("/state", headers={"host": "example"}).status_code == 400

@@ -14,13 +14,13 @@ from diffrl.gallery.columns import lower_rewards, named
 from diffrl.gallery.export import export_site
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.query import Query
+from diffrl.gallery.ranking import tallies
 from diffrl.gallery.records import State, falls
 from diffrl.gallery.report import report_document
 from diffrl.gallery.runs import RunSource
-from diffrl.gallery.scoring import score_everything, score_on_demand
+from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
-from diffrl.gallery.tally import tallies
 from diffrl.gallery.votes import add_vote, read_votes, side_of
 from diffrl.tracking.store import SampleStore, StoredSample
 from reward_models import RewardBatch, RewardOutput, ScorerSpec
@@ -258,8 +258,7 @@ def test_folders_take_it_from_the_scorer(tmp_path):
         Image.new("RGB", (40, 40), (light, light, light)).save(tmp_path / name / "0.png")
     sources = find_sources([tmp_path / "base", tmp_path / "aligned"])
     assert sources[0].lower_is_better(State("folder", 0)) == frozenset(), "without scores nothing is known"
-    worker = score_on_demand(sources, ["glare=tests.gallery.test_lower:Glare"], tmp_path / "cache.sqlite")
-    score_everything(sources, worker)
+    score_folders(sources, ["glare=tests.gallery.test_lower:Glare"], print, tmp_path / "cache.sqlite")
     page = Site(sources, ServerLinks("test")).answer("compare", Query({"reward": ["glare"]})).body
     [(_, chip)] = rows_of(page)
     assert chip == ("gain", "−0.392") and counts_of(page)["reward"] == "glare (lower is better)"  # 100 / 255
@@ -269,7 +268,7 @@ def test_folders_take_it_from_the_scorer(tmp_path):
 @pytest.mark.browser
 @pytest.mark.long
 def test_an_exported_page_judges_as_the_server_does(run, tmp_path, page):
-    export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
     page.goto((tmp_path / "site" / "index.html").as_uri())
     page.locator("header nav").get_by_role("link", name="Compare", exact=True).click()
     page.locator("main .item").nth(4).wait_for()

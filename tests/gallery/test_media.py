@@ -15,9 +15,8 @@ import pytest
 from PIL import Image, ImageFile
 
 from diffrl.gallery import thumbnails
-from diffrl.gallery.blind import blind_picture
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.thumbnails import Thumbnails
+from diffrl.gallery.thumbnails import Thumbnails, blind_picture
 from tests.gallery.made import make_run
 from tests.patience import LONG
 

@@ -1,6 +1,6 @@
 """Lines of tables: what is the same fact stands in one."""
 
-from diffrl.gallery.parts import folded
+from diffrl.gallery.rows import folded
 
 
 def test_parts_of_one_name_and_equal_values_share_a_line_and_nothing_else_does():

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from diffrl.gallery.ranking import Z, bradley_terry, parts, rankings
-from diffrl.gallery.tally import tallies
+from diffrl.gallery.ranking import Z, bradley_terry, parts, rankings, tallies
 from diffrl.gallery.votes import Side, Vote, add_vote
 from diffrl.statistics import LEVEL
 from tests.gallery.made import add_evaluation, make_run

@@ -255,7 +255,7 @@ def breakable(whole, tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     shutil.copytree(whole, runs / "made")
     make_run(runs / "other", iterations=2)
-    site = Site(find_sources([runs]), ServerLinks("test"), {"votes": runs / "votes.jsonl", "rewards": ()})
+    site = Site(find_sources([runs]), ServerLinks("test"), {"votes": runs / "votes.jsonl"})
     return TestClient(make_app(site), base_url="http://127.0.0.1"), runs / "made", site
 
 

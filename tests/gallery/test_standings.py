@@ -145,7 +145,7 @@ def test_what_cannot_be_shown_alone_is_refused(three, client_of):
 def test_what_the_server_says_an_exported_page_says_too(three, client_of):
     """The same columns in the same order: the same numbers, without a server."""
     sources = find_sources(three)
-    site = Site(sources, StaticLinks(lambda *wanted: "x"), {"votes": three[0] / "votes.jsonl", "rewards": ()})
+    site = Site(sources, StaticLinks(lambda *wanted: "x"), {"votes": three[0] / "votes.jsonl"})
     columns = [f"{run.name}@eval-4" for run in three]
     exported = site.answer("compare", Query({"columns": columns, "reward": ["shapes"]})).body
     assert cells(exported) == cells(client_of(*three).get(address(three)).text)
@@ -265,7 +265,7 @@ def strangers(tmp_path):
 
 
 def test_a_vote_is_on_two_that_match_wherever_they_stand(strangers):
-    site = Site(find_sources(strangers), StaticLinks(lambda *wanted: "x"), {"votes": "x", "rewards": ()})
+    site = Site(find_sources(strangers), StaticLinks(lambda *wanted: "x"), {"votes": "x"})
     assert {column.source.title for column in usual(site)} == {"run6", "run8"}
 
 

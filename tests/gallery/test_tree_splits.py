@@ -214,7 +214,7 @@ def test_the_page_serves_the_pictures_of_splits(client_of, made):
 @pytest.mark.long
 def test_the_exported_page_carries_them(made, tmp_path):
     made_trees.write(made, tilted())
-    export_site(find_sources([made]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl", "rewards": ()})
+    export_site(find_sources([made]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
     text = (tmp_path / "site/tree-made-000020-3.html").read_text("utf-8")
     named = [re.search(rf'"label": "{which}", "picture": "([^"]+)"', text)[1] for which in ("before", "aim", "after")]
     assert len(set(named)) == 3 and all((tmp_path / "site" / name).is_file() for name in named)

@@ -16,10 +16,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from diffrl.gallery import ballots
 from diffrl.gallery.ballots import Ballots
-from diffrl.gallery.blind import blind_picture, part
 from diffrl.gallery.columns import named
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.tally import tallies, wilson
+from diffrl.gallery.ranking import tallies, wilson
+from diffrl.gallery.thumbnails import blind_picture, part
 from diffrl.gallery.votes import Side, Vote, add_vote, read_votes, void_vote
 from diffrl.tracking.store import SampleStore
 from reward_models.media import to_pil

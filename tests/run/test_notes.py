@@ -69,7 +69,7 @@ def test_a_run_keeps_and_shows_them(random_sd3, tmp_path):
     hostile = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
     with sqlite3.connect(run / "samples.sqlite") as database:
         database.execute("UPDATE notes SET note = ?", (hostile,))
-    options = {"votes": tmp_path / "votes.jsonl", "rewards": ()}
+    options = {"votes": tmp_path / "votes.jsonl"}
     client = TestClient(make_app(Site(find_sources([run]), ServerLinks("t"), options)), base_url="http://127.0.0.1")
     for page in ("/compare", "/samples"):
         text = client.get(page).text

@@ -98,7 +98,7 @@ def test_every_page_of_a_sample_or_a_tree_shows_what_it_edits(data, tmp_path):
     record = read_tree(run, *list_trees(run)[0])
     assert record.metadata["source"] in copies
     (source,) = find_sources([run])
-    options = {"votes": out.parent / "votes.jsonl", "rewards": ()}
+    options = {"votes": out.parent / "votes.jsonl"}
     client = TestClient(make_app(Site([source], ServerLinks("test"), options)), base_url="http://127.0.0.1")
     for page in (f"tree?run=run&tree={record.name}", "compare?columns=run@eval-0&columns=run@eval-1"):
         found = client.get(f"/{page}").text

@@ -213,12 +213,11 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
 
 
 def of_folders(columns: Sequence[Column]) -> list[str]:
-    """What the folders have to say: what was left out, how scores are had, how far the scoring is."""
+    """What the folders have to say: what was left out, how scores are had."""
     notes: list[str] = []
     for source in dict.fromkeys(column.source for column in columns):
         if isinstance(source, FolderSource):
-            told, scoring = source.notes(), source.progress()
-            notes += told + ([f"{source.title}: {scoring}."] if scoring else [])
+            notes += source.notes()
     return notes
 
 

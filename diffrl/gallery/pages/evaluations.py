@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
+from diffrl.gallery.columns import Column, exported_states, label, lower_rewards, reward_names
+from diffrl.gallery.compare import NOISE, match
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.evaluations import followed
+from diffrl.gallery.numbers import finite
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer
-from diffrl.gallery.site import Site
+from diffrl.gallery.records import Answer, Sample, told
+from diffrl.gallery.runs import RunSource
+from diffrl.gallery.site import BLOCK, Site
+from diffrl.gallery.thumbnails import moves
 
 
 def evaluations_json(site: Site, query: Query) -> Answer:
-    """A block of prompts as JSON; see `evaluations.followed`."""
+    """A block of prompts as JSON; see `followed`."""
     return Answer(_written(site, query), "application/json")
 
 
@@ -31,3 +38,67 @@ def evaluations_js(site: Site, query: Query) -> Answer:
 def _written(site: Site, query: Query) -> str:
     found = followed(site, site.run(query.text("run")), query.whole("block", 0), query.text("state"))
     return json.dumps(found, separators=(",", ":"))
+
+
+def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]:
+    """What static/evaluations.js shows of a block of prompts.
+
+    Args:
+        site: of the run.
+        run: whose samples.
+        block: of prompts: those of the groups from `block * BLOCK` on.
+        key: of an evaluation that is there in any case, "" for none.
+
+    Returns:
+        `labels` and `keys` of the evaluations, how many of them there are `of` all, the `rewards` as (name, words,
+        whether less is better), and for every sample its `ids` and what it is `at` each evaluation, None where it was
+        not drawn.
+
+    Raises:
+        GalleryError: the run's store cannot be read.
+    """
+    shown, of = exported_states(site, run)
+    every = [state for state in run.states() if state.stage == "eval"]
+    states = [state for state in every if state in shown or state.key == key]
+    columns = [Column(run, state, label(state)) for state in states]
+    names = reward_names(columns)
+    lower = lower_rewards(columns, names)
+    briefs = [[one for one in run.briefs(state, None) if one.key[2] // BLOCK == block] for state in states]
+    matched = match(briefs, [column.stream for column in columns]) if states else None
+    rows = matched.rows if matched and matched.by == NOISE else []
+    found = [
+        {one.id: one for one in run.samples(s, [b.id for b in own])} for s, own in zip(states, briefs, strict=True)
+    ]
+    samples = [
+        {
+            "ids": row.ids,
+            "at": [
+                None if number is None else seen(site, run, own[number], names)
+                for number, own in zip(row.ids, found, strict=True)
+            ],
+        }
+        for row in rows
+    ]
+    return {
+        "keys": [state.key for state in states],
+        "labels": [label(state) for state in states],
+        "of": of,
+        "rewards": [(name, told(name, name in lower), name in lower) for name in names],
+        "samples": samples,
+    }
+
+
+def seen(site: Site, run: RunSource, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
+    """A sample at one evaluation: its image if it was kept, what it scored by `names`, and what scorers say of it."""
+    told_of: dict[str, Any] = {"values": [finite(sample.value(name)) for name in names]}
+    if sample.reason:
+        told_of["reason"] = sample.reason
+    if sample.error:
+        told_of["error"] = sample.error[:400]
+    if sample.file:
+        told_of["src"] = site.links.media(run.key, sample.file)
+        if is_video(sample.file):
+            told_of["video"] = True
+        elif moves(run, sample.file):
+            told_of["still"] = site.links.media(run.key, sample.file, size=512, still=True)
+    return told_of

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.progress import Progress, progress, state_now
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source
@@ -22,8 +21,7 @@ def state(site: Site, query: Query) -> Answer:
 
     Every entry has `title`, `kind`, and `version`, which changes whenever anything of the source does. A run's also has
     `age`, seconds since its last change, `done` and `total` iterations, `running`, and `evaluation`, the iteration of
-    its last evaluation; each is null where it is not known. `trees` changes whenever a tree is added. A folder's has
-    `progress`, a sentence while it is scored, else null.
+    its last evaluation; each is null where it is not known. `trees` changes whenever a tree is added.
     """
     key = query.text("run")
     sources = [site.source(key)] if key else site.sources
@@ -33,8 +31,6 @@ def state(site: Site, query: Query) -> Answer:
 def _entry(source: Source) -> dict[str, Any]:
     version = source.version()
     entry: dict[str, Any] = {"title": source.title, "kind": source.kind, "version": version}
-    if isinstance(source, FolderSource):
-        return {**entry, "progress": source.progress()}
     if not isinstance(source, RunSource):
         return entry
     entry["trees"] = str(changed(source.path / TREES))  # nanoseconds, more than a number of JavaScript holds

@@ -9,10 +9,10 @@ from typing import Any
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json
-from diffrl.gallery.parts import folded
 from diffrl.gallery.progress import Change, Progress, progress, said, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
+from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.trees.record import tree_name

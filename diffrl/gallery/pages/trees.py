@@ -7,11 +7,11 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.motion import moves
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.gallery.thumbnails import moves
 from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, node_view, tree_figure
 from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.numbers import counted, three

@@ -154,7 +154,7 @@ const evaluations = {
     const labels = cells.map((cell, place) => (place === of ? evaluations.label(evaluations.place()) : cell.querySelector(".column").textContent));
     const heads = ["reward", ...labels, ...(cells.length > 1 ? ["change"] : [])];
     table.insertRow().append(...heads.map((words, place) => line("th", words, place ? "number" : "")));
-    const lines = new Map(); // equal parts of several rewards in one, as diffrl/gallery/parts.py folds them
+    const lines = new Map(); // equal parts of several rewards in one, as diffrl/gallery/rows.py folds them
     evaluations.data.rewards.forEach(([name, words, lower], index) => {
       if (typeof one.values[index] !== "number") return;
       const values = cells.map((_, place) => (place === of ? one.values[index] : evaluations.stored(name, place)));
