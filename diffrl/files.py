@@ -7,12 +7,40 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from diffrl.errors import DiffrlError
 from reward_models.files import discard, replacing
+from reward_models.text.reading import Unreadable, require_file
 
-__all__ = ["discard", "flush", "follow_umask", "replacing", "write_json", "write_text"]
+__all__ = ["discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "write_json", "write_text"]
+
+MOST_BYTES = 2**29
+"""Of a file that a run, a comparison or the gallery wrote: 100,000 iterations of metrics, and more, fit."""
+LONGEST_LINE = 2**22
+"""Bytes of a row of metrics, which has a few thousand."""
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Open a file that diffrl wrote itself, and that somebody may have damaged since, to read its bytes.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, is no plain file, or has more than `MOST_BYTES`.
+    """
+    try:
+        size = require_file(path)
+    except Unreadable as error:
+        raise OSError(f"it {error}") from error
+    if size > MOST_BYTES:
+        raise OSError(f"it is too large: it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
+    return path.open("rb")
+
+
+def read_own(path: Path) -> bytes:
+    """Return the bytes of a file; see `open_own`."""
+    with open_own(path) as file:
+        return file.read()
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:

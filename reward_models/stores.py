@@ -63,7 +63,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     mode = "rw"
     if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
         mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that WAL readers share
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    uri = f"{Path(os.path.realpath(path)).as_uri()}?mode={mode}"
     database = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, factory=GuardedConnection)
     try:
         database.execute("PRAGMA query_only = ON")
@@ -85,7 +85,7 @@ def open_to_write(path: Path | None, **options: Any) -> sqlite3.Connection:
     Raises:
         sqlite3.Error: it cannot be made, or is no database.
     """
-    name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode=rwc"
+    name = ":memory:" if path is None else f"{Path(os.path.realpath(path)).as_uri()}?mode=rwc"
     options |= {"uri": path is not None, "timeout": BUSY_SECONDS, "isolation_level": None}
     database = sqlite3.connect(name, factory=GuardedConnection, **options)
     try:

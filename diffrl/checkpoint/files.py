@@ -30,7 +30,7 @@ from torch import Tensor
 
 from diffrl.checkpoint.split import PART, SplitTensors
 from diffrl.errors import CheckpointError
-from diffrl.files import discard, flush, follow_umask
+from diffrl.files import discard, flush, follow_umask, read_own
 
 Entry = Mapping[str, int | str]
 """What the manifest says of a file: its size in bytes and its sha256."""
@@ -152,7 +152,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _contents(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and the JSON values of a checkpoint."""
-    content = json.loads((path / STATE).read_text(encoding="utf-8"))
+    content = json.loads(read_own(path / STATE))
     step, state = (content.get(name) if isinstance(content, dict) else None for name in ("step", "state"))
     if type(step) is not int or not isinstance(state, dict):
         raise CheckpointError(f"The checkpoint {path} is damaged: {STATE} must hold a step and a state.")
@@ -246,7 +246,7 @@ def _verify(path: Path, hashes: bool) -> list[str]:
     try:
         if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
             raise ValueError("no file")
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_own(path / MANIFEST))
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         version, _ = manifest["format"], files[STATE]
     except FileNotFoundError as error:

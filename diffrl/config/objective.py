@@ -101,7 +101,8 @@ class SampleSettings(ObjectiveSettings):
         le=MOST_GUIDANCE,
         description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
         "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
-        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale.",
+        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
+        "is set, this stands in its place.",
     )
     old_slope: float = Field(
         0.001,

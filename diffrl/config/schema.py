@@ -28,6 +28,7 @@ from diffrl.config.objective import GrpoSettings, OneObjective
 from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
+from diffrl.functional.guidance import Embedded
 from reward_models.messages import closest
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -298,13 +299,16 @@ class Config(Section):
     def loss_guidance(self, asked: float | None) -> float:
         """Guidance of the velocities that a loss is given.
 
-        Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is.
+        Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is; what the
+        loss asks for is then the classifier-free guidance beside it.
 
         Args:
             asked: by the loss; None = that of the rollout.
         """
-        embedded = self.model.facts.guidance == "embedded"
-        return self.rollout.guidance_scale if asked is None or embedded else asked
+        drawn = self.rollout.guidance_scale
+        if asked is None:
+            return drawn
+        return Embedded(drawn, asked) if self.model.facts.guidance == "embedded" else asked
 
     @property
     def retakes_densities(self) -> bool:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from diffrl.files import open_own, read_own
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import State, falls
@@ -133,7 +134,7 @@ def read_rows(
         GalleryError: the file cannot be read (503).
     """
     try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        lines = read_own(path).split(b"\n") if path.exists() else []
     except OSError as error:
         raise GalleryError(f"The metrics in {path} cannot be read: {error}.", 503) from error
     lines, unfinished = lines[:-1], lines[-1:]
@@ -162,7 +163,7 @@ def read_rows(
 def first_rewards(run: RunSource) -> list[str]:
     """Names of the held-out rewards without parts, in their order, from the first evaluation alone."""
     try:
-        with run.place("metrics.jsonl").open("rb") as file:
+        with open_own(run.place("metrics.jsonl")) as file:
             line = next((line for line in file if b'"held_out/' in line), b"")
     except (GalleryError, OSError):
         return []

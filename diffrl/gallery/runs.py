@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
+from diffrl.files import read_own
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
@@ -165,7 +166,7 @@ class RunSource:
         """
         path = self.place(name)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_own(path))
             if not isinstance(data, dict):
                 raise ValueError("it is no object")
             return data
@@ -178,10 +179,13 @@ class RunSource:
         """A text file of the run, "" if it is not there.
 
         Raises:
-            GalleryError: it lies elsewhere.
+            GalleryError: it lies elsewhere, or cannot be read.
         """
         path = self.place(name)
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        try:
+            return read_own(path).decode(errors="replace") if path.is_file() else ""
+        except OSError as error:
+            raise GalleryError(f"{path} cannot be read: {error}.", 503) from error
 
     @contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:

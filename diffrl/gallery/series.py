@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diffrl.errors import DiffrlError
+from diffrl.files import open_own
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.runs import RunSource
@@ -162,7 +163,7 @@ def _dicts(entries: object) -> list[dict[str, Any]]:
 def _read(path: Path) -> _File:
     """The file, read on from where it was left; from its start where it was replaced or a line is no row."""
     file = _FILES.pop(path, None)
-    with path.open("rb") as stream:
+    with open_own(path) as stream:
         if file is None or not file.is_still(stream):
             file = _File()
         stream.seek(file.offset)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from diffrl.files import read_own
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Key, Sample, Source, State
@@ -168,7 +169,7 @@ def read_votes(path: Path) -> Read:
         GalleryError: the file cannot be read as text (503); it is left as it is.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_own(path).decode()
     except FileNotFoundError:
         return Read()
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from diffrl.errors import ConfigError
+from diffrl.functional.guidance import beside
 from diffrl.models.architecture import Architecture
 from diffrl.models.geometry import Geometry, Size
 from diffrl.models.text_encoders import TextEncoder
@@ -103,7 +104,7 @@ class Family:
 
     def calls_per_step(self, guidance_scale: float) -> int:
         """Network evaluations that one step of one sample takes."""
-        scale = guidance_scale if self.guidance == "classifier_free" else self.true_cfg_scale or 1.0
+        scale = guidance_scale if self.guidance == "classifier_free" else beside(guidance_scale, self.true_cfg_scale)
         return 2 if scale > 1 else 1
 
     def require_packages(self) -> None:

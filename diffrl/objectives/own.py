@@ -195,9 +195,15 @@ class Checked:
         Raises:
             DiffrlError: it raised, is no loss of each term, has no gradient, or its metrics are not those declared.
         """
-        before = _versions(examples)
+        before, velocities = _versions(examples), list[Any]()
+
+        def watched(*asked: Tensor) -> Tensor:
+            velocity = policy(*asked)
+            velocities.append(velocity.grad_fn)
+            return velocity
+
         with own_code(f"The objective {self.name}"):
-            given: Any = self.inner.loss(examples, policy, reference)
+            given: Any = self.inner.loss(examples, watched, reference)
         if _versions(examples) != before:
             raise self._error("`loss` must leave its examples as they are. It works in place on a tensor of them")
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
@@ -206,9 +212,10 @@ class Checked:
         terms, device = (len(examples.term_prompt),), examples.term_prompt.device
         if not _is_of_terms(loss, terms, device):
             raise self._error(
-                f"`loss` must give the loss of each term, {terms}, not reduced, on {device}. Got {_shape(loss)}"
+                f"`loss` must give the loss of each term, {terms}, not reduced, on {device}, in real numbers. "
+                f"Got {_shape(loss)}"
             )
-        if not loss.requires_grad:
+        if not _follows(loss, velocities):
             raise self._error(
                 "`loss` must depend on the policy with gradient, policy(*examples.start). Got a loss that has none"
             )
@@ -220,7 +227,8 @@ class Checked:
         for name, values in metrics.items():
             if not _is_of_terms(values, terms, device):
                 raise self._error(
-                    f"`loss` must give the metric {name} of each term, {terms}, on {device}. Got {_shape(values)}"
+                    f"`loss` must give the metric {name} of each term, {terms}, on {device}, in real numbers. "
+                    f"Got {_shape(values)}"
                 )
         return loss, {name: values.detach() for name, values in metrics.items()}
 
@@ -246,11 +254,26 @@ class Checked:
 def _shape(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    return f"a tensor {tuple(value.shape)}" + (f" on {value.device}" if value.device.type != "cpu" else "")
+    kind = "" if value.is_floating_point() else f" of {value.dtype}"
+    return f"a tensor {tuple(value.shape)}{kind}" + (f" on {value.device}" if value.device.type != "cpu" else "")
+
+
+def _follows(loss: Tensor, velocities: Sequence[Any]) -> bool:
+    """Whether gradient goes from a loss to one of the velocities, given by their nodes; None is a leaf itself."""
+    waiting, known = [loss.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and (node in velocities or None in velocities):
+            return True
+        if node is not None and node not in known:
+            known.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _is_of_terms(values: Any, terms: tuple[int], device: torch.device) -> bool:
-    return isinstance(values, Tensor) and tuple(values.shape) == terms and values.device == device
+    fits = isinstance(values, Tensor) and tuple(values.shape) == terms and values.device == device
+    return fits and values.is_floating_point()
 
 
 def _versions(record: Any) -> list[int]:

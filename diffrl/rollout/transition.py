@@ -49,9 +49,11 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     x, v = (torch.randn(2, 3, 5, 7, generator=generator, dtype=torch.float32) for _ in range(2))
+    v.requires_grad_()
     for s, n in zip(sigmas[:-2].tolist(), sigmas[1:-1].tolist(), strict=True):
-        arguments = (x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
-        with own_code(f"The dynamics {name}, at the step from sigma {s:.4g} to {n:.4g},"):
+        with torch.enable_grad():
+            arguments = (x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
+        with own_code(f"The dynamics {name}, at the step from sigma {s:.4g} to {n:.4g},"), torch.enable_grad():
             given = transition(*arguments)
         problem = _broken_rule(given, x)
         if any(argument._version for argument in arguments):
@@ -76,4 +78,6 @@ def _broken_rule(given: Any, x: Tensor) -> str | None:
         return "whose mean is finite. Got NaN or inf"
     if not bool((std.isfinite() & (std > 0)).all()):
         return f"whose std is above 0 and finite, for a step without noise has no density. Got {std.flatten().tolist()}"
+    if not mean.requires_grad:
+        return "whose mean follows v with gradient: a step trains the network through it. Got one that has none"
     return None

@@ -11,6 +11,7 @@ from typing import Any
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, load_checkpoint, newest_first, step_of
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, ConfigError
+from diffrl.files import read_own
 from diffrl.run.journal import CHECKPOINTS
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -146,7 +147,7 @@ def _none_yet(run_dir: Path) -> CheckpointError:
 def _rewards(run_dir: Path) -> Mapping[str, Any]:
     """What rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
     try:
-        record = json.loads((run_dir / REWARDS).read_text(encoding="utf-8"))
+        record = json.loads(read_own(run_dir / REWARDS))
     except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -18,7 +18,7 @@ import torch
 from diffrl.allocator import allocator_settings
 from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
-from diffrl.files import flush, replacing, write_json
+from diffrl.files import flush, read_own, replacing, write_json
 from diffrl.rewards.score import WeightedScorer
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.inputs import versions
@@ -120,7 +120,7 @@ def note_resumption(
 def _read_environment(file: Path) -> dict[str, Any] | None:
     """What a run began on; None if that cannot be read."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        record = json.loads(read_own(file)) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("resumed", []), list):

@@ -20,6 +20,7 @@ from diffrl.config import Config
 from diffrl.config.base import show
 from diffrl.config.model import InitSettings, ModelSettings
 from diffrl.errors import ConfigError
+from diffrl.files import read_own
 from diffrl.run.aligned import aligned_weights
 from diffrl.run.choose import Choice, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
@@ -153,7 +154,7 @@ def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
     require_same_model(model, other.model, run_dir)
     path = place_of(run_dir, begun.step, "model.init_from.step")
     try:
-        found = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+        found = hashlib.sha256(read_own(path / MANIFEST)).hexdigest()
     except OSError as error:
         raise ConfigError(f"model.init_from: {path / MANIFEST} cannot be read: {error.strerror or error}.") from error
     require_pinned("model.init_from.sha256", path / MANIFEST, begun.sha256, found, "checkpoint")

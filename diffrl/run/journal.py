@@ -17,7 +17,7 @@ from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import GuardStop, SourceError
-from diffrl.files import write_json
+from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
 from diffrl.run.held_out import pictured, stored, totals_at_first
@@ -71,7 +71,7 @@ class Journal:
         kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}}
         if wandb:
             # A resumed run goes on in the same W&B run.
-            own = json.loads((self.run_dir / "environment.json").read_text(encoding="utf-8"))["run_id"]
+            own = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
             options = {"name": self.config.run.name, "id": own, "resume": "allow"}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}

@@ -15,6 +15,7 @@ from typing import Any
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, step_of
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError, DiffrlError
+from diffrl.files import read_own
 from diffrl.run.ending import again
 from diffrl.run.journal import CHECKPOINTS
 from diffrl.run.kept_config import changes_since, compare_configs, flat, may_change
@@ -157,7 +158,7 @@ def set_ending_aside(run_dir: Path, iterations: int) -> list[str]:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the run's summary; empty if it has none that can be read."""
     try:
-        found = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+        found = json.loads(read_own(run_dir / SUMMARY))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

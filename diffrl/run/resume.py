@@ -18,7 +18,7 @@ from typing import Any
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, remove_leftovers, step_of
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
-from diffrl.files import write_json
+from diffrl.files import read_own, write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.ending import again
 from diffrl.run.journal import CHECKPOINTS, NEWEST
@@ -93,7 +93,7 @@ def require_left(config: Config, run_dir: Path, least: int) -> None:
 def newest_known(run_dir: Path) -> int | None:
     """The iteration of the newest checkpoint that the run has written, wherever that is now."""
     try:
-        newest = json.loads((run_dir / NEWEST).read_text(encoding="utf-8"))["iteration"]
+        newest = json.loads(read_own(run_dir / NEWEST))["iteration"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return newest if type(newest) is int else None

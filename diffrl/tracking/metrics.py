@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from diffrl.errors import DiffrlError
-from diffrl.files import flush, replacing
+from diffrl.files import LONGEST_LINE, flush, read_own, replacing
 
 OUTSIDE = ("evaluation", "checkpoint", "trees")
 """Phases among `seconds` that are no part of training: looking at it and keeping it."""
@@ -108,9 +107,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Each whole line, as it stands and parsed."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
-            raise DiffrlError(f"{path} must be a file. It is something else. Move it away.")
-        lines = path.read_bytes().split(b"\n")
+        lines = read_own(path).split(b"\n")
     except OSError as error:
         raise DiffrlError(f"Cannot read the metrics in {path}: {error}.") from error
     if lines[-1] == b"":
@@ -129,9 +126,9 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A line of a metrics file, or None for one that is no row: cut short, bytes that are no text, nested too deep."""
+    """A line of a metrics file; None for one that is no row: cut short, too long or deep, or bytes that are no text."""
     try:
-        row = json.loads(line)
+        row = json.loads(line) if len(line) <= LONGEST_LINE else None
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
@@ -140,7 +137,7 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Replace the file by the whole lines that `keep` wants, unless that changes nothing."""
     content = b"".join(line + b"\n" for line, row in _lines(path) if keep(row))
-    if content == path.read_bytes():
+    if content == read_own(path):
         return
     try:
         with replacing(path) as temporary:

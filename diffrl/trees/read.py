@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from diffrl.errors import DiffrlError
+from diffrl.files import read_own
 from diffrl.tracking.places import place
 from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
 
@@ -30,7 +31,7 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
     """
     path = place(run_dir, f"{TREES}/{tree_name(iteration, group)}/{DOCUMENT}")
     try:
-        record = _DOCUMENT.validate_json(path.read_bytes())
+        record = _DOCUMENT.validate_json(read_own(path))
         if (record.iteration, record.group) != (iteration, group):
             raise ValueError(f"it is of iteration {record.iteration:.20g}, group {record.group:.20g}")
         _require_order(record)

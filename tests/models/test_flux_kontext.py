@@ -1,12 +1,17 @@
 """FLUX.1 Kontext with images to edit, against the stock pipeline; without images it is in test_families.py."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
 
+from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.encodings import PromptEncodings
+from diffrl.models.families.flux_kontext import FAMILY
 from diffrl.models.loading import load_adapter
 from diffrl.records import Prompt
 from reward_models.media import from_pil as pixels
@@ -45,6 +50,31 @@ def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg,
             stock.append(adapter.pipeline(**given, **size, **options, output_type="latent").images)
     torch.testing.assert_close(reached, torch.cat(stock), rtol=1e-4, atol=1e-5)
     assert (reached - other).abs().mean() > 1e-3, "the source must matter"
+
+
+def test_a_loss_guides_by_its_own_scale_and_by_1_not_at_all(load):
+    """By hand: u + w (c - u), of the conditional c and the unconditional u that the rollout's guidance is made of."""
+    pixels_of = [pixels(image(seed, 32, 32)) for seed in range(3)]
+    guided, plain = load(true_cfg_scale=3.0), load()
+    latents = guided.init_latents(lambda shape: torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)))
+    asked = (latents, torch.full((3,), 0.6), guided.encode_edits(PROMPTS, pixels_of))
+    with torch.no_grad():
+        conditional = plain.velocity(*asked[:2], plain.encode_edits(PROMPTS, pixels_of), 2.5)
+        drawn = guided.velocity(*asked, 2.5)
+        unconditional = (3 * conditional - drawn) / 2
+        found = {scale: guided.velocity(*asked, loss_scale(scale)) for scale in (1.0, 2.0)}
+    torch.testing.assert_close(found[1.0], conditional, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[2.0], 2 * conditional - unconditional, rtol=1e-4, atol=1e-5)
+    assert (drawn - conditional).abs().max() > 1e-3
+    assert [guided.calls_per_step(scale) for scale in (2.5, loss_scale(1.0), loss_scale(2.0))] == [2, 1, 2]
+    assert plain.calls_per_step(loss_scale(2.0, None)) == 1
+
+
+def loss_scale(scale, true_cfg=3.0):
+    """What a forward-process loss of a configuration is guided by."""
+    model = SimpleNamespace(facts=replace(FAMILY, true_cfg_scale=true_cfg))
+    config = Config.model_construct(model=model, rollout=SimpleNamespace(guidance_scale=2.5))
+    return config.loss_guidance(scale)
 
 
 def test_an_encoding_belongs_to_words_and_image(load, tmp_path):

@@ -19,7 +19,7 @@ from diffrl.errors import ConfigError
 from diffrl.run.aligned import load_aligned
 from diffrl.run.choose import NEWEST
 from diffrl.run.initial import begin_with
-from diffrl.run.inputs import require_alike_on_ranks, warn_of_inputs
+from diffrl.run.inputs import ACCEPT, require_alike_on_ranks, warn_of_inputs
 from diffrl.run.lifecycle import resume, train
 from diffrl.run.summary import write_before_after
 from diffrl.training.inputs import digest_base, digest_named, digest_prompts
@@ -99,6 +99,43 @@ def test_resuming_refuses_other_inputs_of_the_same_name(data, tmp_path, name):
     assert name in json.loads((run / "environment.json").read_text())["resumed"][-1]["changed"]
     go_on(run, "run.iterations=3")  # what was accepted is the run's own from there on
     assert json.loads((run / "summary.json").read_text())["input_changes"] == changes
+
+
+OWN_PART = "own_part:"
+OWN_PARTS = """
+from diffrl.credit.assign import Scored
+from tests.training.own import Unclipped
+
+class Loss(Unclipped):
+    pass
+
+def rule(scored: Scored):
+    return scored.worth
+
+def pick(rewards, keep):
+    return rewards.argsort()[:keep]
+"""
+
+
+def test_resuming_refuses_other_code_of_every_part_of_the_users_own(data, tmp_path):
+    """An objective, a credit rule and a selection, whose file was changed between two parts of a run."""
+    (tmp_path / "own_part.py").write_text(OWN_PARTS)
+    explore = {"precision": "training", "candidates": 9, "keep": 3, "audit": 1, "select": f"{OWN_PART}pick"}
+    data["rollout"] |= {"explore": explore}
+    data |= {"objective": {"kind": f"{OWN_PART}Loss"}, "credit": {"reward": f"{OWN_PART}rule"}}
+    try:
+        run, _ = start(data)
+        before = (run / "checkpoints.json").read_text()
+        (tmp_path / "own_part.py").write_text(OWN_PARTS.replace("argsort()", "argsort(descending=True)"))
+        sys.modules.pop("own_part")
+        with pytest.raises(ConfigError, match=ACCEPT) as raised:
+            resume(run, QUIET, overrides=["run.iterations=2"])
+        for key in ("objective.kind", "credit.reward", "rollout.explore.select"):
+            assert f"{key} was " in str(raised.value)
+        assert (run / "checkpoints.json").read_text() == before
+        resume(run, QUIET, overrides=["run.iterations=2"], accept_changed_inputs=True)
+    finally:
+        sys.modules.pop("own_part", None)
 
 
 def test_other_held_out_prompts_are_named_and_no_longer_a_pair(data, tmp_path):

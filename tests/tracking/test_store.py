@@ -204,6 +204,14 @@ def test_a_corrupt_index_is_one_clear_message(tmp_path, readonly, content):
     assert (tmp_path / INDEX).read_bytes() == content
 
 
+@pytest.mark.parametrize("readonly", [False, True])
+def test_an_index_that_is_a_link_to_itself_is_one_clear_message(tmp_path, readonly):
+    (tmp_path / INDEX).symlink_to(INDEX)
+    with pytest.raises(DiffrlError, match=INDEX):
+        SampleStore(tmp_path, readonly=readonly)
+    assert (tmp_path / INDEX).is_symlink()
+
+
 def test_a_damaged_page_is_found_before_it_is_needed(tmp_path):
     with SampleStore(tmp_path) as store:
         store.write([sample(root=root) for root in range(200)])

@@ -151,6 +151,32 @@ class Counting(Weighted):
         return loss, {"weight": metrics["weight"].to("meta")}
 
 
+class Imaginary(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss * 1j, metrics
+
+
+class Turned(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss, {"weight": metrics["weight"] * 1j}
+
+
+class Listed(Weighted):
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return list(loss), metrics
+
+
+class Unrelated(Weighted):
+    """It asks the policy and trains a tensor of its own."""
+
+    def loss(self, examples, policy, reference):
+        loss, metrics = super().loss(examples, policy, reference)
+        return loss.detach().requires_grad_() * 2, metrics
+
+
 class Unnamed(Weighted):
     metrics = None
 
@@ -223,6 +249,10 @@ def boundless(scored):
     return scored.worth / 0.0
 
 
+def listed(scored):
+    return scored.worth.tolist()
+
+
 def unsaid(scored):
     return None
 
@@ -274,6 +304,10 @@ def raising(x, v, sigma, sigma_next):
 
 def still(x, v, sigma, sigma_next):
     return Step(x, torch.zeros(len(x), 1, 1, 1))
+
+
+def cut_off(x, v, sigma, sigma_next):
+    return dance_sde_step(x, v.detach(), sigma, sigma_next, 0.3)
 
 
 def flat_std(x, v, sigma, sigma_next):

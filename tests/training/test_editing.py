@@ -189,3 +189,15 @@ def test_true_guidance_trains_on_policy(data):
     meter, plan = trainer.session.meter, trainer.session.plan
     assert meter.evaluations["rollout"] == plan.network_evaluations["rollout"]
     assert torch.isfinite(done.samples.table.total).all()
+
+
+@pytest.mark.long
+def test_a_forward_process_loss_without_guidance_takes_one_call_as_planned(data):
+    """NFT's objective.guidance is 1, while samples are drawn with true guidance."""
+    data["model"]["true_cfg_scale"] = 2.0
+    data["objective"] = {"kind": "nft"}
+    trainer = make_trainer(data)
+    trainer.iterate()
+    meter, plan = trainer.session.meter, trainer.session.plan
+    once, iterations = meter.evaluations["update"], trainer.config.run.iterations
+    assert once * iterations <= plan.network_evaluations["update"] < plan.network_evaluations["rollout"]

@@ -130,6 +130,7 @@ def test_the_gallery_tells_an_own_credit_rule_by_its_name(random_sd3, tmp_path):
         ("counts", "Got torch.int64 (14,)"),
         ("boundless", "finite numbers"),
         ("unsaid", "Got NoneType"),
+        ("listed", "Got list"),
         ("careless", "raised KeyError: 'missing' (own.py, line "),
         ("huge", "finite numbers"),
         ("away", "on the CPU. Got torch.float32 (14,) on meta"),
@@ -218,6 +219,7 @@ def test_a_choice_that_cannot_be_drawn_is_refused(name, said):
         ("blown_up", "mean is finite"),
         ("halved", "mean is float32"),
         ("mean_alone", "of two tensors"),
+        ("cut_off", "mean follows v with gradient"),
         ("drifting", "and work in place on none of its arguments"),
     ],
 )
@@ -230,19 +232,23 @@ def test_a_dynamics_that_is_no_distribution_is_refused(name, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Reduced", "the loss of each term, (4,), not reduced, on cpu. Got a tensor ()"),
+        ("Reduced", "the loss of each term, (4,), not reduced, on cpu, in real numbers. Got a tensor ()"),
         ("Alone", "a pair, (loss, metrics). Got a Tensor"),
         ("Detached", "with gradient"),
+        ("Unrelated", "must depend on the policy with gradient"),
+        ("Imaginary", "(4,), not reduced, on cpu, in real numbers. Got a tensor (4,) of torch.complex64"),
+        ("Turned", "(4,), on cpu, in real numbers. Got a tensor (4,) of torch.complex64"),
+        ("Listed", "Got a list"),
         ("Undeclared", "metrics = (). Got ('weight',)"),
-        ("Misshapen", "the metric weight of each term, (4,), on cpu. Got a tensor (5,)"),
+        ("Misshapen", "the metric weight of each term, (4,), on cpu, in real numbers. Got a tensor (5,)"),
         ("Fewer", "6 in all. Got 5"),
         ("Elsewhere", "0 to 1. Got [1, 2]"),
         ("Rude", "raised KeyError: 'missing' (own.py, line "),
         ("Empty", "`examples` must return diffrl.objectives.base.Examples. Got a NoneType"),
         ("Overwriting", "`loss` must leave its examples as they are. It works in place"),
         ("Rewriting", "`examples` must leave the rollout as it is. It works in place"),
-        ("Away", "(4,), not reduced, on cpu. Got a tensor (4,) on meta"),
-        ("Counting", "(4,), on cpu. Got a tensor (4,) on meta"),
+        ("Away", "(4,), not reduced, on cpu, in real numbers. Got a tensor (4,) on meta"),
+        ("Counting", "(4,), on cpu, in real numbers. Got a tensor (4,) on meta"),
     ],
 )
 def test_an_objective_that_breaks_a_rule_is_told_which(random_sd3, tmp_path, name, said):

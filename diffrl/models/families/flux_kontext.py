@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from diffrl.functional.guidance import beside
 from diffrl.models.adapter import Conditioning
 from diffrl.models.architecture import Architecture
 from diffrl.models.editing import PackedEditingAdapter
@@ -79,11 +80,11 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
 
     def calls_per_step(self, guidance_scale: float) -> int:
         """Two with true classifier-free guidance, whatever the other one is."""
-        return 2 if self.true_cfg_scale > 1 else 1
+        return 2 if beside(guidance_scale, self.true_cfg_scale) > 1 else 1
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
-        """By the scale of the true classifier-free guidance; the other one is in both predictions."""
-        return super().guide(unconditional, conditional, self.true_cfg_scale)
+        """By the scale of the true classifier-free guidance, or a loss's own; the other one is in both predictions."""
+        return super().guide(unconditional, conditional, beside(guidance_scale, self.true_cfg_scale))
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """T5 embeddings (B, L, D) and CLIP's pooled (B, P), with true guidance those of the empty prompt too."""

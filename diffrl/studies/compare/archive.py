@@ -14,7 +14,7 @@ from typing import Any
 
 from diffrl.config import dump_config
 from diffrl.errors import ConfigError
-from diffrl.files import write_json, write_text
+from diffrl.files import read_own, write_json, write_text
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Record
 from diffrl.studies.compare.reported import EVALUATIONS, read_rows
@@ -69,13 +69,13 @@ def unpack(archive: Path, directory: Path) -> None:
     if directory.exists():
         raise ConfigError(f"An archive is unpacked into a new directory. Got {directory}. Choose another.")
     try:
-        state, *runs = map(json.loads, archive.read_text(encoding="utf-8").splitlines())
+        state, *runs = map(json.loads, read_own(archive).splitlines())
         require_shape(State, state, f"{archive}, its plan,")
         require_shape(list[ArchivedRun], runs, f"{archive}, its runs,")
         planned = {one.candidate.folder: one for one in Record.of_state(state, str(archive)).planned.values()}
         if unplanned := {run["folder"] for run in runs} - set(planned):
             raise ConfigError(f"{archive} is damaged: it plans no runs of {quote(min(unplanned))}. Restore it.")
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{archive} is damaged: {error}. Take an older version of it.") from error
     directory.mkdir(parents=True)
     write_json(directory / STATE, state)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import DiffrlError
+from diffrl.files import read_own
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.shapes import Evaluated, require_shape
 
@@ -80,10 +81,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read a run's evaluations.jsonl.
 
     Raises:
-        DiffrlError: a line is damaged.
+        DiffrlError: it cannot be read, or a line is damaged.
     """
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    try:
+        lines = read_own(path).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise DiffrlError(f"{path} cannot be read: {error}. Move it away.") from error
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from diffrl.errors import DiffrlError
+from diffrl.files import read_own
 from reward_models.messages import show
 
 MOST = 10**15
@@ -185,7 +186,7 @@ def read_shaped(path: Path, shape: Any) -> Any:
         DiffrlError: it cannot be read, is no JSON, or has another shape.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_own(path))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
