@@ -15,14 +15,14 @@ from typing import Any
 import requests
 import safetensors.torch
 import torch
-from bad_reward_requests import BAD, TOKEN, as_json, png
-from load_test_rewards import Client, good_batches, server_process
 from PIL import Image
 
-from fuzzing import mutate
-from fuzzing.http_requests import Server, answer_of, head, raw, refused
 from reward_models import load_reward
 from reward_models.serving.wire import JSON, SAFETENSORS
+from tests.attacks import mutate
+from tests.attacks.bad_reward_requests import BAD, TOKEN, as_json, png
+from tests.attacks.http_requests import Server, answer_of, head, raw, refused
+from tests.attacks.load_rewards import Client, good_batches, server_process
 
 PATH = "/v1/score/shapes"
 HELD = 12

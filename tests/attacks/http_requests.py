@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-from fuzzing.trial import MARK, SECONDS
+from tests.attacks.trial import MARK, SECONDS
 
 GROWTH = 500.0
 """10^6 bytes that a server may take beyond what it had when it was warm."""
@@ -106,7 +106,7 @@ def refused(status: int) -> bool:
 @contextmanager
 def prepared(place: Path) -> Iterator[None]:
     """Start both servers."""
-    from fuzzing import gallery_requests, reward_requests
+    from tests.attacks import gallery_requests, reward_requests
 
     with gallery_requests.prepared(place), reward_requests.prepared():
         yield
@@ -114,7 +114,7 @@ def prepared(place: Path) -> Iterator[None]:
 
 def attempt(rng: random.Random, folder: Path) -> tuple[str, str, str]:
     """Send one request to one of the servers, then a good one: outcome, what it was, what was seen."""
-    from fuzzing import gallery_requests, reward_requests
+    from tests.attacks import gallery_requests, reward_requests
 
     subject: Any = rng.choice((reward_requests, gallery_requests))
     server: Server = subject.server()
