@@ -81,15 +81,17 @@ def answer_of(server: Server, method: str, path: str, **options: Any) -> request
 
 def raw(server: Server, data: bytes, wait: float = 0.2) -> bytes:
     """Send bytes, wait a moment, drop the connection; what came back."""
-    parts = urlsplit(server.url)
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10) as line,
-    ):
+    with contextlib.suppress(OSError), connection(server.url) as line:
         line.settimeout(wait)
         line.sendall(data)
         return line.recv(65536)
     return b""
+
+
+def connection(url: str) -> socket.socket:
+    """A connection to a server."""
+    parts = urlsplit(url)
+    return socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10)
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import requests
@@ -36,6 +34,7 @@ from reward_models import RewardBatch, RewardOutput, load_reward
 from reward_models.self_test import drawing, noise
 from reward_models.serving.wire import decode_output, encode_request
 from tests.attacks.bad_reward_requests import BAD, TOKEN
+from tests.attacks.http_requests import connection
 
 LIMITS: dict[str, Any] = {"max_body_mb": 1.0, "max_media_mb": 8.0, "max_held_mb": 64.0, "request_timeout": 30.0}
 """Of the server under test: small, so that what is too much is made quickly."""
@@ -244,9 +243,8 @@ class Client:
 
     def raw(self, data: bytes, wait: float = 0.0) -> None:
         """Send bytes and drop the connection."""
-        parts = urlsplit(self.url)
-        with socket.create_connection((str(parts.hostname), int(parts.port or 80)), timeout=10) as connection:
-            connection.sendall(data)
+        with connection(self.url) as line:
+            line.sendall(data)
             time.sleep(wait)
 
 
