@@ -11,7 +11,6 @@ improve.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -27,7 +26,16 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
-from tiny_pipeline_card import describe_machine, generate, held_out_sample, measure, measure_again, score, write_card
+from tiny_pipeline_card import (
+    builder_options,
+    describe_machine,
+    generate,
+    held_out_sample,
+    measure,
+    measure_again,
+    score,
+    write_card,
+)
 from torch import Tensor, nn
 
 from diffrl.data.shapes import prompts, render, scene_of
@@ -322,16 +330,10 @@ def use(pipeline: Any, average: nn.ModuleDict) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("assets/tiny-sd3"))
+    parser = builder_options(__doc__, "assets/tiny-sd3")
     parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
     parser.add_argument("--steps", type=int, default=2400, help=f"at most: transformer steps of {BATCH} pictures")
-    parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--enough", type=float, default=Recipe.enough, help="strict on the split tune to stop at")
-    parser.add_argument(
-        "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
-    )
     parser.add_argument("--measure-only", action="store_true", help="score what is in --out and rewrite its card")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -13,7 +13,6 @@ and taken from it by a later run with the same seed, which then gives the same p
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import sys
@@ -29,7 +28,7 @@ import torch.nn.functional as F
 from build_tiny_pipeline import Log, warmup_cosine
 from diffusers import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from tiny_pipeline_card import describe_machine, measure_again
+from tiny_pipeline_card import builder_options, describe_machine, measure_again
 from tiny_video_pipeline_card import generate, held_out_sample, measure, score, to_unit, write_card
 from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, train_vae
 from torch import Tensor, nn
@@ -265,18 +264,12 @@ def use(pipeline: Any, average: nn.ModuleDict) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("assets/tiny-wan"))
+    parser = builder_options(__doc__, "assets/tiny-wan")
     parser.add_argument("--vae", type=Path, help="folder to keep the trained autoencoder in, or to take it from")
     parser.add_argument("--picture-steps", type=int, default=800, help=f"VAE steps of {PICTURE_BATCH} pictures")
     parser.add_argument("--clip-steps", type=int, default=1000, help=f"VAE steps of {CLIP_BATCH} clips")
     parser.add_argument("--steps", type=int, default=1200, help=f"transformer steps of {BATCH} clips")
-    parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
-    parser.add_argument(
-        "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
-    )
     parser.add_argument("--measure-only", action="store_true", help="score what is in --out and rewrite its card")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

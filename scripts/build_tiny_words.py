@@ -15,7 +15,6 @@ with the same seed, which then gives the same pipeline.
 
 from __future__ import annotations
 
-import argparse
 import json
 import string
 import sys
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 from build_tiny_pipeline import TRAINED, Log, encode, train_flow, train_vae, use
 from diffusers import AutoencoderKL
-from tiny_pipeline_card import describe_machine
+from tiny_pipeline_card import builder_options, describe_machine
 from tiny_words_card import generate, held_out_sample, measure, read, write_card
 from torch import Tensor, nn
 
@@ -171,17 +170,11 @@ def build(recipe: Recipe) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("assets/tiny-words"))
+    parser = builder_options(__doc__, "assets/tiny-words")
     parser.add_argument("--vae-steps", type=int, default=1500, help=f"optimiser steps of {VAE_BATCH} pictures")
     parser.add_argument("--vae", type=Path, help="keep the trained autoencoder here, or take the one that is here")
     parser.add_argument("--steps", type=int, default=900, help=f"transformer steps of {BATCH} pictures")
-    parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
     parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
-    parser.add_argument(
-        "--tiny", action="store_true", help="seconds instead of minutes: checks the code, learns nothing"
-    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     recipe = Recipe(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -186,28 +187,41 @@ def describe_machine(device: torch.device, threads: int) -> str:
     return f"a {os.cpu_count()}-core {platform.machine()} CPU, {threads} threads"
 
 
+def card_values(record: Mapping[str, Any], parts: Sequence[str], speed: Mapping[str, float]) -> dict[str, Any]:
+    """Return a record with what its card shows as text: rows of scores, parameters, versions, and the megabytes."""
+    rows = ((name, *(f"{score[part]:.3f}" for part in parts), speed.get(name, "")) for name, score in
+            record["scores"].items())  # fmt: skip
+    return {
+        **record,
+        "scores": "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows),
+        "parameters": ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in record["parameters"].items()),
+        "versions": ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
+        "megabytes": record["bytes"] / 1e6,
+    }
+
+
+def builder_options(description: str | None, out: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that every builder has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--threads", type=int, default=1, help="more than one hardly helps at this size")
+    parser.add_argument("--tiny", action="store_true", help="seconds, not minutes: checks the code, learns nothing")
+    return parser
+
+
 def write_card(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `README.md` from what was measured."""
-    speed = record["milliseconds_per_picture"]
-    scores = "\n".join(
-        f"| {name} | {s['strict']:.3f} | {s['partial']:.3f} | {speed.get(name, '')} |"
-        for name, s in record["scores"].items()
-    )
-    parameters = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in record["parameters"].items())
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     values = {
-        **record,
+        **card_values(record, ("strict", "partial"), record["milliseconds_per_picture"]),
         **record["groups"],
         "group_count": max(1, record["samples"] // 12),
         "base": record["scores"][BASE]["strict"],
         "guided": record["scores"][GUIDED]["strict"],
         "tune_prompts": len(prompts("tune")),
         "report_prompts": len(prompts("report")),
-        "scores": scores,
-        "parameters": parameters,
-        "versions": versions,
     }
-    (folder / "README.md").write_text(CARD.format(megabytes=record["bytes"] / 1e6, **values))
+    (folder / "README.md").write_text(CARD.format(**values))
 
 
 CARD = """---

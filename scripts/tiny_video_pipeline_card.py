@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
-from tiny_pipeline_card import facts
+from tiny_pipeline_card import card_values, facts
 from torch import Tensor
 
 from diffrl.data.moving import FRAMES, prompts, render, scene_of
@@ -131,15 +131,8 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
 
 def write_card(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `README.md` from what was measured."""
-    speed = record["milliseconds_per_clip"]
-    scores = "\n".join(
-        f"| {name} | {' | '.join(f'{s[part]:.3f}' for part in PARTS)} | {speed.get(name, '')} |"
-        for name, s in record["scores"].items()
-    )
-    parameters = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in record["parameters"].items())
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    values = {**record, "scores": scores, "parameters": parameters, "versions": versions}
-    (folder / "README.md").write_text(CARD.format(megabytes=record["bytes"] / 1e6, **values))
+    values = card_values(record, PARTS, record["milliseconds_per_clip"])
+    (folder / "README.md").write_text(CARD.format(**values))
 
 
 CARD = """---

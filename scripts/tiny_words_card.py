@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
-from tiny_pipeline_card import facts, load, reconstruct, stack
+from tiny_pipeline_card import card_values, facts, load, reconstruct, stack
 from torch import Tensor
 
 from diffrl.data.words import HEIGHT, WIDTH, parse_prompt, prompts, render
@@ -105,14 +105,8 @@ def measure(folder: Path, samples: int, seed: int) -> dict[str, Any]:
 def write_card(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `README.md` from what was measured."""
     speed = record["milliseconds_per_picture"]
-    scores = "\n".join(
-        f"| {name} | {s['exact']:.3f} | {s['partial']:.3f} | {speed.get(name, '')} |"
-        for name, s in record["scores"].items()
-    )
-    parameters = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in record["parameters"].items())
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    values = {**record, "scores": scores, "parameters": parameters, "versions": versions}
-    values |= {"height": HEIGHT, "width": WIDTH, "reading": speed["reading"], "megabytes": record["bytes"] / 1e6}
+    values = card_values(record, ("exact", "partial"), speed)
+    values |= {"height": HEIGHT, "width": WIDTH, "reading": speed["reading"]}
     values |= {"tune_words": record["held_out_words"]["tune"], "report_words": record["held_out_words"]["report"]}
     (folder / "README.md").write_text(CARD.format(**values))
 

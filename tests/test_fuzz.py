@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks import configurations, run_directories, same_run
+from tests.attacks import trial as trials
 from tests.patience import LONG, until
 
 pytestmark = pytest.mark.long
@@ -18,20 +20,9 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def fuzzing(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import fuzzing.configurations
-    import fuzzing.run_directories
-    import fuzzing.same_run
-    import fuzzing.trial
-
-    return fuzzing
-
-
-def fuzz(*words, script="fuzz.py"):
-    command = [sys.executable, str(ROOT / "scripts" / script), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+def fuzz(*words, script="fuzz"):
+    command = [sys.executable, "-m", f"tests.attacks.{script}", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
 
 
 @pytest.mark.slow
@@ -48,7 +39,7 @@ def test_a_small_attack_finds_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_small_attack_on_runs_finds_nothing():
-    done = fuzz("--kills", 3, "--disks", 1, script="attack_runs.py")
+    done = fuzz("--kills", 3, "--disks", 1, script="runs")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -104,36 +95,36 @@ def takes_memory(send):
         (takes_memory, "memory"),
     ],
 )
-def test_every_fault_is_seen(fuzzing, tmp_path, trial, expected):
+def test_every_fault_is_seen(tmp_path, trial, expected):
     (tmp_path / "here").mkdir()
-    ended = fuzzing.trial.isolated(trial, tmp_path / "here", seconds=LONG)
-    assert fuzzing.configurations.judge(ended)[0] == expected
+    ended = trials.isolated(trial, tmp_path / "here", seconds=LONG)
+    assert configurations.judge(ended)[0] == expected
 
 
-def test_a_trial_that_hangs_is_ended_and_says_where(fuzzing, tmp_path, monkeypatch):
+def test_a_trial_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
     def hangs_here(send):
         Path("begun").touch()
         time.sleep(2 * LONG)
 
     (tmp_path / "here").mkdir()
     for words in (1.0, 20.0):  # more, where the machine stood still meanwhile
-        monkeypatch.setattr(fuzzing.trial, "LAST_WORDS", words)
-        trial = fuzzing.trial.Trial(hangs_here, tmp_path / "here")
+        monkeypatch.setattr(trials, "LAST_WORDS", words)
+        trial = trials.Trial(hangs_here, tmp_path / "here")
         until((tmp_path / "here/begun").exists)
         ended = trial.ended(0.0)
         if "hangs_here" in ended.output:
             break
-    assert fuzzing.configurations.judge(ended)[0] == "hang" and "hangs_here" in ended.output
+    assert configurations.judge(ended)[0] == "hang" and "hangs_here" in ended.output
 
 
 @pytest.mark.parametrize("fault", ["none", "rows", "pictures", "checkpoints"])
-def test_what_is_lost_is_seen(fuzzing, tmp_path, fault):
+def test_what_is_lost_is_seen(tmp_path, fault):
     run = tmp_path / "run"
     for file, text in (("metrics.jsonl", '{"iteration": 0}\n{"iteration": 1}\n'), ("samples/eval-000000/0-0.webp", "a"),
                        ("checkpoints/step-000001/state.json", "b")):  # fmt: skip
         (run / file).parent.mkdir(parents=True, exist_ok=True)
         (run / file).write_text(text)
-    before = fuzzing.run_directories.contents(run)
+    before = run_directories.contents(run)
     if fault == "rows":
         (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
     elif fault == "pictures":
@@ -141,30 +132,29 @@ def test_what_is_lost_is_seen(fuzzing, tmp_path, fault):
     elif fault == "checkpoints":
         (run / "checkpoints").rename(run / "aside")
         (run / "aside/step-000001/state.json").write_text("c")
-    refusal = fuzzing.trial.Ended("error: it cannot be resumed", [("code", 2)])
-    outcome, _ = fuzzing.run_directories.judge(refusal, run, before, fault)
+    refusal = trials.Ended("error: it cannot be resumed", [("code", 2)])
+    outcome, _ = run_directories.judge(refusal, run, before, fault)
     assert outcome == ("refused" if fault == "none" else "lost")
 
 
-def test_two_runs_that_differ_are_told_apart(fuzzing, tmp_path):
+def test_two_runs_that_differ_are_told_apart(tmp_path):
     for name, loss in (("a", 0.5), ("b", 0.5), ("c", 0.5 + 2**-50)):
         (tmp_path / name).mkdir()
         row = {"iteration": 1, "update/loss": loss, "seconds/update": random.random()}
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    same_run = fuzzing.same_run
     assert not same_run.differences(tmp_path / "a", tmp_path / "b", [same_run.rows])
     assert same_run.differences(tmp_path / "a", tmp_path / "c", [same_run.rows])
     assert len(same_run.differences(tmp_path / "a", tmp_path / "b")) == 3  # what cannot be read is no proof
 
 
-def test_a_seed_makes_the_same_mutants_again_and_none_that_leaves_its_folder(fuzzing):
-    mutant = fuzzing.configurations.mutant
+def test_a_seed_makes_the_same_mutants_again_and_none_that_leaves_its_folder():
+    mutant = configurations.mutant
     made = [mutant(random.Random(f"x:{n}")) for n in range(40)]
     assert made == [mutant(random.Random(f"x:{n}")) for n in range(40)]
     assert len({one.text for one in made}) > 35
     for seed in range(200):
         rng = random.Random(seed)
         data = {"run": {"dir": "/tmp"}, "model": {"path": "~/x"}, "prompts": {"train": "/etc/passwd", "eval": 3}}
-        fuzzing.configurations.kept_inside(rng, data)
+        configurations.kept_inside(rng, data)
         values = [data["run"]["dir"], data["model"]["path"], data["prompts"]["train"]]
         assert not any(value.startswith(("/etc", "/tmp", "~/")) for value in values)

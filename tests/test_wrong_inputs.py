@@ -1,4 +1,4 @@
-"""Wrong configurations as a user writes them, and whether what must not be is seen; scripts/wrong_inputs.py has all."""
+"""Wrong configurations as a user writes them, and whether what must not be is seen; attacks/wrong_inputs.py has all."""
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
@@ -6,23 +6,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.attacks import wrong_inputs
+from tests.attacks.trial import Ended, command
+
 FAST = ("the command itself", "which configuration", "keys and values of a configuration")
 """Parts of the table whose lines, but for a few, end before anything heavy is imported, and need no run."""
 HEAVY = ("run.dir", "model.path", "to_nothing", "runs/done", "sealed")
 
 
-@pytest.fixture
-def wrong_inputs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import wrong_inputs
-
-    return wrong_inputs
-
-
-def test_a_wrong_configuration_is_a_sentence_and_changes_nothing(wrong_inputs, tmp_path, monkeypatch):
-    from fuzzing.trial import Ended, command
-
+def test_a_wrong_configuration_is_a_sentence_and_changes_nothing(tmp_path, monkeypatch):
     wrong_inputs.files_in(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     for name in ("sealed", "sealed.txt", "sealed.yaml"):
@@ -52,7 +44,5 @@ def test_a_wrong_configuration_is_a_sentence_and_changes_nothing(wrong_inputs, t
         ("error: run.name must be text. Got 3.", 2, ["good.yaml"], "lost"),
     ],
 )
-def test_what_must_not_be_is_seen(wrong_inputs, said, code, changed, expected):
-    from fuzzing.trial import Ended
-
+def test_what_must_not_be_is_seen(said, code, changed, expected):
     assert wrong_inputs.judge(Ended(said, [("code", code)]), 2, changed)[0] == expected

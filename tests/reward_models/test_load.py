@@ -1,19 +1,14 @@
-"""The load test of scripts/load_test_rewards.py: nothing lost, nothing wrong, no traceback, memory flat."""
-
-from pathlib import Path
+"""The load test of tests/attacks/load_rewards.py: nothing lost, nothing wrong, no traceback, memory flat."""
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.attacks.load_rewards import load_test
 
 
 @pytest.mark.parametrize(
     "count", [pytest.param(150, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.slow)]
 )
-def test_nothing_is_lost_under_load(count, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from load_test_rewards import load_test
-
+def test_nothing_is_lost_under_load(count):
     figures = load_test(count, clients=8, seed=count)
     assert figures["problems"] == [] and figures["tracebacks"] == 0
     parts = ("good and right", "refused as they must", "dropped on purpose")

@@ -78,7 +78,7 @@ def failures(findings: Sequence[Finding]) -> str:
     """Every fault, with what repeats it."""
     return "\n".join(
         f"\n[{finding.outcome}] {finding.mutant}\n"
-        f"  again: python scripts/fuzz.py {finding.subject} --replay {finding.seed}:{finding.index}\n"
+        f"  again: python -m tests.attacks.fuzz {finding.subject} --replay {finding.seed}:{finding.index}\n"
         + "\n".join(f"  | {line[:300]}" for line in finding.detail.strip().splitlines()[-25:])
         for finding in findings
         if finding.failed

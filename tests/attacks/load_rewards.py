@@ -1,7 +1,7 @@
 """Load test of the reward server: good requests among broken, oversized, wrong and dropped ones.
 
-    python scripts/load_test_rewards.py                       # 1,000 requests from 8 clients
-    python scripts/load_test_rewards.py --requests 10000 --clients 16 --json figures.json
+    python -m tests.attacks.load_rewards                       # 1,000 requests from 8 clients
+    python -m tests.attacks.load_rewards --requests 10000 --clients 16 --json figures.json
 
 A server with the shapes scorer runs in a process of its own. Every good request's scores must be those of the same
 scorer here, bit for bit; every bad request must be refused with its status; the server's log must hold no traceback,
@@ -16,7 +16,6 @@ import json
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,20 +25,21 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import requests
 import torch
-from bad_reward_requests import BAD, TOKEN
 
 from reward_models import RewardBatch, RewardOutput, load_reward
 from reward_models.self_test import drawing, noise
 from reward_models.serving.wire import decode_output, encode_request
+from tests.attacks.bad_reward_requests import BAD, TOKEN
+from tests.attacks.http_requests import connection
 
 LIMITS: dict[str, Any] = {"max_body_mb": 1.0, "max_media_mb": 8.0, "max_held_mb": 64.0, "request_timeout": 30.0}
 """Of the server under test: small, so that what is too much is made quickly."""
 GOOD_SHARE = 0.5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
@@ -76,9 +76,11 @@ def server_process() -> Iterator[tuple[str, psutil.Process, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as sink:
-            command = [sys.executable, str(Path(__file__).resolve()), "--server"]
+            command = [sys.executable, "-m", "tests.attacks.load_rewards", "--server"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, text=True, env=environment)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=sink, text=True, env=environment, cwd=ROOT
+            )
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         try:
@@ -241,9 +243,8 @@ class Client:
 
     def raw(self, data: bytes, wait: float = 0.0) -> None:
         """Send bytes and drop the connection."""
-        parts = urlsplit(self.url)
-        with socket.create_connection((str(parts.hostname), int(parts.port or 80)), timeout=10) as connection:
-            connection.sendall(data)
+        with connection(self.url) as line:
+            line.sendall(data)
             time.sleep(wait)
 
 

@@ -1,4 +1,4 @@
-"""Bad requests to a reward server, for load_test_rewards.py: each with what must come of it."""
+"""Bad requests to a reward server, for load_rewards.py: each with what must come of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import requests
 import safetensors.torch
@@ -16,43 +16,18 @@ import torch
 from PIL import Image
 
 from reward_models.serving.wire import JSON, SAFETENSORS
+from tests.attacks import http_requests
 
 TOKEN = "load-test-token"
 """Of the server under test."""
 MEDIA = torch.zeros(2, 3, 37, 41, dtype=torch.uint8)
 
 
-class Sender(Protocol):
-    """What sends requests and judges the answers."""
-
-    url: str
-
-    def post(self, session: requests.Session, body: Any, kind: str, name: str = ..., token: str = ...) -> Any:
-        """Send a request to a reward."""
-        ...
-
-    def raw(self, data: bytes, wait: float = 0.0) -> None:
-        """Send bytes and drop the connection."""
-        ...
-
-    def refused(self, answer: requests.Response, status: int) -> str | None:
-        """What is wrong with an answer that must be a refusal."""
-        ...
-
-
 @cache
-def png(side: int = 37) -> bytes:
-    """A picture as PNG."""
+def png(side: int = 37, kind: str = "PNG") -> bytes:
+    """A picture of one colour as PNG, or of another kind."""
     buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (200, 30, 30)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-@cache
-def jpeg() -> bytes:
-    """A picture as JPEG."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (37, 37), (200, 30, 30)).save(buffer, "JPEG")
+    Image.new("RGB", (side, side), (200, 30, 30)).save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -62,24 +37,22 @@ def as_json(*files: bytes, **others: Any) -> bytes:
     return json.dumps({"media": media, "prompts": ["a red circle"] * len(files), **others}).encode()
 
 
-def post(body: Callable[[], Any], kind: str, status: int, **options: Any) -> Callable[[Sender, requests.Session], Any]:
+def post(body: Callable[[], Any], kind: str, status: int, **options: Any) -> Callable[[Any, requests.Session], Any]:
     """A bad request and the status it must get."""
     return lambda client, session: client.refused(client.post(session, body(), kind, **options), status)
 
 
-def head(length: int) -> bytes:
+def head(length: int, **headers: str) -> bytes:
     """The head of a request with a right token."""
-    return (
-        f"POST /v1/score/shapes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: {JSON}\r\n"
-        f"Content-Length: {length}\r\n\r\n"
-    ).encode()
+    given = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
+    return http_requests.head("POST", "/v1/score/shapes", given | headers)
 
 
-BAD: dict[str, Callable[[Sender, requests.Session], str | None]] = {
+BAD: dict[str, Callable[[Any, requests.Session], str | None]] = {
     "truncated picture": post(lambda: as_json(png()[:60]), JSON, 422),
     "flipped bytes": post(lambda: as_json(png()[:50] + b"\x00\xff" * 20 + png()[90:]), JSON, 422),
     "no base64": post(lambda: b'{"media": ["%%%"], "prompts": ["a"]}', JSON, 422),
-    "JPEG": post(lambda: as_json(jpeg()), JSON, 415),
+    "JPEG": post(lambda: as_json(png(kind="JPEG")), JSON, 415),
     "two sizes": post(lambda: as_json(png(37), png(41)), JSON, 422),
     "prompt missing": post(lambda: as_json(png(), prompts=[]), JSON, 422),
     "no JSON": post(lambda: b'{"media": [', JSON, 400),
@@ -105,4 +78,4 @@ BAD: dict[str, Callable[[Sender, requests.Session], str | None]] = {
     "dropped in the body": lambda client, session: client.raw(head(100_000) + b"x" * 50_000),
     "dropped before the answer": lambda client, session: client.raw(head(len(as_json(png()))) + as_json(png())),
 }
-"""Bad requests; each says what is wrong with the answer, or None."""
+"""Bad requests, sent by a `load_rewards.Client`; each says what is wrong with the answer, or None."""

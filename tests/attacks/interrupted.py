@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import yaml
 
-from fuzzing import configurations, same_run
-from fuzzing.trial import MARK, Ended, Send, Trial, command
+from tests.attacks import configurations, same_run
+from tests.attacks.trial import MARK, Ended, Send, Trial, command
 
 RUN: dict[str, Any] = {
     "run": {"name": "run", "dir": ".", "iterations": 6, "checkpoint_every": 2, "eval_every": 3},

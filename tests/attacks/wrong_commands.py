@@ -1,11 +1,13 @@
 """Wrong inputs of every command that a person makes: a table of command lines.
 
 A line is what would be typed in the folder that `wrong_files.make_files` fills. `-> 3` at its end is the exit code that
-the command documents for it; without one it is 2. Lines that begin with # say what the next ones are about.
+the command documents for it; without one it is 2. ` | ` stands between
+several last words, each of a command line of its own. Lines that begin with # say what the next ones are about.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,109 +19,46 @@ train good.yaml --itertions 3
 --vershion
 # which configuration
 train
-train nowhere.yaml
-train folder.yaml
+train nowhere.yaml | folder.yaml
 train good.yaml --resume runs/done
-train sealed.yaml
-train empty.yaml
-train text.yaml
-train list.yaml
-train latin.yaml
-train picture.yaml
-train twice.yaml
-train tabs.yaml
-train unclosed.yaml
-train schema.json
+train sealed.yaml | empty.yaml | text.yaml | list.yaml | latin.yaml | picture.yaml | twice.yaml | tabs.yaml
+train unclosed.yaml | schema.json
 train good.yaml other.yaml
 train ""
 check run.iterations=3
 # keys and values of a configuration
-check misspelt.yaml
-check none.yaml
-check good.yaml model.famly=sd3
-check good.yaml modle.family=sd3
-check good.yaml model.family=sd4
-check good.yaml model.family=null
-check good.yaml model.path=null
+check misspelt.yaml | none.yaml
+check good.yaml model.famly=sd3 | modle.family=sd3 | model.family=sd4 | model.family=null | model.path=null
 check good.yaml model.path=""
-check good.yaml run.iterations=0
-check good.yaml run.iterations=-3
-check good.yaml run.iterations=many
-check good.yaml run.iterations=2.5
-check good.yaml run.iterations=.nan
-check good.yaml run.iterations=
-check good.yaml run.iterations
-check good.yaml =3
-check good.yaml .=3
-check good.yaml run=3
-check good.yaml run.seed=-1
-check good.yaml run.name=a/b
-check good.yaml run.name=..
+check good.yaml run.iterations=0 | run.iterations=-3 | run.iterations=many | run.iterations=2.5
+check good.yaml run.iterations=.nan | run.iterations= | run.iterations | =3 | .=3 | run=3 | run.seed=-1
+check good.yaml run.name=a/b | run.name=..
 check good.yaml run.name=""
-check good.yaml run.eval_every=0
-check good.yaml train.learning_rate=0
-check good.yaml train.learning_rate=-1e-4
-check good.yaml train.learning_rate=.nan
-check good.yaml train.learning_rate=.inf
-check good.yaml train.learning_rate=fast
-check good.yaml train.learning_rate=1e400
-check good.yaml train.optimizer=sgd
-check good.yaml train.schedule=linear
-check good.yaml train.updates_per_iteration=1000
-check good.yaml train.warmup_updates=-1
-check good.yaml train.betas=[0.9]
-check good.yaml train.betas=[0.9,1.0]
-check good.yaml train.micro_batch=0
-check good.yaml train.sharding=zero3
-check good.yaml model.dtype=float16
-check good.yaml model.lora=16
-check good.yaml 'model.lora={rank: 0, alpha: 1}'
+check good.yaml run.eval_every=0 | train.learning_rate=0 | train.learning_rate=-1e-4 | train.learning_rate=.nan
+check good.yaml train.learning_rate=.inf | train.learning_rate=fast | train.learning_rate=1e400
+check good.yaml train.optimizer=sgd | train.schedule=linear | train.updates_per_iteration=1000
+check good.yaml train.warmup_updates=-1 | train.betas=[0.9] | train.betas=[0.9,1.0] | train.micro_batch=0
+check good.yaml train.sharding=zero3 | model.dtype=float16 | model.lora=16 | 'model.lora={rank: 0, alpha: 1}'
 check good.yaml 'model.lora={rank: 4, alpha: 4, targets: [to_nothing]}'
-check good.yaml 'model.lora={rank: 4, alpha: 4, start: nowhere.safetensors}'
-check good.yaml model.frames=5
-check good.yaml model.device=gpu
-check good.yaml model.device=mps
-check good.yaml model.base_precision=nf4
-check good.yaml model.path=nowhere/at/all
-check good.yaml model.path=./nowhere
-check good.yaml model.path=images
-check good.yaml model.path=model_of_nobody
-check good.yaml model.path=unknown_pipeline
-check good.yaml model.path=torn_pipeline
-check good.yaml rollout.steps=0
-check good.yaml rollout.steps=ten
-check good.yaml rollout.steps=[4]
-check good.yaml rollout.guidance_scale=0.5
-check good.yaml rollout.guidance_scale=-1
-check good.yaml rollout.dynamics.kind=ddpm
+check good.yaml 'model.lora={rank: 4, alpha: 4, start: nowhere.safetensors}' | model.frames=5 | model.device=gpu
+check good.yaml model.device=mps | model.base_precision=nf4 | model.path=nowhere/at/all | model.path=./nowhere
+check good.yaml model.path=images | model.path=model_of_nobody | model.path=unknown_pipeline
+check good.yaml model.path=torn_pipeline | rollout.steps=0 | rollout.steps=ten | rollout.steps=[4]
+check good.yaml rollout.guidance_scale=0.5 | rollout.guidance_scale=-1 | rollout.dynamics.kind=ddpm
 check good.yaml rollout.dynamics.noise_level=-0.1
 check good.yaml 'rollout.tree={roots: 1}' rollout.stochastic.kind=splits
-check good.yaml rollout.tree.splits=[7]
-check good.yaml rollout.tree.splits=[2,0]
-check good.yaml rollout.tree.splits=[0,0]
-check good.yaml rollout.tree.branches=1
-check good.yaml rollout.tree.roots=0
+check good.yaml rollout.tree.splits=[7] | rollout.tree.splits=[2,0] | rollout.tree.splits=[0,0]
+check good.yaml rollout.tree.branches=1 | rollout.tree.roots=0
 check good.yaml 'rollout.explore={precision: fp3, candidates: 8, keep: 4}'
 check good.yaml 'rollout.explore={precision: fp8, candidates: 8, keep: 16}'
-check good.yaml 'rollout.explore={precision: fp8, candidates: 8, keep: 3}'
-check good.yaml objective.kind=ppo
-check good.yaml objective.kl=-0.1
+check good.yaml 'rollout.explore={precision: fp8, candidates: 8, keep: 3}' | objective.kind=ppo | objective.kl=-0.1
 check good.yaml objective.clip=0.1
 check good.yaml objective.kind=grpo objective.clip=-1
-check good.yaml objective.kind=mine:Contract
-check good.yaml 'objective={kind: "wrong_module:Thing"}'
-check good.yaml 'objective={kind: "mine:Contract"}'
-check good.yaml 'objective={kind: "mine:Nothing"}'
-check good.yaml credit.reward=step
-check good.yaml credit.reward=mine:Contract
-check good.yaml credit.clamp=0
-check chains.yaml credit.reward=fused
-check chains.yaml objective.kind=tilt
-check good.yaml guards.memory=maybe
-check good.yaml track.wandb=3
-check good.yaml track.tensorboard=sometimes
-check good.yaml eval.samples=0
-check good.yaml eval.rewards=[]
+check good.yaml objective.kind=mine:Contract | 'objective={kind: "wrong_module:Thing"}'
+check good.yaml 'objective={kind: "mine:Contract"}' | 'objective={kind: "mine:Nothing"}' | credit.reward=step
+check good.yaml credit.reward=mine:Contract | credit.clamp=0
+check chains.yaml credit.reward=fused | objective.kind=tilt
+check good.yaml guards.memory=maybe | track.wandb=3 | track.tensorboard=sometimes | eval.samples=0 | eval.rewards=[]
 check good.yaml prompts.per_iteration=0
 check good.yaml run.dir=file run.name=new
 train good.yaml run.dir=file run.name=new
@@ -128,93 +67,46 @@ train good.yaml run.dir=sealed run.name=new
 check good.yaml run.iterations=0 train.learning_rate=-1 model.famly=sd3
 check good.yaml model.path=nowhere/at/all prompts.train=nowhere.txt rewards.0.options={no_such:1}
 # prompts
-check good.yaml prompts.train=nowhere.txt
-check good.yaml prompts.train=empty.txt
-check good.yaml prompts.train=blank.txt
-check good.yaml prompts.train=latin.txt
-check good.yaml prompts.train=images/red.png
-check good.yaml prompts.train=prompts.csv
-check good.yaml prompts.train=nothing
-check good.yaml prompts.train=sealed.txt
-check good.yaml prompts.train=broken.jsonl
-check good.yaml prompts.train=nokey.jsonl
-check good.yaml prompts.train=numbers.jsonl
-check good.yaml prompts.train=array.jsonl
-check good.yaml prompts.train=shapes
-check good.yaml prompts.train=shapes:trian
-check good.yaml prompts.train=colours:train
-check good.yaml prompts.train=prompts.txt@trian
-check good.yaml prompts.train=two.txt@tune
-check good.yaml prompts.train=shapes:train@tune
-check good.yaml prompts.train=hub:
-check good.yaml "prompts.train=hub:no name"
-check good.yaml prompts.train=3
-check good.yaml prompts.train=[a,b]
-check good.yaml prompts.train=null
-check good.yaml prompts.eval=nowhere.txt
+check good.yaml prompts.train=nowhere.txt | prompts.train=empty.txt | prompts.train=blank.txt
+check good.yaml prompts.train=latin.txt | prompts.train=images/red.png | prompts.train=prompts.csv
+check good.yaml prompts.train=nothing | prompts.train=sealed.txt | prompts.train=broken.jsonl
+check good.yaml prompts.train=nokey.jsonl | prompts.train=numbers.jsonl | prompts.train=array.jsonl
+check good.yaml prompts.train=shapes | prompts.train=shapes:trian | prompts.train=colours:train
+check good.yaml prompts.train=prompts.txt@trian | prompts.train=two.txt@tune | prompts.train=shapes:train@tune
+check good.yaml prompts.train=hub: | "prompts.train=hub:no name" | prompts.train=3 | prompts.train=[a,b]
+check good.yaml prompts.train=null | prompts.eval=nowhere.txt
 # rewards
-check good.yaml rewards=[]
-check good.yaml rewards=shapes
-check good.yaml rewards.0.name=shaps
-check good.yaml rewards.0.name=picscore
-check good.yaml rewards.0.weight=heavy
-check good.yaml rewards.0.weight=.nan
-check good.yaml rewards.0.scale=0
-check good.yaml rewards.5.name=shapes
-check good.yaml rewards.-1.name=shapes
-check good.yaml 'rewards=[{name: shapes, weigth: 2}]'
-check good.yaml 'rewards=[{name: shapes}, {name: shapes}]'
-check good.yaml rewards.0.options={no_such:1}
-check good.yaml rewards.0.name=temporal_flicker
-check good.yaml 'rewards=[{name: remote}]'
+check good.yaml rewards=[] | rewards=shapes | rewards.0.name=shaps | rewards.0.name=picscore
+check good.yaml rewards.0.weight=heavy | rewards.0.weight=.nan | rewards.0.scale=0 | rewards.5.name=shapes
+check good.yaml rewards.-1.name=shapes | 'rewards=[{name: shapes, weigth: 2}]'
+check good.yaml 'rewards=[{name: shapes}, {name: shapes}]' | rewards.0.options={no_such:1}
+check good.yaml rewards.0.name=temporal_flicker | 'rewards=[{name: remote}]'
 check good.yaml 'rewards=[{name: remote, options: {url: nonsense}}]'
 check good.yaml 'rewards=[{name: remote, options: {url: "http://127.0.0.1:9", reward: shapes}}]'
-check good.yaml rewards.0.name=wrong_module:Thing
-check good.yaml rewards.0.name=mine:Nothing
-check good.yaml rewards.0.name=mine:VALUE
-check good.yaml rewards.0.name=mine:Contract
-check good.yaml rewards.0.name=mine:Raises
-check good.yaml rewards.0.name=mine:Text
-check good.yaml rewards.0.name=mine:Short
-check good.yaml rewards.0.name=mine:Wants
-check good.yaml rewards.0.name=torn:Thing
-check good.yaml rewards.0.name=raising:Thing
-check good.yaml rewards.0.name=my_reward.py
-check good.yaml rewards.0.name=mine.Raises
+check good.yaml rewards.0.name=wrong_module:Thing | rewards.0.name=mine:Nothing | rewards.0.name=mine:VALUE
+check good.yaml rewards.0.name=mine:Contract | rewards.0.name=mine:Raises | rewards.0.name=mine:Text
+check good.yaml rewards.0.name=mine:Short | rewards.0.name=mine:Wants | rewards.0.name=torn:Thing
+check good.yaml rewards.0.name=raising:Thing | rewards.0.name=my_reward.py | rewards.0.name=mine.Raises
 check good.yaml 'rewards=[{name: pickscore, options: {path: nowhere}}]'
 # another machine
 check good.yaml --gpu h1000
-check good.yaml --memory lots
-check good.yaml --memory -3GB
-check good.yaml --memory 0
-check good.yaml --processes 0
-check good.yaml --processes two
+check good.yaml --memory lots | -3GB | 0
+check good.yaml --processes 0 | two
 plan good.yaml --gpu h1000
-plan good.yaml --utilisation 0
-plan good.yaml --utilisation 40
-plan good.yaml --utilisation half
+plan good.yaml --utilisation 0 | 40 | half
 plan good.yaml --processes -1
 plan nowhere.yaml
 plan good.yaml run.iterations=0
 plan runs/done
 plan
 # going on
-train --resume nowhere
-train --resume file
-train --resume nothing
-train --resume images
-train --resume runs
-train --resume runs/done run.iterations=0
-train --resume runs/done train.learning_rate=1
-train --resume runs/done run.iteration=9
-train --resume runs/done run.iterations=many
+train --resume nowhere | file | nothing | images | runs
+train --resume runs/done run.iterations=0 | train.learning_rate=1 | run.iteration=9 | run.iterations=many
 train --resume runs/done run.iterations=9 run.iterations=
 train --resume runs/done --init-from runs/done
-train --resume runs/noconfig
-train --resume runs/tornconfig
+train --resume runs/noconfig | runs/tornconfig
 train --resume runs/torn run.iterations=4
-train good.yaml run.name=done
-train good.yaml --from-start
+train good.yaml run.name=done | --from-start
 train good.yaml run.name=new --init-from nowhere
 train good.yaml run.name=new --init-from runs/done --step 7
 train good.yaml run.name=new --init-from runs/done --step 1 --best
@@ -260,10 +152,7 @@ generate --out new --model tiny --per-prompt 0 --prompt "a red circle"
 generate --out new --model tiny --seed -1 --prompt "a red circle"
 generate --out new --model tiny --batch 0 --prompt "a red circle"
 generate --out new --model tiny --prompt ""
-generate --out new --model tiny --prompts nowhere.txt
-generate --out new --model tiny --prompts empty.txt
-generate --out new --model tiny --prompts latin.txt
-generate --out new --model tiny --prompts shapes:trian
+generate --out new --model tiny --prompts nowhere.txt | empty.txt | latin.txt | shapes:trian
 generate --out new --model tiny --prompts prompts.txt --limit 0
 generate --out images --model tiny --prompt "a red circle"
 generate --out file --model tiny --prompt "a red circle"
@@ -271,19 +160,15 @@ generate --out file/new --model tiny --prompt "a red circle"
 generate --out sealed/new --model tiny --prompt "a red circle"
 # evaluate
 evaluate
-evaluate --run nowhere
-evaluate --run runs
-evaluate --run runs/torn
+evaluate --run nowhere | runs | runs/torn
 evaluate --run runs/done --step 9
-evaluate --run runs/done --reward shaps
-evaluate --run runs/done --reward temporal_flicker
+evaluate --run runs/done --reward shaps | temporal_flicker
 evaluate --run runs/done --option nothing=1
 evaluate --run runs/done --reward shapes --option nothing=1
 evaluate --run runs/done --prompts nowhere.txt
 evaluate --run runs/done --prompts free.txt -> 3
 evaluate --run runs/done --samples 0
-evaluate --run runs/done --guidance 0.5
-evaluate --run runs/done --guidance nan
+evaluate --run runs/done --guidance 0.5 | nan
 evaluate --run runs/done --steps 0
 evaluate --run runs/done --variety 1
 evaluate --run runs/done --out images
@@ -300,18 +185,10 @@ score nothing --reward shapes
 score file --reward shapes
 score noimages --reward shapes
 score "*.gif" --reward shapes
-score images --reward shaps
-score images --reward ""
-score images --reward "=shapes"
-score images --reward shapes
+score images --reward shaps | "" | "=shapes" | shapes
 score images --reward shapes --prompt "" -> 3
 score images --reward shapes --prompt "a red circle" --prompts captions.txt
-score images --reward shapes --prompts nowhere.txt
-score images --reward shapes --prompts empty.txt
-score images --reward shapes --prompts latin.txt
-score images --reward shapes --prompts one.txt
-score images --reward shapes --prompts other.jsonl
-score images --reward shapes --prompts broken.jsonl
+score images --reward shapes --prompts nowhere.txt | empty.txt | latin.txt | one.txt | other.jsonl | broken.jsonl
 score images --reward shapes --prompts nokey.jsonl
 score images --reward shapes --prompt "a happy dog" -> 3
 score broken --reward sharpness -> 3
@@ -322,27 +199,16 @@ score images --media gif --reward sharpness
 score images --reward sharpness --stage train
 score images --reward sharpness --iteration 3
 score runs/done --reward sharpness --stage tune
-score runs/done --reward sharpness --iteration 77
-score runs/done --reward sharpness --iteration -1
-score images --reward sharpness --limit 0
-score images --reward sharpness --limit all
+score runs/done --reward sharpness --iteration 77 | -1
+score images --reward sharpness --limit 0 | all
 score images --reward sharpness --batch-size 0
-score images --reward sharpness --device gpu
-score images --reward sharpness --device cuda:9
+score images --reward sharpness --device gpu | cuda:9
 score images --reward sharpness --dtype int8
-score images --reward sharpness --option nothing=1
-score images --reward sharpness --option nothing
-score images --reward sharpness --option other.size=1
+score images --reward sharpness --option nothing=1 | nothing | other.size=1
 score images --reward sharpness --config good.yaml
-score images --config nowhere.yaml
-score images --config empty.yaml
-score images --config norewards.yaml
-score images --config none.yaml
-score images --reward sharpness --out scores.txt
-score images --reward sharpness --out images
-score images --reward sharpness --out file/scores.jsonl
-score images --reward sharpness --plot plot.xlsx
-score images --reward sharpness --plot file
+score images --config nowhere.yaml | empty.yaml | norewards.yaml | none.yaml
+score images --reward sharpness --out scores.txt | images | file/scores.jsonl
+score images --reward sharpness --plot plot.xlsx | file
 score images --reward sharpness --reward sharpness
 score images --reward mine:Nothing
 score images --reward mine:Raises --prompt "a red circle"
@@ -355,26 +221,19 @@ score --pipeline tiny --images images --prompts prompts.txt --reward shapes
 score --images new --prompts prompts.txt --reward shapes
 score images --pipeline tiny --images new --prompts prompts.txt --reward shapes
 rewards
-rewards lst
-rewards check
-rewards check shaps
-rewards check mine:Contract
+rewards lst | check
+rewards check shaps | mine:Contract
 rewards check mine:Raises -> 3
 rewards check mine:Text -> 3
 rewards self-test shaps
 rewards self-test
 serve
 serve --reward shaps
-serve --reward shapes --port 99999
-serve --reward shapes --port -1
-serve --reward shapes --host nowhere.invalid
-serve --reward shapes --host 0.0.0.0
+serve --reward shapes --port 99999 | -1
+serve --reward shapes --host nowhere.invalid | 0.0.0.0
 serve --reward shapes --token a --token-file prompts.txt
-serve --reward shapes --token-file nowhere.txt
-serve --reward shapes --token-file empty.txt
-serve --reward shapes --server-option max_body_mb=many
-serve --reward shapes --server-option nothing=1
-serve --reward shapes --server-option max_body_mb
+serve --reward shapes --token-file nowhere.txt | empty.txt
+serve --reward shapes --server-option max_body_mb=many | nothing=1 | max_body_mb
 # export
 export
 export runs/done
@@ -385,29 +244,21 @@ export images --out new
 export runs --out new
 export runs/torn --out new
 export runs/noconfig --out new
-export runs/done --out images
-export runs/done --out file
-export runs/done --out sealed/new
-export runs/done --out new --step 7
-export runs/done --out new --step -1
+export runs/done --out images | file | sealed/new
+export runs/done --out new --step 7 | -1
 export runs/done --out new --step 1 --best
 export runs/done --out new --format gguf
 export runs/done --out new --format modelopt-fp8 --comfyui
-export runs/done --out new --comfyui
-export runs/done --out new --peft
+export runs/done --out new --comfyui | --peft
 export runs/lora --out runs/lora
 # gallery
 gallery nowhere --no-browser
 gallery file --no-browser
 gallery noimages --export site
 gallery nothing --export site
-gallery runs/done --export images
-gallery runs/done --export file
-gallery runs/done --export sealed/new
-gallery runs/done --port 99999
-gallery runs/done --port http
-gallery runs/done --no-browser --host nowhere.invalid
-gallery runs/done --no-browser --host 192.0.2.1
+gallery runs/done --export images | file | sealed/new
+gallery runs/done --port 99999 | http
+gallery runs/done --no-browser --host nowhere.invalid | 192.0.2.1
 gallery images --reward shaps --export site
 gallery images --reward temporal_flicker --export site
 gallery images --reward shapes --export site
@@ -421,12 +272,7 @@ gallery runs/done --votes sealed.txt --export site
 compare
 compare good.yaml
 compare good.yaml --out new
-compare good.yaml --out new --budget many
-compare good.yaml --out new --budget evaluations=
-compare good.yaml --out new --budget evaluations=-5
-compare good.yaml --out new --budget evaluations=1
-compare good.yaml --out new --budget dollars=5
-compare good.yaml --out new --budget seconds=nan
+compare good.yaml --out new --budget many | evaluations= | evaluations=-5 | evaluations=1 | dollars=5 | seconds=nan
 compare good.yaml --out new --budget evaluations=1000 --dry-run
 compare good.yaml good.yaml --out new --budget evaluations=1000 --dry-run
 compare good.yaml nowhere.yaml --out new --budget evaluations=1000 --dry-run
@@ -446,8 +292,7 @@ compare good.yaml chains.yaml --out new --budget evaluations=1000 --target nan -
 compare good.yaml "chains.yaml prompts.train=words:train" --out new --budget evaluations=1000 --dry-run
 compare good.yaml "chains.yaml run.iterations=" --out new --budget evaluations=1000 --dry-run
 compare good.yaml "a: chains.yaml" "a: chains.yaml run.seed=2" --out new --budget evaluations=1000 --dry-run
-compare --report-only --out nowhere
-compare --report-only --out images
+compare --report-only --out nowhere | images
 compare good.yaml --report-only --out new
 # fidelity
 fidelity
@@ -456,28 +301,22 @@ fidelity nowhere.yaml --out new
 fidelity good.yaml --out images
 fidelity good.yaml --out new --run nowhere
 fidelity good.yaml --out new --step 1
-fidelity good.yaml --out new --precision fp3
-fidelity good.yaml --out new --precision nvfp4:nothing
-fidelity good.yaml --out new --steps 0
-fidelity good.yaml --out new --steps 500
+fidelity good.yaml --out new --precision fp3 | nvfp4:nothing
+fidelity good.yaml --out new --steps 0 | 500
 fidelity good.yaml --out new --prompts 0
 fidelity good.yaml --out new --candidates 1
 fidelity good.yaml --out new --candidates 4 --k 5
 fidelity good.yaml --out new --seed -1
 # beginning
-init nothing
-init sd3
+init nothing | sd3
 init quickstart.yml --out images
-init quickstart --out good.yaml
-init quickstart --out sealed/mine.yaml
-init ../../etc/passwd
-init ""
+init quickstart --out good.yaml | sealed/mine.yaml
+init ../../etc/passwd | ""
 init --list extra words
-demo run.iterations=0
-demo runs/first
-demo run.nam=a
-demo --help-me
+demo run.iterations=0 | runs/first | run.nam=a | --help-me
 """
+LAST = re.compile(r"""('[^']*'|"[^"]*"|\S+)$""")
+"""The last word of a line, quoted or not."""
 
 
 @dataclass(frozen=True)
@@ -502,4 +341,6 @@ def wrong_inputs() -> Iterator[WrongInput]:
             about = line.removeprefix("# ")
         else:
             command, _, code = line.partition(" -> ")
-            yield WrongInput(command, int(code or 2), about)
+            first, *others = command.split(" | ")
+            before = LAST.sub("", first)
+            yield from (WrongInput(one, int(code or 2), about) for one in (first, *(before + last for last in others)))

@@ -17,9 +17,9 @@ import psutil
 import requests
 import yaml
 
-from fuzzing import configurations, mutate
-from fuzzing.http_requests import Server, answer_of, head, raw
-from fuzzing.trial import Send, command, isolated, warm
+from tests.attacks import configurations, mutate
+from tests.attacks.http_requests import Server, answer_of, head, raw
+from tests.attacks.trial import Send, command, isolated, warm
 
 SECRET = "what nobody outside may read"
 PARAMETERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fuzzing.mutate import damaged
+from tests.attacks.mutate import damaged
 
 DEEP = 100_000
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-from fuzzing.trial import MARK, SECONDS
+from tests.attacks.trial import MARK, SECONDS
 
 GROWTH = 500.0
 """10^6 bytes that a server may take beyond what it had when it was warm."""
@@ -81,15 +81,17 @@ def answer_of(server: Server, method: str, path: str, **options: Any) -> request
 
 def raw(server: Server, data: bytes, wait: float = 0.2) -> bytes:
     """Send bytes, wait a moment, drop the connection; what came back."""
-    parts = urlsplit(server.url)
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10) as line,
-    ):
+    with contextlib.suppress(OSError), connection(server.url) as line:
         line.settimeout(wait)
         line.sendall(data)
         return line.recv(65536)
     return b""
+
+
+def connection(url: str) -> socket.socket:
+    """A connection to a server."""
+    parts = urlsplit(url)
+    return socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10)
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
@@ -106,7 +108,7 @@ def refused(status: int) -> bool:
 @contextmanager
 def prepared(place: Path) -> Iterator[None]:
     """Start both servers."""
-    from fuzzing import gallery_requests, reward_requests
+    from tests.attacks import gallery_requests, reward_requests
 
     with gallery_requests.prepared(place), reward_requests.prepared():
         yield
@@ -114,7 +116,7 @@ def prepared(place: Path) -> Iterator[None]:
 
 def attempt(rng: random.Random, folder: Path) -> tuple[str, str, str]:
     """Send one request to one of the servers, then a good one: outcome, what it was, what was seen."""
-    from fuzzing import gallery_requests, reward_requests
+    from tests.attacks import gallery_requests, reward_requests
 
     subject: Any = rng.choice((reward_requests, gallery_requests))
     server: Server = subject.server()

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from fuzzing import configurations, mutate, same_run
-from fuzzing.trial import MARK, Ended, Send, command, isolated, warm
+from tests.attacks import configurations, mutate, same_run
+from tests.attacks.trial import MARK, Ended, Send, command, isolated, warm
 
 ITERATIONS, ENDED_AFTER = 4, 3
 """Of the run that is damaged: how many it would have, and after which it was ended; a checkpoint lies after each."""

@@ -15,14 +15,14 @@ from typing import Any
 import requests
 import safetensors.torch
 import torch
-from bad_reward_requests import BAD, TOKEN, as_json, png
-from load_test_rewards import Client, good_batches, server_process
 from PIL import Image
 
-from fuzzing import mutate
-from fuzzing.http_requests import Server, answer_of, head, raw, refused
 from reward_models import load_reward
 from reward_models.serving.wire import JSON, SAFETENSORS
+from tests.attacks import mutate
+from tests.attacks.bad_reward_requests import BAD, TOKEN, as_json, head, png
+from tests.attacks.http_requests import Server, answer_of, connection, raw, refused
+from tests.attacks.load_rewards import Client, good_batches, server_process
 
 PATH = "/v1/score/shapes"
 HELD = 12
@@ -154,10 +154,8 @@ def broken_line(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """Bytes that are nearly HTTP."""
     body = as_json(png())
     length = rng.choice((len(body), len(body) * 2, 0, 10**30, -1))
-    headers = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
-    if rng.random() < 0.3:
-        headers["Transfer-Encoding"] = "chunked"
-    data = head("POST", PATH, headers) + body
+    chunked = {"Transfer-Encoding": "chunked"} if rng.random() < 0.3 else {}
+    data = head(length, **chunked) + body
     if rng.random() < 0.7:
         data, what = mutate.damaged(rng, data)
     else:
@@ -170,16 +168,11 @@ def broken_line(rng: random.Random, server: Server) -> tuple[str, Problem]:
 
 def held(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """Half-sent bodies of a good token that stay open, and a good request beside them."""
-    import socket
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(server.url)
     length = rng.choice((10_000, 900_000))
-    headers = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
     with ExitStack() as stack:
         for _ in range(HELD):
-            line = stack.enter_context(socket.create_connection((str(parts.hostname), int(parts.port or 80)), 10))
-            line.sendall(head("POST", PATH, headers) + b"{" * (length // 2))
+            line = stack.enter_context(connection(server.url))
+            line.sendall(head(length) + b"{" * (length // 2))
         return f"{HELD} half-sent bodies of {length} bytes", still_good(server)
 
 

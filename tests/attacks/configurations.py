@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from fuzzing import mutate
-from fuzzing.findings import FLOOD
-from fuzzing.trial import GIB, MARK, Ended, Send, command, isolated, warm
-from fuzzing.yaml_text import broken_text
+from tests.attacks import mutate
+from tests.attacks.findings import FLOOD
+from tests.attacks.trial import GIB, MARK, Ended, Send, command, isolated, warm
+from tests.attacks.yaml_text import broken_text
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = ("quickstart.yaml", "tiny-wan/quickstart.yaml", *(

@@ -1,12 +1,12 @@
 """Hundreds of wrong inputs of every command, each tried in a process of its own, with what diffrl answers.
 
-    python scripts/wrong_inputs.py                    # all; prints faults and counts
-    python scripts/wrong_inputs.py --show score       # those with this word in them, and every answer, to be read
-    setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-all python scripts/wrong_inputs.py
+    python -m tests.attacks.wrong_inputs                    # all; prints faults and counts
+    python -m tests.attacks.wrong_inputs --show score       # those with this word in them, and every answer, to be read
+    setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-all python -m tests.attacks.wrong_inputs
                                                       # as root, who may read anything: without that right
 
 Each must end with exit code 2, or the one that its command documents, in a sentence and without a traceback, and leave
-every file as it was. The table is `scripts/fuzzing/wrong_commands.py`; whether a sentence is a good one, a person
+every file as it was. The table is `tests/attacks/wrong_commands.py`; whether a sentence is a good one, a person
 judges. Takes two to three minutes; the exit status is 1 if there is a fault.
 """
 
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -32,12 +32,11 @@ ENVIRONMENT = {
     "COLUMNS": "120",
     "NO_COLOR": "1",
 }
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from fuzzing import configurations, wrong_commands, wrong_files  # noqa: E402
-from fuzzing.findings import FLOOD, Finding, table  # noqa: E402
-from fuzzing.trial import MARK, Ended, Send, command, isolated, warm  # noqa: E402
-from fuzzing.wrong_commands import WrongInput  # noqa: E402
+from tests.attacks import configurations, wrong_commands, wrong_files  # noqa: E402
+from tests.attacks.findings import FLOOD, Finding, table  # noqa: E402
+from tests.attacks.trial import MARK, Ended, Send, command, isolated, warm  # noqa: E402
+from tests.attacks.wrong_commands import WrongInput  # noqa: E402
 
 SUBJECT = "wrong inputs"
 BESIDE = (".lock", "-shm", "-wal")

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from fuzzing import configurations, mutate
-from fuzzing.trial import Send, command, isolated
+from tests.attacks import configurations, mutate
+from tests.attacks.trial import Send, command, isolated
 
 LINES = ("a red circle", "two blue squares", "a green triangle above a red circle", "three yellow circles")
 LENGTHS = (10, 1000, 20_000, 1_000_000, 30_000_000)

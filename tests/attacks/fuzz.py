@@ -1,11 +1,11 @@
 """Fuzzer: mutants of what users, clients and broken disks hand to diffrl, made from a seed, tried one by one.
 
-    python scripts/fuzz.py configurations --count 1000 --seed 0     # mutated configurations: check, plan, train
-    python scripts/fuzz.py prompts --count 200                      # mutated prompt files
-    python scripts/fuzz.py requests --count 1000                    # mutated requests to a reward server and a gallery
-    python scripts/fuzz.py runs --count 200                         # damaged run directories, resumed
-    python scripts/fuzz.py all --count 20 --workers 2 --out found.json
-    python scripts/fuzz.py configurations --replay 0:17             # one mutant again, with everything that it said
+    python -m tests.attacks.fuzz configurations --count 1000 --seed 0  # mutated configurations: check, plan, train
+    python -m tests.attacks.fuzz prompts --count 200  # mutated prompt files
+    python -m tests.attacks.fuzz requests --count 1000  # mutated requests to a reward server and a gallery
+    python -m tests.attacks.fuzz runs --count 200  # damaged run directories, resumed
+    python -m tests.attacks.fuzz all --count 20 --workers 2 --out found.json
+    python -m tests.attacks.fuzz configurations --replay 0:17  # one mutant again, with everything that it said
 
 Every mutant must do what it should or be refused by a sentence: no traceback, no hang over 60 s, nothing lost, and no
 run that trains nothing and exits with 0. Prints counts, and each fault with what repeats it; the exit status is 1 if
@@ -29,19 +29,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
 os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes
 os.environ["HF_HUB_OFFLINE"] = "1"  # a mutated name must not be looked up elsewhere
 os.environ["WANDB_MODE"] = "offline"
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from fuzzing.findings import Finding, failures, table, write  # noqa: E402
+from tests.attacks.findings import Finding, failures, table, write  # noqa: E402
 
 SUBJECTS = {
-    "configurations": "fuzzing.configurations",
-    "prompts": "fuzzing.prompts",
-    "requests": "fuzzing.http_requests",
-    "runs": "fuzzing.run_directories",
+    "configurations": "tests.attacks.configurations",
+    "prompts": "tests.attacks.prompts",
+    "requests": "tests.attacks.http_requests",
+    "runs": "tests.attacks.run_directories",
 }
 
 

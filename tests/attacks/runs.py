@@ -1,13 +1,14 @@
 """Real runs ended at random moments, by kill -9 and by full disks, then resumed: the end must be the same bit for bit.
 
-    python scripts/attack_runs.py --kills 30 --disks 10 --seed 0
+    python -m tests.attacks.runs --kills 30 --disks 10 --seed 0
 
 A run is killed one to three times in a row, then seen through and compared with one that nobody disturbed: every metric
 but times, every sample with its picture, the last checkpoint, the summary. A fifth of the kills hit runs of two
 processes with split weights (FSDP). A full disk is a small tmpfs with a file that leaves a random number of bytes,
 too few; the run must end with a sentence, and once the file is gone it is resumed. Mounting needs root, or
-`unshare --user --map-root-user --mount python scripts/attack_runs.py ...`; where it cannot be done the disks are left
-out, which is said. Prints a line each; the exit status is 1 if anything is wrong. docs/reliability.md has the figures.
+`unshare --user --map-root-user --mount python -m tests.attacks.runs ...`; where it cannot
+be done the disks are left out, which is said. Prints a line each; the exit status is 1 if anything is wrong.
+docs/reliability.md has the figures.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes
 os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from fuzzing.interrupted import Alone, Course, Sharded, size_of, small_disk, words_for  # noqa: E402
-from fuzzing.trial import MARK, warm  # noqa: E402
+from tests.attacks.interrupted import Alone, Course, Sharded, size_of, small_disk, words_for  # noqa: E402
+from tests.attacks.trial import MARK, warm  # noqa: E402
 
 SHARDED_SHARE = 1 / 5
 MOST_KILLS = 3

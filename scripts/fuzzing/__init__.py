@@ -1,1 +1,0 @@
-"""Attacks on diffrl that anybody can repeat: what `scripts/fuzz.py` and `scripts/attack_runs.py` are made of."""
