@@ -43,7 +43,7 @@ from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.policy import Policy
 
 PROMPT = "a red circle above a blue square"
-COMPILING = 90.0
+COMPILING = 60.0
 """Seconds that must be left to start something that will be compiled."""
 LOADING = 60.0
 """And to build another model."""

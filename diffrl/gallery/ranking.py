@@ -17,14 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from diffrl.gallery.numbers import improvement
 from diffrl.gallery.records import falls
 from diffrl.gallery.votes import Side, Vote
 from diffrl.statistics import LEVEL
+
+if TYPE_CHECKING:  # no page but a ranking's needs numbers in arrays
+    import numpy as np
+    from numpy.typing import NDArray
 
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 """Half the width of an interval in standard errors."""
@@ -72,6 +74,7 @@ def bradley_terry(wins: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     Raises:
         ValueError: sets that no chain of pairs connects, of which none is stronger.
     """
+    import numpy as np
     from scipy.optimize import minimize
 
     n = len(wins)
@@ -110,6 +113,7 @@ def parts(met: NDArray[np.bool_]) -> list[list[int]]:
     Args:
         met: (n, n) symmetric, whether two were compared.
     """
+    import numpy as np
     from scipy.sparse.csgraph import connected_components
 
     count, label = connected_components(met, directed=False)
@@ -122,6 +126,8 @@ def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
     Args:
         tallies: of distinct pairs of sets.
     """
+    import numpy as np
+
     sides: dict[tuple[str, str], Side] = {}
     for tally in tallies:
         for side in (tally.a, tally.b):
@@ -145,6 +151,8 @@ def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
 
 
 def _ranked(sides: Sequence[Side], wins: NDArray[np.float64], ties: NDArray[np.float64]) -> list[Ranked]:
+    import numpy as np
+
     strengths, covariance = bradley_terry(wins + ties / 2)
     spread = np.diag(covariance)
     ahead = strengths[:, None] - strengths[None, :]

@@ -173,7 +173,7 @@ def broken():
     def blobs(run):
         database = connect(run, readonly=False)
         database.execute("UPDATE samples SET stage = x'00ff' WHERE id % 5 = 0")
-        database.execute("UPDATE rewards SET name = x'00ff' WHERE sample_id % 3 = 0 AND name = 'shapes'")
+        database.execute("UPDATE reward_names SET name = x'00ff' WHERE name = 'shapes'")
         database.close()
 
     def text(name: str, content: str | bytes):
