@@ -117,7 +117,7 @@ def measure(script, *arguments):
 
 
 @linux
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_loading_takes_is_planned(medium, random_sd3, tmp_path):
     for dtype in ("bfloat16", "float32"):
         model = {"family": "sd3", "path": str(medium), "dtype": dtype}
@@ -130,7 +130,7 @@ def test_what_loading_takes_is_planned(medium, random_sd3, tmp_path):
 
 
 @linux
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_a_run_on_the_cpu_takes_is_planned(medium, random_sd3, tmp_path):
     """At its most, which is while the optimiser's state is copied to be saved; the process began with a tiny run."""
     rounded = {"on_policy_tolerance": 0.1}  # bfloat16 in batches of other sizes

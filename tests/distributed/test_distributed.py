@@ -284,7 +284,7 @@ def test_ranks_wait_as_long_as_the_settings_let_one_take(random_sd3, tmp_path):
     assert summary_of(tmp_path / "run")["iterations"] == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_reward_that_is_overdue_on_one_rank_ends_all_in_its_sentence(random_sd3, tmp_path):
     done = launch(sleeping(random_sd3, tmp_path, 900, 8.0), script="tests/distributed/impatient.py")
     sentence = "has not answered for 8 seconds (rewards.timeout)"
