@@ -142,7 +142,7 @@ RARE = ("a lagging policy, explored", "predicted values, one prompt at a time", 
 @pytest.mark.parametrize("name", daily(RUNS, ["a forest's steps"], RARE))
 @pytest.mark.long
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
-    """Weights, optimiser, random states, counts, metrics, samples: bit for bit; the trees' own evaluations are apart."""
+    """Weights, optimiser, random states, counts, metrics, samples: bit for bit; trees' own evaluations are apart."""
     found = []
     for trees in ({"every": 1, "pictures": 5}, None):
         rollout, credit = RUNS[name]["rollout"], RUNS[name].get("credit", {})
