@@ -20,7 +20,7 @@ from diffrl.doctor.iterations import Size, real_iteration
 M_MMAP_THRESHOLD = -3
 SMALL = (
     "prompts.per_iteration=1",
-    "rollout.steps=3",
+    "rollout.steps=2",
     "rollout.tree={roots: 1, branches: 2, splits: [0], correlation: 4.0}",
     "rollout.micro_batch=2",
     "rollout.decode_batch=1",
