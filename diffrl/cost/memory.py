@@ -6,7 +6,7 @@ An estimate, within a factor of two at best: it leaves out workspaces of kernels
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,15 +15,22 @@ from diffrl.config.schema import Config
 from diffrl.cost.host import HostMemory, file_weights
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
 from diffrl.cost.scorers import ScorerWeights, scorer_weights
+from diffrl.cost.weight_bytes import (
+    BUFFERS,
+    BYTES,
+    copy_bytes,
+    count_parameters,
+    layers_of,
+    lora_parameters,
+    quantised_bytes,
+)
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
-from diffrl.models.architecture import Architecture, Shapes, describe_pipeline
+from diffrl.models.architecture import Architecture, describe_pipeline
 from diffrl.models.geometry import ENCODINGS_KEPT, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
-from diffrl.precision.facts import dtype_name_around
 
-BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
 """What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15.
@@ -31,18 +38,6 @@ A CUDA context takes about as much."""
 
 BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
 """Bytes of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
-
-COPY_BYTES: Mapping[str, float] = {
-    "bfloat16": 2.0,
-    "int8": 1.0,
-    "fp8": 1.0,
-    "mxfp8": 1 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-}
-"""Bytes of a weight of the exploring copy, block scales included, by precision: one for each that is registered."""
-
-BUFFERS = ("pos_embed.pos_embed",)
-"""Tensors of a transformer's file that are no parameters: SD3's fixed position table, tens of millions of numbers."""
 
 
 @dataclass(frozen=True)
@@ -248,26 +243,6 @@ def _copy_size(config: Config, found: Architecture, device: str) -> int:
     return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
 
 
-def copy_bytes(precision: str, engine: str, device: str) -> tuple[float, float]:
-    """Return the bytes of a quantised weight and of any other number of an exploring copy.
-
-    Args:
-        precision: a key of `COPY_BYTES`.
-        engine: as configured. The emulated weights are as wide as the network around them, modelopt's are float32, and
-            transformer-engine keeps bfloat16 ones beside its own.
-        device: cpu or cuda.
-    """
-    codes = COPY_BYTES[precision]
-    if precision == "bfloat16" or engine == "torchao":
-        return codes, 2
-    if engine == "te":
-        return 2 + codes, 2
-    if engine == "modelopt":
-        return FLOAT32, FLOAT32
-    around = BYTES[dtype_name_around(device)]
-    return (around if engine == "emulated" else codes), around
-
-
 def _vae_bytes(config: Config) -> int:
     return BYTES[config.model.vae_dtype or config.model.facts.vae_dtype or config.model.dtype]
 
@@ -324,7 +299,7 @@ def _held_out(config: Config) -> int:
 
 def _adapted_streams(config: Config, found: Architecture) -> int:
     """Layers with an adapter that a token passes: of a joint block's twins, one of text and one of picture, one."""
-    layers = [layer for layer, shape in _layers(found.shapes[found.networks[0]]) if len(shape) == 2]
+    layers = [layer for layer, shape in layers_of(found.shapes[found.networks[0]]) if len(shape) == 2]
     targets = config.model.lora_targets
     return sum("add_" not in layer and any(names_layer(target, layer) for target in targets) for layer in layers)
 
@@ -369,42 +344,3 @@ def _borrowed(config: Config, parts: ParameterCounts, g: Geometry, world_size: i
     if config.train.sharding != "fsdp" or world_size == 1:
         return casts
     return 2 * (FLOAT32 if full else dtype) * parts.network // g.layers + casts
-
-
-def count_parameters(shapes: Shapes) -> int:
-    """Numbers in all tensors that are parameters."""
-    return sum(math.prod(shape) for name, shape in shapes.items() if name not in BUFFERS)
-
-
-def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:
-    """Parameters of adapters of this rank on the linear layers whose names end in a target, as peft matches them."""
-    chosen = [shape for layer, shape in _layers(shapes) if any(names_layer(target, layer) for target in targets)]
-    return sum(rank * sum(shape) for shape in chosen if len(shape) == 2)
-
-
-def quantised_bytes(
-    shapes: Shapes, exclude: Sequence[str], quantised: float, rest: float, pointwise: bool = False
-) -> int:
-    """Bytes of a network whose linear layers are quantised, but for those of the patterns.
-
-    Args:
-        shapes: of its tensors.
-        exclude: patterns of layers that stay; see `precision.layers.matches`.
-        quantised: bytes of a quantised weight.
-        rest: bytes of any other number.
-        pointwise: quantise 1 x 1 convolutions too.
-    """
-    from diffrl.precision.layers import matches
-
-    low = sum(
-        math.prod(shape)
-        for layer, shape in _layers(shapes)
-        if (len(shape) == 2 or (pointwise and len(shape) == 4 and shape[2:] == (1, 1)))
-        and not any(matches(pattern, layer) for pattern in exclude)
-    )
-    return int(low * quantised + (sum(map(math.prod, shapes.values())) - low) * rest)
-
-
-def _layers(shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
-    """Layers with a weight, and its shape."""
-    return [(name.removesuffix(".weight"), shape) for name, shape in shapes.items() if name.endswith(".weight")]

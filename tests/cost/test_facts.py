@@ -3,7 +3,7 @@
 import pytest
 
 from diffrl.config.rewards import RewardSettings
-from diffrl.cost import memory, scorers
+from diffrl.cost import scorers, weight_bytes
 from diffrl.errors import ConfigError
 from diffrl.precision.backends.table import PRECISION_BACKENDS
 from reward_models.parameters import ACTIVATIONS, PARAMETERS, WEIGHTLESS
@@ -11,7 +11,7 @@ from reward_models.registry import SCORERS
 
 
 def test_every_precision_has_bytes():
-    assert set(memory.COPY_BYTES) == set(PRECISION_BACKENDS)
+    assert set(weight_bytes.COPY_BYTES) == set(PRECISION_BACKENDS)
 
 
 def test_every_reward_has_a_size_or_is_said_to_have_none():

@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffrl.cost.memory import copy_bytes
+from diffrl.cost.weight_bytes import copy_bytes
 from diffrl.functional.formats.fp8 import fake_quantize_fp8
 from diffrl.functional.formats.int8 import fake_quantize_int8
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
