@@ -24,10 +24,10 @@ from diffrl.run import lifecycle
 from diffrl.run.callbacks import Callback, require_callbacks
 from diffrl.run.choose import Choice, require_choice
 from diffrl.run.opened import Run, open_run
-from diffrl.run.signals import Ended
+from diffrl.terminal.signals import Ended
 from reward_models import RewardError, Scorer, score_media
-from reward_models.console import lasting
-from reward_models.messages import show
+from reward_models.common.console import lasting
+from reward_models.common.messages import show
 from reward_models.scoring.choices import choose, load
 
 if TYPE_CHECKING:

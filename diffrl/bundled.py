@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from diffrl.errors import ConfigError
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 PACKAGE = Path(__file__).parent
 PIPELINE = re.compile(r"assets/tiny-[a-z0-9-]+/?")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from reward_models.errors import RewardError
-from reward_models.options import SampleOptions, in_panel
+from reward_models.common.errors import RewardError
+from reward_models.common.options import SampleOptions, in_panel
 
 DRAW = "Generate first"
 

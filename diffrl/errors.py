@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reward_models.errors import LONGEST_MESSAGE
-from reward_models.messages import cut
+from reward_models.common.errors import LONGEST_MESSAGE
+from reward_models.common.messages import cut
 
 
 class DiffrlError(Exception):

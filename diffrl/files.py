@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diffrl.errors import DiffrlError
-from reward_models.files import discard, replacing
-from reward_models.text.reading import Unreadable, require_file
+from reward_models.common.files import discard, replacing
+from reward_models.common.reading import Unreadable, require_file
 
 __all__ = ["discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "write_json", "write_text"]
 

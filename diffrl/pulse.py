@@ -1,7 +1,7 @@
 """How far a long piece of work is: stations tell it as they go, and whoever shows progress listens.
 
 Like a log it passes through no signature: what a station computes is the same whether anybody watches, and nothing may
-depend on what is told here. `diffrl.run.watch` shows it.
+depend on what is told here. `diffrl.terminal.watch` shows it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError, DiffrlError
-from reward_models.messages import closest, describe, quote
-from reward_models.own_modules import import_own
+from reward_models.common.messages import closest, describe, quote
+from reward_models.common.own_modules import import_own
 
 OBJECTIVES: Mapping[str, str] = {
     "grpo": "diffrl.objectives.grpo:GRPO",

@@ -5,7 +5,7 @@ This package imports nothing of diffrl and nothing of accelerate, and torch only
 
 from typing import TYPE_CHECKING, Any
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.registry import SCORERS, load_reward
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`python -m reward_models`: score pictures and videos without diffrl."""
 
-from reward_models.own_modules import leave_current_folder
+from reward_models.common.own_modules import leave_current_folder
 
 leave_current_folder()
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
-from reward_models.errors import BrokenScorerError, RewardError
-from reward_models.messages import brief, printable
+from reward_models.common.errors import BrokenScorerError, RewardError
+from reward_models.common.messages import brief, printable
 from reward_models.process_state import settings_kept
 
 

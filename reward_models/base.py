@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from reward_models.errors import RewardError
-from reward_models.messages import printable
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import printable
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from reward_models.console import make_streams_last, output_required
-from reward_models.errors import RewardError
-from reward_models.messages import quote
-from reward_models.options import (
+from reward_models.common.console import make_streams_last, output_required
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import quote
+from reward_models.common.options import (
     AsJson,
     Names,
     Paths,
@@ -29,7 +29,7 @@ from reward_models.options import (
     ServerOptions,
     grouped,
 )
-from reward_models.own_modules import current_folder
+from reward_models.common.own_modules import current_folder
 
 MOVED = {
     "--list": "rewards list",

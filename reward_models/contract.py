@@ -20,8 +20,8 @@ from torch import Tensor
 
 from reward_models.asking import changes, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
-from reward_models.errors import RewardError
-from reward_models.messages import describe, printable
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import describe, printable
 from reward_models.process_state import changed_settings, put_back, read_settings, settings_restored
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_pieces
-from reward_models.errors import RewardError
-from reward_models.files import replacing
-from reward_models.image_files import (
+from reward_models.common.errors import RewardError
+from reward_models.common.files import replacing
+from reward_models.common.image_files import (
     eight_bits,
     frames_and_rate,
     header_of,
@@ -27,8 +27,8 @@ from reward_models.image_files import (
     require_fits,
     still_of,
 )
-from reward_models.suffixes import VIDEO_SUFFIXES
-from reward_models.video_files import read_video
+from reward_models.common.suffixes import VIDEO_SUFFIXES
+from reward_models.common.video_files import read_video
 
 
 class UnshowableError(RewardError):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from reward_models.errors import BrokenScorerError, RewardError
-from reward_models.messages import describe
+from reward_models.common.errors import BrokenScorerError, RewardError
+from reward_models.common.messages import describe
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from reward_models.errors import RewardError
-from reward_models.messages import closest, describe, printable, quote
-from reward_models.own_modules import import_own
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import closest, describe, printable, quote
+from reward_models.common.own_modules import import_own
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer

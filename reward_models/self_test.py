@@ -18,9 +18,9 @@ from torch import Tensor
 
 from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_rows
-from reward_models.errors import BrokenScorerError
+from reward_models.common.errors import BrokenScorerError
+from reward_models.common.messages import describe
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, coverage
-from reward_models.messages import describe
 
 SIDE = 256
 """Side of the drawn pictures, in pixels."""

@@ -20,7 +20,7 @@ from PIL import Image
 import diffrl
 from diffrl.cli import main
 from diffrl.config.load import make_config
-from diffrl.run import signals
+from diffrl.terminal import signals
 from reward_models import load_reward
 from tests.training.harness import last_checkpoint, rows_of, settings, start, undrawn
 

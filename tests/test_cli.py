@@ -16,9 +16,9 @@ import yaml
 
 import diffrl
 from diffrl.cli import main
-from diffrl.exits import errors_as_messages
 from diffrl.export.pictures import write_sample
 from diffrl.records import Prompt
+from diffrl.terminal.exits import errors_as_messages
 from tests.patience import LONG
 
 RECIPES = Path(__file__).parents[1] / "configs"

@@ -8,7 +8,7 @@ import pytest
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard, follow_umask, replacing, write_json, write_text
-from reward_models.stores import open_to_read, open_to_write
+from reward_models.common.stores import open_to_read, open_to_write
 
 
 @pytest.mark.parametrize("fails", ["writing", "renaming"])

@@ -13,9 +13,9 @@ from PIL import Image
 
 from diffrl.checkpoint.files import latest_checkpoint, save_checkpoint
 from diffrl.errors import DiffrlError
-from diffrl.exits import errors_as_messages
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.votes import read_votes, void_vote
+from diffrl.terminal.exits import errors_as_messages
 from diffrl.tracking.metrics import MetricsLog, read_metrics
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.trees.write import keep_source

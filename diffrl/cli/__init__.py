@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from reward_models.own_modules import current_folder, leave_current_folder
+from reward_models.common.own_modules import current_folder, leave_current_folder
 
 if sys.argv[:1] == ["-m"]:  # `python -m diffrl.cli` is being started, and nobody imports this for another purpose
     leave_current_folder()
@@ -14,7 +14,7 @@ if sys.argv[:1] == ["-m"]:  # `python -m diffrl.cli` is being started, and nobod
 from diffrl.allocator import set_allocator  # noqa: E402
 from diffrl.cli import begin, results, scoring, studies, training  # noqa: E402, F401, I001 - commands in the order of --help
 from diffrl.cli.shared import app  # noqa: E402
-from reward_models.console import make_streams_last, output_required  # noqa: E402
+from reward_models.common.console import make_streams_last, output_required  # noqa: E402
 
 __all__ = ["app", "main"]
 
@@ -24,7 +24,7 @@ LEAVE_FILES = (["train"], ["compare"])
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's ends in one message and exit code 2, without a traceback."""
-    from diffrl.exits import errors_as_messages
+    from diffrl.terminal.exits import errors_as_messages
 
     make_streams_last()
     set_allocator()

@@ -10,7 +10,7 @@ import typer
 from diffrl.cli.shared import BestOption, StepOption, app, choice, console, quiet
 from diffrl.errors import ConfigError
 from diffrl.export.request import EvaluateRequest
-from reward_models.options import grouped
+from reward_models.common.options import grouped
 
 
 @app.command()
@@ -56,7 +56,7 @@ def generate(
     """Generate images or videos with a pipeline, or from a run's aligned weights."""
     quiet()
     from diffrl.export.generate import GenerateRequest, generate_pictures, kept_pictures
-    from diffrl.run.watch import watched
+    from diffrl.terminal.watch import watched
 
     request = GenerateRequest(
         out=out,
@@ -121,7 +121,7 @@ def export(
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     quiet()
-    from diffrl.run.watch import watched
+    from diffrl.terminal.watch import watched
 
     chosen = choice(step, best, run)
     if (comfyui or peft) and form != "diffusers":

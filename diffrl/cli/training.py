@@ -119,8 +119,8 @@ def check(
     """
     resolved = load(config, overrides)
     quiet()
-    from diffrl.run.check import check_config
-    from diffrl.run.elsewhere import other_machine
+    from diffrl.preflight.check import check_config
+    from diffrl.preflight.target_machine import other_machine
 
     for line in check_config(resolved, processes, other_machine(gpu, memory), ask_rewards):
         typer.echo(line)
@@ -148,8 +148,8 @@ def plan(
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
     from diffrl.precision.facts import speed_notes
-    from diffrl.run.check_prompts import plan_notes
-    from diffrl.run.downloads import downloads, told
+    from diffrl.preflight.check_prompts import plan_notes
+    from diffrl.preflight.downloads import downloads, told
 
     resolved = load(config, overrides)
     made, gpus = make_plan(resolved, processes), tuple(find_gpu(name) for name in gpu or ())

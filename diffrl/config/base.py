@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from diffrl.errors import ConfigError
 from diffrl.registry import require_call, resolve
-from reward_models.messages import closest, show
+from reward_models.common.messages import closest, show
 
 Item = TypeVar("Item")
 ListOf = Annotated[tuple[Item, ...], Field(strict=False)]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from diffrl.config.base import OWN, show
-from reward_models.messages import LONGEST_NAME, closest, cut
+from reward_models.common.messages import LONGEST_NAME, closest, cut
 
 Location = tuple[int | str, ...]
 

@@ -15,9 +15,9 @@ from diffrl.config.checks import cross_section_problems
 from diffrl.config.explain import explain
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
-from reward_models.messages import cut, quote, show
-from reward_models.text.reading import MOST_DEPTH, Unreadable, read_text
-from reward_models.text.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
+from reward_models.common.messages import cut, quote, show
+from reward_models.common.reading import MOST_DEPTH, Unreadable, read_text
+from reward_models.common.yaml12 import MOST_CHARACTERS, load_yaml, use_scalars
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 KINDS: dict[type, str] = {str: "a line of text", list: "a list"}

@@ -11,7 +11,7 @@ from diffrl.config.base import OwnKind, problems, show
 from diffrl.config.objective_base import LossSettings, ObjectiveSettings
 from diffrl.errors import ConfigError
 from diffrl.registry import OBJECTIVES, require_call, resolve
-from reward_models.messages import describe
+from reward_models.common.messages import describe
 
 
 class OwnObjectiveSettings(ObjectiveSettings):

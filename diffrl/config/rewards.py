@@ -10,7 +10,7 @@ from diffrl.config.base import ListOf, Section, problems, rule, show
 
 
 def _known_scorer(name: str) -> str:
-    from reward_models.errors import RewardError
+    from reward_models.common.errors import RewardError
     from reward_models.registry import resolve_scorer
 
     try:

@@ -29,7 +29,7 @@ from diffrl.config.rewards import Rewards
 from diffrl.config.rollout import RolloutSettings
 from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
 from diffrl.functional.guidance import Embedded
-from reward_models.messages import closest
+from reward_models.common.messages import closest
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

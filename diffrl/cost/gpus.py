@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diffrl.errors import ConfigError
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 GB = 10**9
 HOPPER = "NVIDIA's data sheet of the {}, SXM; its 1,979 TFLOP/s are with sparsity"

@@ -12,10 +12,10 @@ from typing import Any
 
 from diffrl.data.sources import SOURCE_KEYS
 from diffrl.errors import ConfigError
-from reward_models.columns import LOOKED_AT, text_column
-from reward_models.messages import cut, quote
-from reward_models.suffixes import is_image
-from reward_models.tables import Row, Table
+from reward_models.common.columns import LOOKED_AT, text_column
+from reward_models.common.messages import cut, quote
+from reward_models.common.suffixes import is_image
+from reward_models.common.tables import Row, Table
 
 PLAIN = (str, int, float, bool, list, dict, type(None))
 """Values that are kept beside a prompt; images and the like are not."""

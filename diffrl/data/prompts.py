@@ -16,11 +16,11 @@ from diffrl.data.sources import SOURCE_KEYS, require_source
 from diffrl.data.worlds import FILE_SUFFIXES, SPLITS, WORLDS, Split, column_of, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
 from diffrl.records import Prompt
-from reward_models.columns import LOOKED_AT, PROMPT_COLUMNS, text_column
-from reward_models.messages import quote, show
-from reward_models.suffixes import is_image
-from reward_models.tables import Table, read_table
-from reward_models.text.reading import Unreadable
+from reward_models.common.columns import LOOKED_AT, PROMPT_COLUMNS, text_column
+from reward_models.common.messages import quote, show
+from reward_models.common.reading import Unreadable
+from reward_models.common.suffixes import is_image
+from reward_models.common.tables import Table, read_table
 
 MOST_PROMPTS = 1_000_000
 
@@ -57,12 +57,12 @@ def read_prompts(source: str) -> PromptList:
 
     Args:
         source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`; a file, .txt (one
-            prompt a line; "# ..." is one too) or a table (`reward_models.tables`) with a column of prompts, with
+            prompt a line; "# ..." is one too) or a table (`reward_models.common.tables`) with a column of prompts, with
             "source" or "image" if they ask to edit an image, and whatever scorers need beside them; or
             `hub:<dataset>[[:<config>]:<split>]` (the split may be a slice, `train[:50000]`). The column is the
-            likeliest by its name (`reward_models.columns`), or the one named behind a #: `prompts.csv#title`. A cell
-            that is a list of texts gives one prompt, of which each epoch takes one of the texts. A source that ends
-            in `@train`, `@tune` or `@report` is that part of it: see `parts`.
+            likeliest by its name (`reward_models.common.columns`), or the one named behind a #: `prompts.csv#title`. A
+            cell that is a list of texts gives one prompt, of which each epoch takes one of the texts. A source that
+            ends in `@train`, `@tune` or `@report` is that part of it: see `parts`.
 
     Raises:
         ConfigError: no such source, an unreadable line, no prompt in it, more than a tenth of its rows without one, a

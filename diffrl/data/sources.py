@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from diffrl.errors import ConfigError, SourceError
 from diffrl.records import Prompt
-from reward_models.errors import RewardError
-from reward_models.messages import quote
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import quote
 
 if TYPE_CHECKING:  # lists of prompts are read without torch
     from torch import Tensor
@@ -61,7 +61,7 @@ def source_size(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=2**20)
 def _size(path: str, changed: int, length: int) -> tuple[int, int]:
     """The size of a file as it was changed last."""
-    from reward_models.image_files import header_of, opened
+    from reward_models.common.image_files import header_of, opened
 
     with opened(path, quote(path)) as image:
         head = header_of(image)

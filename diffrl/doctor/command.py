@@ -19,7 +19,7 @@ from diffrl.doctor.machine import describe
 from diffrl.doctor.rows import LONGEST, RUNNING, Budget, Outcome, read_answers, write_answers
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.registry import resolve
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 SECTIONS = {
     "parity": "diffrl.doctor.parity:rows",

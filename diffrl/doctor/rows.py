@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from diffrl.errors import DiffrlError, NotHereError
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 Status = Literal["pass", "fail", "not here"]
 

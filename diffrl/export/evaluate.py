@@ -36,7 +36,7 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
 from diffrl.run.choose import Choice
 from diffrl.run.inputs import warn_of_inputs
-from diffrl.run.watch import watched
+from diffrl.terminal.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.inputs import Inputs, digest_prompts, digest_rewards
 from diffrl.training.prompt_report import PromptReport, count_cut

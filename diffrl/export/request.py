@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from reward_models.options import in_panel
+from reward_models.common.options import in_panel
 
 MODEL, MEASURED, DRAWN, RESULT = "Whose weights", "What is measured", "How it is sampled", "Results"
 

@@ -15,7 +15,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import PICTURES, VIDEOS, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
-from reward_models.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
+from reward_models.common.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
     from diffrl.gallery.scoring import FolderScores
@@ -227,7 +227,7 @@ def read_folder(root: Path, seen: Look) -> Contents:
         first = seen.captions_outside[0]
         said = f"Captions must lie in the folder that is shown. {root / first} is a link to elsewhere. Remove it."
         return Contents(seen.version, error=said)
-    from reward_models.errors import RewardError
+    from reward_models.common.errors import RewardError
     from reward_models.scoring.sources import Selection, collect
 
     try:

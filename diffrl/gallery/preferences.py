@@ -28,8 +28,8 @@ from diffrl.gallery.site import Site
 from diffrl.gallery.votes import Side, Vote, source_of
 from diffrl.tracking.index import INDEX, PICTURES
 from diffrl.trees.record import TREES
-from reward_models.errors import RewardError
-from reward_models.webp import is_lossless
+from reward_models.common.errors import RewardError
+from reward_models.common.webp import is_lossless
 
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
 
@@ -144,7 +144,7 @@ def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
 
 def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
     """The bytes of an image; "moving" of a video, None of what cannot be read."""
-    from reward_models.image_files import frames_of, opened
+    from reward_models.common.image_files import frames_of, opened
 
     source = source_of(sources, side)
     if source is None:

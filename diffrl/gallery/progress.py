@@ -217,7 +217,7 @@ def _config(text: str) -> Any:
     """The configuration; None where it cannot be read, which may take seconds too."""
     import yaml
 
-    from reward_models.text.yaml12 import Loader
+    from reward_models.common.yaml12 import Loader
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader

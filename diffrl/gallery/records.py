@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from diffrl.gallery.leaves import Leaf
-from reward_models.messages import LONGEST_NOTE, brief, cut
+from reward_models.common.messages import LONGEST_NOTE, brief, cut
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
     Raises:
         GalleryError: it cannot be read.
     """
-    from reward_models.image_files import frames_of
+    from reward_models.common.image_files import frames_of
 
     with showing(path, f"The image {path.name}") as image:
         longest, moves = max(image.size), frames_of(image) > 1

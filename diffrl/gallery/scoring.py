@@ -10,7 +10,7 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.folders import Entry, FolderSource, Mark
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Source
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.cache import Score, ScoreCache, default_path
 
 if TYPE_CHECKING:

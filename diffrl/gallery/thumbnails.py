@@ -17,7 +17,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.kept import Kept
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.records import Source
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -80,7 +80,7 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
     """See `Thumbnails.get`."""
     from PIL import Image
 
-    from reward_models.image_files import frames_of
+    from reward_models.common.image_files import frames_of
 
     with DECODING, showing(path, f"The image {path.name}") as image:
         moves = frames_of(image) > 1
@@ -108,7 +108,7 @@ def showing(path: Path, name: str) -> Iterator[Image.Image]:
     Raises:
         GalleryError: it cannot be read (404), or has more than `PIXELS` (413).
     """
-    from reward_models.image_files import TooLargeError, opened
+    from reward_models.common.image_files import TooLargeError, opened
 
     try:
         with opened(path, name) as image:
@@ -126,7 +126,7 @@ def showing(path: Path, name: str) -> Iterator[Image.Image]:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return an opened image as RGB or RGBA, turned as its EXIF data say where browsers do so with the file itself."""
-    from reward_models.image_files import eight_bits, still_of
+    from reward_models.common.image_files import eight_bits, still_of
 
     return still_of(image) if image.format in TURNED else eight_bits(image)
 
@@ -155,7 +155,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
             raise GalleryError("The video cannot be read.", 404) from error
     from PIL import Image
 
-    from reward_models.image_files import frames_of
+    from reward_models.common.image_files import frames_of
 
     with DECODING, showing(here, "The image") as image:
         if frames_of(image) > 1:
@@ -175,7 +175,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
 
 def _longest(path: Path) -> int:
     """Longest edge of an image; 0 of what cannot be read or is a video."""
-    from reward_models.image_files import opened
+    from reward_models.common.image_files import opened
 
     try:
         with opened(path) as image:

@@ -15,8 +15,8 @@ from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
 from diffrl.models.published import PUBLISHED
 from diffrl.models.published_parts import Component
-from reward_models.messages import show
-from reward_models.text.reading import parse_json, require_file
+from reward_models.common.messages import show
+from reward_models.common.reading import parse_json, require_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 

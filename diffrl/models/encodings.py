@@ -14,7 +14,7 @@ from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, de
 from diffrl.models.geometry import ENCODINGS_KEPT
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 from diffrl.records import Prompt
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 
 class PromptEncodings:

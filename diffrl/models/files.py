@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
-from reward_models.messages import show
-from reward_models.text.reading import Unreadable, parse_json, read_text
+from reward_models.common.messages import show
+from reward_models.common.reading import Unreadable, parse_json, read_text
 
 MOST_BYTES = 4_000_000
 """Of a JSON file of settings; the index of a network in hundreds of files has a tenth of it."""

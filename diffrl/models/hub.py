@@ -7,7 +7,7 @@ from pathlib import Path
 from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
-from reward_models.messages import cut
+from reward_models.common.messages import cut
 
 
 def is_hub_id(path: str) -> bool:

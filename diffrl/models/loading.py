@@ -17,8 +17,8 @@ from diffrl.models.placement import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
-from reward_models.errors import is_out_of_memory
-from reward_models.messages import describe, quote, show
+from reward_models.common.errors import is_out_of_memory
+from reward_models.common.messages import describe, quote, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

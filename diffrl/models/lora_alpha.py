@@ -12,8 +12,8 @@ from torch import Tensor
 
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
-from reward_models.messages import show
-from reward_models.text.reading import parse_json
+from reward_models.common.messages import show
+from reward_models.common.reading import parse_json
 
 PEFT_CONFIG = "adapter_config.json"
 """peft's own, beside its adapter_model.safetensors."""

@@ -20,7 +20,7 @@ from diffrl.models.lora_alpha import PEFT_CONFIG
 from diffrl.models.lora_names import fit_lora, linear_layers
 from diffrl.models.lora_tensors import START, LoraWeights, first_few, has_peft_layout, open_lora
 from diffrl.models.targets import names_layer
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 FIRST_LORA = "pytorch_lora_weights.safetensors"
 """What diffusers calls a LoRA in a folder of its own."""

@@ -15,7 +15,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
 from diffrl.models.lora import PEFT_LORA
 from diffrl.models.lora_alpha import find_alphas
-from reward_models.messages import brief
+from reward_models.common.messages import brief
 
 START = "model.lora.start.path"
 

@@ -16,7 +16,7 @@ from diffrl.models.weights import (
     require_weights,
     silent_transformers,
 )
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 if TYPE_CHECKING:
     import torch

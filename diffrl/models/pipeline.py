@@ -18,7 +18,7 @@ from diffrl.models.adapter import Conditioning, DrawNoise, EditingAdapter, devic
 from diffrl.models.family import Family
 from diffrl.models.files import read_object
 from diffrl.models.schedulers import flow_sigmas
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 from diffrl.errors import ConfigError
 from diffrl.models.family import MOST_OPTIONS
 from diffrl.models.files import read_object
-from reward_models.messages import quote, show
+from reward_models.common.messages import quote, show
 
 SETTINGS_FILE = "diffrl.json"
 """Beside a pipeline's model_index.json: adapter options that the pipeline was trained with, where they are not null in

@@ -12,8 +12,8 @@ from diffrl.errors import ConfigError
 from diffrl.models.architecture import component_shapes
 from diffrl.models.files import read_object, require_whole
 from diffrl.models.weights import compare_weights, network_class, part_variant, require_weights
-from reward_models.messages import quote, show
-from reward_models.text.reading import Unreadable, require_file
+from reward_models.common.messages import quote, show
+from reward_models.common.reading import Unreadable, require_file
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
 """How files end that may run code when they are opened."""

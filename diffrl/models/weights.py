@@ -14,7 +14,7 @@ from diffrl.bundled import comes_with_diffrl
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import WEIGHTS, header_shapes
 from diffrl.models.files import read_object
-from reward_models.messages import describe, quote, show
+from reward_models.common.messages import describe, quote, show
 
 if TYPE_CHECKING:
     from torch import Tensor

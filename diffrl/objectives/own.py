@@ -21,7 +21,7 @@ from diffrl.records import Credit, Rollout
 from diffrl.registry import own_code
 from diffrl.rollout.denoise import Velocity
 from diffrl.rollout.density import ratio_errors, step_of_edges
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from diffrl.precision.observe import Observation
 from diffrl.precision.pointwise import Pointwise
 from diffrl.precision.refresh import weight_problem
 from diffrl.precision.verify import GEMM_ERRORS, expected_product, numerical_problem, probe, product_names
-from reward_models.messages import describe
+from reward_models.common.messages import describe
 
 WeightOf = Callable[[str], tuple[Tensor, Tensor | None]]
 """A layer's name to the weight (N, K) and the bias (N,) that were pushed into it."""

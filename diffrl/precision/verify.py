@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from diffrl.precision.backends.base import Backend
 from diffrl.precision.observe import Observation, Shape, dtype_name
-from reward_models.messages import describe
+from reward_models.common.messages import describe
 
 __all__ = ["dtype_name", "numerical_problem", "probe", "shape_problems"]
 

@@ -22,7 +22,7 @@ from diffrl.registry import SELECTIONS, own_code, resolve
 from diffrl.rollout.address import Purpose
 from diffrl.rollout.explore import prompt_samples
 from diffrl.rollout.noise import generator_at
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 
 def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: int) -> Chosen:

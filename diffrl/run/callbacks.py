@@ -7,7 +7,7 @@ from typing import Any
 
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.opened import Run
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 
 class Callback:

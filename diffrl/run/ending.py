@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diffrl.errors import DiffrlError
-from diffrl.run.signals import AtOnce, Ended, StopSignal
+from diffrl.terminal.signals import AtOnce, Ended, StopSignal
 
 PEER = re.compile(r"gloo|nccl|TCPStore|c10d|process group|ProcessGroup|connection (?:closed|reset)", re.IGNORECASE)
 """What torch says when a process that it exchanges with is gone; it has no class of error for that on every backend."""

@@ -15,9 +15,9 @@ from diffrl.run.beginning import evaluation_totals, iteration_totals
 from diffrl.run.callbacks import Callbacks
 from diffrl.run.journal import Journal
 from diffrl.run.kept_config import kept_config
-from diffrl.run.progress import Progress
-from diffrl.run.signals import Interruption, StopSignal
 from diffrl.run.summary import short_name
+from diffrl.terminal.progress import Progress
+from diffrl.terminal.signals import Interruption, StopSignal
 from diffrl.training.loop import Metrics, Trainer
 
 

@@ -11,7 +11,7 @@ from diffrl.config import Config, dump_config
 from diffrl.config.base import show
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
-from reward_models.text.yaml12 import Loader
+from reward_models.common.yaml12 import Loader
 
 MAY_CHANGE = (
     *("run.iterations", "run.checkpoint_every", "run.keep_checkpoints", "track.", "guards."),

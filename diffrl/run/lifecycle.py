@@ -50,10 +50,10 @@ from diffrl.run.journal import Journal, random_group
 from diffrl.run.kept_config import changes_since
 from diffrl.run.longer import changed_config, complete_words, is_complete, rate_words, set_ending_aside
 from diffrl.run.opened import Run
-from diffrl.run.progress import Progress
 from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
-from diffrl.run.signals import AtOnce, Ended, Interruption, StopSignal
-from diffrl.run.watch import watched
+from diffrl.terminal.progress import Progress
+from diffrl.terminal.signals import AtOnce, Ended, Interruption, StopSignal
+from diffrl.terminal.watch import watched
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer

@@ -22,7 +22,7 @@ from diffrl.run.kept_config import changes_since, compare_configs, flat, may_cha
 from diffrl.run.resume import lost_history, newest_known, next_folder, require_left
 from diffrl.tracking.rewards import REWARDS
 from diffrl.training.optim import learning_rate_factor
-from reward_models.messages import closest
+from reward_models.common.messages import closest
 
 SUMMARY, REPORT = "summary.json", "report.html"
 ENDING = ("before_after.png", "curve.png", REPORT, SUMMARY)

@@ -12,9 +12,9 @@ from typing import Any
 from diffrl.errors import DiffrlError
 from diffrl.tracking import reward_rows
 from diffrl.tracking.places import place
-from reward_models.stores import describe_failure, open_to_read, open_to_write, require_tables, transaction
-from reward_models.suffixes import is_image
-from reward_models.webp import is_lossless
+from reward_models.common.stores import describe_failure, open_to_read, open_to_write, require_tables, transaction
+from reward_models.common.suffixes import is_image
+from reward_models.common.webp import is_lossless
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 DRAWN_SOURCES = ".sources"

@@ -31,9 +31,9 @@ from diffrl.files import discard, replacing
 from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
+from reward_models.common.stores import transaction
 from reward_models.media import open_media, save_media
-from reward_models.stores import transaction
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diffrl.config.schema import Config
-from reward_models.own_modules import import_own
+from reward_models.common.own_modules import import_own
 from reward_models.scoring.identity import file_digest
 
 

@@ -15,8 +15,8 @@ from diffrl.data.worlds import TOYS
 from diffrl.errors import ConfigError
 from diffrl.models.text_encoders import TextReader
 from diffrl.records import Prompt
-from reward_models.errors import RewardError
-from reward_models.messages import cut, quote
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import cut, quote
 from reward_models.prompt_checks import asks_of, reading_of
 
 if TYPE_CHECKING:  # a plan needs no torch

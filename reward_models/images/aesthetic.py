@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.affine_head import AffineHead
 from reward_models.images.clip_preprocess import CenterCrop
 from reward_models.images.clip_towers import load_clip, unit

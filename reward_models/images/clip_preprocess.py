@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.media import from_pil, to_pil
 from reward_models.neural import pretrained
 

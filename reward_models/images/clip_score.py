@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.clip_towers import Towers, load_clip, load_open_clip, similarity
 from reward_models.neural import dtype_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from reward_models.base import RewardBatch
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.clip_preprocess import center_crop_of
 from reward_models.media import to_pil
 from reward_models.neural import inference, pretrained, require_package, shared

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.clip_towers import TransformersClip, load_clip, unit
 from reward_models.neural import dtype_of, inference
 from reward_models.self_test import Contrast, contrast, drawing

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows, output_of_scores
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.clip_towers import TransformersClip, unit
 from reward_models.images.diversity import pixel_features
 from reward_models.neural import dtype_of, inference

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.geneval_rules import KINDS, Conditions, Detection, class_name, judge, kept, read_conditions
 from reward_models.images.geneval_vision import ColorClassifier, Detector
 from reward_models.media import from_pil

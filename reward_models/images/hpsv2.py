@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.clip_preprocess import pad_to_square
 from reward_models.images.clip_towers import OpenClip, similarity
 from reward_models.neural import dtype_of, find_file, load_strict, read_state, require_package, shared

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.qwen_reward import CannotJudgeError, Question, QwenReward, fitting_size
 from reward_models.media import to_pil
 from reward_models.neural import dtype_of, find_file, read_state, shared

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_scores
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.affine_head import AffineHead
 from reward_models.images.clip_preprocess import CenterCrop
 from reward_models.neural import dtype_of, find_file, inference, load_strict, pretrained, read_state, shared

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.neural import inference, load_strict, pretrained
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.shapes_grammar import (
     COLORS,
     NUMBERS,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.shapes_vision import PALETTE, SHAPES
 
 COLORS = tuple(PALETTE)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from reward_models.base import RewardOutput, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.shapes_grammar import COLORS, MOST_THINGS, RELATIONS, SceneSpec
 from reward_models.images.shapes_vision import SHAPES, Array, Objects, Perception
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from torch import Tensor
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.lossless import encode_picture
 from reward_models.serving.transport import Answer, Client, UnreachableError, side_by_side, wait_for
 from reward_models.text.answers import AnswerError, shortened

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from reward_models.base import RewardBatch
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.judges.chat import ChatClient, Reply, image_content
 from reward_models.media import from_pil, to_pil
 from reward_models.text.answers import AnswerError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.judges.chat import ChatClient, Reply
 from reward_models.judges.judging import judged, refuse_few
 from reward_models.text.answers import (

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reward_models.errors import RewardError
-from reward_models.stores import describe_failure, open_to_write, require_tables, transaction
+from reward_models.common.errors import RewardError
+from reward_models.common.stores import describe_failure, open_to_write, require_tables, transaction
 
 SCHEMA_VERSION = 2
 SCHEMA = """

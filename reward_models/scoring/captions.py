@@ -7,9 +7,9 @@
     metadata.jsonl of one line        without a file name: of all images below it, as GenEval's folders
     the image file itself             what A1111 and ComfyUI write into it (`embedded`)
 
-Columns go by their names (`reward_models.columns`). "text" stays in the metadata as well, where it is what OCR looks
-for, also where another prompt goes before; unless something in it is in quotes: it is a caption then, 'a sign that
-says "STOP"', and OCR finds its target there. What cannot be read is a problem of its own image alone.
+Columns go by their names (`reward_models.common.columns`). "text" stays in the metadata as well, where it is what OCR
+looks for, also where another prompt goes before; unless something in it is in quotes: it is a caption then, 'a sign
+that says "STOP"', and OCR finds its target there. What cannot be read is a problem of its own image alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
+from reward_models.common.reading import Unreadable, read_text
+from reward_models.common.suffixes import SIDECARS, TABLES
 from reward_models.scoring.embedded import embedded_prompt
 from reward_models.scoring.items import Item
 from reward_models.scoring.order import natural_key
 from reward_models.scoring.tables import MOST_BYTES, Caption, read_captions, read_sidecar
-from reward_models.suffixes import SIDECARS, TABLES
-from reward_models.text.reading import Unreadable, read_text
 
 INDICES, SAMPLES_INDEX = tuple(f"metadata{suffix}" for suffix in TABLES), "samples.jsonl"
 ORDER = (

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_models.base import ScorerSpec
+from reward_models.common.errors import RewardError
 from reward_models.contract import check_scorer
-from reward_models.errors import RewardError
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.self_test import self_test

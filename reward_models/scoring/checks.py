@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
+from reward_models.common.suffixes import VIDEO_SUFFIXES
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item, Peek
-from reward_models.suffixes import VIDEO_SUFFIXES
 
 
 def check_items(rewards: Sequence[Loaded], items: Sequence[Item], peeks: Sequence[Peek]) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_models.errors import RewardError
-from reward_models.messages import SHOWN, closest, cut, quote, show
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import SHOWN, closest, cut, quote, show
+from reward_models.common.reading import Unreadable, read_text
+from reward_models.common.yaml12 import MOST_CHARACTERS
 from reward_models.registry import factory_of, load_reward, move, require_itself, resolve_scorer
 from reward_models.scoring.values import read_yaml
-from reward_models.text.reading import Unreadable, read_text
-from reward_models.text.yaml12 import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer

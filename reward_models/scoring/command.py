@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reward_models.errors import RewardError
-from reward_models.options import ResultOptions, RewardOptions, ServerOptions
+from reward_models.common.errors import RewardError
+from reward_models.common.options import ResultOptions, RewardOptions, ServerOptions
 from reward_models.scoring.cache import ScoreCache, default_path
 from reward_models.scoring.catalogue import entries_as_json, show_check, show_entries, show_self_test
 from reward_models.scoring.checks import check_items

@@ -14,9 +14,9 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
-from reward_models.errors import RewardError
-from reward_models.image_files import opened
-from reward_models.text.reading import Unreadable, parse_json
+from reward_models.common.errors import RewardError
+from reward_models.common.image_files import opened
+from reward_models.common.reading import Unreadable, parse_json
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 A1111, COMFYUI = "words in the file, as A1111 writes them", "ComfyUI's graph in the file"

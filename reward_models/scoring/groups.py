@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.cache import Score, ScoreCache, failure
 from reward_models.scoring.checks import why_not
 from reward_models.scoring.choices import Loaded

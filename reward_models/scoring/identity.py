@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reward_models.base import ScorerSpec
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item

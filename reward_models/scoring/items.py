@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reward_models.errors import RewardError
-from reward_models.image_files import MOST_BYTES, header_of, opened, require_fits
-from reward_models.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_image
-from reward_models.video_files import video_bytes
+from reward_models.common.errors import RewardError
+from reward_models.common.image_files import MOST_BYTES, header_of, opened, require_fits
+from reward_models.common.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_image
+from reward_models.common.video_files import video_bytes
 
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 

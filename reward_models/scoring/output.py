@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
 from reward_models.scoring.run import Row

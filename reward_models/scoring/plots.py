@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.summary import Series
 
 GREEN, OCHRE, INK = "#1b7f5c", "#b7791f", "#2d3748"

@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
+from reward_models.common.reading import Unreadable, require_file
+from reward_models.common.stores import describe_failure, open_to_read, require_tables
+from reward_models.common.webp import is_lossless
 from reward_models.scoring.items import Item
-from reward_models.stores import describe_failure, open_to_read, require_tables
-from reward_models.text.reading import Unreadable, require_file
-from reward_models.webp import is_lossless
 
 INDEX, PICTURES = "samples.sqlite", "samples"
 SCHEMA_VERSIONS = 1, 2

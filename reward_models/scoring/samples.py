@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reward_models.asking import ask
 from reward_models.base import RewardBatch
-from reward_models.errors import RewardError, is_out_of_memory
+from reward_models.common.errors import RewardError, is_out_of_memory
 from reward_models.media import open_media, open_still
 from reward_models.scoring.cache import Score, failure
 from reward_models.scoring.choices import Loaded

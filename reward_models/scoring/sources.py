@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.captions import (
     SAMPLE_KEYS,
     SAMPLES_INDEX,

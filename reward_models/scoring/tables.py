@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reward_models.columns import file_column, prompt_text, text_column
-from reward_models.errors import RewardError
-from reward_models.messages import show
-from reward_models.tables import Row, read_table
+from reward_models.common.columns import file_column, prompt_text, text_column
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import show
+from reward_models.common.reading import Unreadable, parse_json, read_text
+from reward_models.common.tables import Row, read_table
 from reward_models.text.quotes import quoted
-from reward_models.text.reading import Unreadable, parse_json, read_text
 
 MOST_BYTES = 256_000_000
 """Of a table, and of what a .parquet file unpacks to."""

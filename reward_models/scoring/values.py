@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from reward_models.errors import RewardError
-from reward_models.messages import cut
-from reward_models.text.reading import Unreadable
-from reward_models.text.yaml12 import load_yaml
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import cut
+from reward_models.common.reading import Unreadable
+from reward_models.common.yaml12 import load_yaml
 
 
 def read_yaml(text: str, where: str) -> Any:

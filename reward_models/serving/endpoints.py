@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.admission import Admission, BusyError, Ticket
 from reward_models.serving.memory import trim
 from reward_models.serving.microbatch import ClosedError, Job, MicroBatcher, ScorerError

@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from reward_models.errors import RewardError
-from reward_models.image_files import SIXTEEN_BITS, TooLargeError, header_of, opened, orientation_of
+from reward_models.common.errors import RewardError
+from reward_models.common.image_files import SIXTEEN_BITS, TooLargeError, header_of, opened, orientation_of
 from reward_models.media import from_pil, require_webp, to_pil
 
 PictureFormat = Literal["png", "webp"]

@@ -19,9 +19,9 @@ import torch
 
 from reward_models.asking import ask
 from reward_models.base import RewardBatch, RewardOutput, Scorer
-from reward_models.errors import BrokenScorerError, RewardError
+from reward_models.common.errors import BrokenScorerError, RewardError
+from reward_models.common.messages import describe, printable
 from reward_models.media import batches_of
-from reward_models.messages import describe, printable
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.media import batches_of
 from reward_models.registry import SCORERS
 from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, sentence_of

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reward_models.base import RewardBatch, RewardOutput, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.replicas import Replicas
 from reward_models.serving.transport import Answer, Client, UnreachableError, side_by_side
 from reward_models.serving.wire import Format, decode_output, encode_request

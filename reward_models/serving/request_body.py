@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from reward_models.base import RewardBatch
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.lossless import (
     HugePictureError,
     LossyPictureError,

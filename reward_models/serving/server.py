@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from reward_models.base import Scorer
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.addresses import is_loopback
 from reward_models.serving.endpoints import Service
 from reward_models.serving.wire import TOKEN_VARIABLE, Limits

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.serving.addresses import is_loopback
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, InstanceOf, TypeAda
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
-from reward_models.errors import RewardError
-from reward_models.messages import brief
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import brief
 from reward_models.serving.lossless import encode_picture
 
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.media import from_pil, to_pil
 from reward_models.neural import require_package
 from reward_models.self_test import SIDE, Contrast, contrast

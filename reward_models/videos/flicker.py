@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.self_test import Contrast, clip, contrast
 
 PARTS = ("change", "steadiness")

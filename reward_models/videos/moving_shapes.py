@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images import shapes
 from reward_models.images.shapes import SHAPES, SceneSpec, Thing, Tolerances, Verdicts
 from reward_models.images.shapes_vision import Array, Objects, perceive

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.qwen_reward import CannotJudgeError, Question, QwenReward, fitting_size
 from reward_models.neural import dtype_of, read_state, shared
 from reward_models.videos.video_align_files import PARTS, files_of, merge_lora, settings_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.neural import find_file
 
 PARTS = ("VQ", "MQ", "TA")

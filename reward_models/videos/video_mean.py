@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec, output_of_rows
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.registry import load_reward
 from reward_models.self_test import FRAMES, Contrast, Sample, contrasts_of
 

@@ -17,12 +17,12 @@ from diffrl.records import Iteration
 from diffrl.run.execution import TrainingRun
 from diffrl.run.journal import Journal
 from diffrl.run.lifecycle import train
-from diffrl.run.progress import Progress
+from diffrl.terminal.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
 from diffrl.training.session import open_session
-from reward_models.stores import open_to_read
+from reward_models.common.stores import open_to_read
 
 DRAWN = ("explore", "rollout", "values")
 """Phases in which the network runs forward; each counts its evaluations under its own name."""

@@ -130,7 +130,7 @@ def warm() -> None:
 
     import diffrl.cli
     import diffrl.gallery.report
-    import diffrl.run.check
+    import diffrl.preflight.check
     import diffrl.run.lifecycle  # noqa: F401
 
     torch.set_num_threads(1)

@@ -273,7 +273,7 @@ def test_a_kill_while_pruning_leaves_no_torn_checkpoint(tmp_path, monkeypatch):
             (path / "manifest.json").unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("reward_models.files.shutil.rmtree", remove_one_file_and_die)
+    monkeypatch.setattr("reward_models.common.files.shutil.rmtree", remove_one_file_and_die)
     with pytest.raises(KeyboardInterrupt):
         prune_checkpoints(tmp_path, 1)
     monkeypatch.undo()

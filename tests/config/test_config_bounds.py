@@ -8,11 +8,11 @@ import yaml
 from diffrl.config import load_config
 from diffrl.errors import ConfigError
 from reward_models import load_reward
-from reward_models.errors import RewardError
-from reward_models.messages import show
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import show
+from reward_models.common.reading import Unreadable
+from reward_models.common.yaml12 import load_yaml
 from reward_models.scoring.values import read_yaml
-from reward_models.text.reading import Unreadable
-from reward_models.text.yaml12 import load_yaml
 from tests.config.conftest import FULL
 
 BOMB = (

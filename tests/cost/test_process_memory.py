@@ -19,9 +19,9 @@ from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import Offer, offer_here, offer_to_all, shortages
 from diffrl.distributed import ranks
 from diffrl.errors import ConfigError
-from diffrl.exits import errors_as_messages
-from diffrl.run import check
-from diffrl.run.elsewhere import other_machine
+from diffrl.preflight import check
+from diffrl.preflight.target_machine import other_machine
+from diffrl.terminal.exits import errors_as_messages
 from diffrl.training.session import memory_notes
 from tests.test_recipes import RECIPES, ROOT
 from tests.tiers import daily

@@ -8,7 +8,7 @@ import pytest
 from diffrl.data.moving import FRAMES, RADIUS, TRAVEL, prompts, render, sample_path, scene_of
 from diffrl.data.worlds import SPLITS
 from diffrl.errors import ConfigError
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.shapes import BACKGROUND, PALETTE, SHAPES
 from reward_models.videos.moving_shapes import COLORS, MOTIONS, format_prompt, parse_prompt
 

@@ -10,7 +10,7 @@ import pytest
 from diffrl.data.shapes import LEVELS, RADIUS, prompts, render, sample_scene, scene_of
 from diffrl.data.worlds import SPLITS
 from diffrl.errors import DiffrlError
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.images.shapes import (
     BACKGROUND,
     COLORS,

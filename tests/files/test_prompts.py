@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from reward_models.common.reading import Unreadable
 from reward_models.scoring.embedded import positive_text
 from reward_models.scoring.sources import Selection, collect
-from reward_models.text.reading import Unreadable
 from tests.files.made import graph, with_text
 
 CAT, DOG = "a red circle", "a blue square"

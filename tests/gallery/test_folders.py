@@ -270,7 +270,7 @@ def test_what_comes_later_has_no_scores_until_the_next_start(drawn, tmp_path):
 
 BROKEN = """
 from reward_models.base import ScorerSpec
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 
 class Broken:

@@ -16,7 +16,7 @@ from diffrl.export.pictures import open_pipeline
 from diffrl.models.architecture import component_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora_file import check_lora, lora_files, read_lora
-from diffrl.run.check import check_config
+from diffrl.preflight.check import check_config
 from diffrl.run.initial import restore_initial
 from diffrl.run.lora_start import check_start
 from tests.training.harness import make_trainer, settings

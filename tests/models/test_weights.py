@@ -20,7 +20,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.loading import check_pipeline_directory, load_adapter
 from diffrl.models.vetting import WITH_WEIGHTS
 from diffrl.models.weights import _compare, compare_weights, weight_notes
-from diffrl.run.check import check_config
+from diffrl.preflight.check import check_config
 from diffrl.training.inputs import digest_base
 from tests.tiers import daily
 from tests.training.harness import settings, start

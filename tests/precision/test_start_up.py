@@ -242,7 +242,7 @@ def test_a_check_or_plan_for_a_gpu_says_that_float32_is_slow(run_settings, tmp_p
 def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_begun(run_settings, tmp_path):
     from diffrl.cli import main
     from diffrl.config.load import make_config
-    from diffrl.run.check import check_config
+    from diffrl.preflight.check import check_config
     from diffrl.training.session import open_session
 
     run_settings["model"]["device"] = "cpu"

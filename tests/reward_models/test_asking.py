@@ -11,7 +11,7 @@ import torch
 from reward_models import RewardBatch, RewardError
 from reward_models.asking import ask
 from reward_models.base import RewardOutput, ScorerSpec
-from reward_models.errors import BrokenScorerError
+from reward_models.common.errors import BrokenScorerError
 
 
 class Scorer:

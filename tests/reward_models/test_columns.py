@@ -2,7 +2,7 @@
 
 import pytest
 
-from reward_models.columns import prompt_text, text_column
+from reward_models.common.columns import prompt_text, text_column
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from reward_models.console import lasting, make_streams_last, output_required
-from reward_models.errors import RewardError
+from reward_models.common.console import lasting, make_streams_last, output_required
+from reward_models.common.errors import RewardError
 
 
 def text(descriptor, encoding="utf-8", **options):

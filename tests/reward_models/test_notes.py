@@ -12,8 +12,8 @@ import torch
 from reward_models import RewardBatch, check_scorer, load_reward, score_media
 from reward_models.asking import ask
 from reward_models.base import RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.errors import BrokenScorerError
-from reward_models.messages import LONGEST_NOTE, brief
+from reward_models.common.errors import BrokenScorerError
+from reward_models.common.messages import LONGEST_NOTE, brief
 from reward_models.scoring.cache import Score, ScoreCache
 from reward_models.serving.server import background
 from reward_models.serving.wire import decode_output, encode_output

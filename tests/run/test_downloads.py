@@ -10,9 +10,9 @@ from diffrl.config import load_config
 from diffrl.config.load import make_config
 from diffrl.cost.repositories import NOT_KNOWN, REPOSITORIES, size_of
 from diffrl.errors import ConfigError
-from diffrl.run.check import check_config
-from diffrl.run.downloads import downloads, told
-from diffrl.run.elsewhere import other_machine
+from diffrl.preflight.check import check_config
+from diffrl.preflight.downloads import downloads, told
+from diffrl.preflight.target_machine import other_machine
 from reward_models.parameters import CONFIGS, PARAMETERS
 from reward_models.registry import SCORERS, factory_of
 

@@ -22,7 +22,7 @@ from tests.training.harness import settings, start, write_config
 ROOT = Path(__file__).parents[2]
 HANGS = """
 import ctypes, sys, threading, time
-from diffrl.run import signals
+from diffrl.terminal import signals
 
 def in_c():  # a lock that is taken twice: no handler ever runs again
     libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -82,7 +82,7 @@ def test_a_forked_process_has_its_own_signals():
     """A scorer's workers are ended by SIGTERM, and their parent does not take it for its own."""
     program = """
 import os, signal, time
-from diffrl.run import signals
+from diffrl.terminal import signals
 signals.ANSWER = 0.1
 stop = signals.StopSignal()
 with stop.watched(), stop.finishing():

@@ -12,7 +12,7 @@ from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
 from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA
 from diffrl.models.tiny import save_pipeline
-from diffrl.run.check import check_config
+from diffrl.preflight.check import check_config
 from diffrl.run.initial import pin_initial, restore_initial
 from diffrl.training.loop import Trainer
 from tests.conftest import WORDS

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from diffrl import pulse
-from diffrl.run import watch
-from diffrl.run.progress import BLOCKS, Progress, sparkline
-from diffrl.run.watch import Counts, duration, watched
+from diffrl.terminal import watch
+from diffrl.terminal.progress import BLOCKS, Progress, sparkline
+from diffrl.terminal.watch import Counts, duration, watched
 
 
 @pytest.mark.parametrize(

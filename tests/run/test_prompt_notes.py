@@ -7,7 +7,7 @@ import pytest
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.export.generate import GenerateRequest, generate_pictures
-from diffrl.run.check_prompts import plan_notes
+from diffrl.preflight.check_prompts import plan_notes
 from tests.training.harness import go_on, settings, start
 
 

@@ -39,7 +39,7 @@ import accelerate, matplotlib.figure, peft  # imports are paid once
 from diffusers import StableDiffusion3Pipeline
 from diffrl.cli import main
 import diffrl.run.finishing
-from diffrl.run import signals
+from diffrl.terminal import signals
 from diffrl.training.loop import Trainer
 
 def hold(place):

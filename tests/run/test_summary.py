@@ -26,7 +26,7 @@ from diffrl.run.summary import held_out_change, program, write_before_after, wri
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from tests.tiers import daily
 from tests.training.harness import go_on, settings
 

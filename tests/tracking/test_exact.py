@@ -9,9 +9,9 @@ from PIL import Image
 
 from diffrl.run.summary import write_before_after
 from diffrl.tracking.store import INDEX, SampleStore, StoredSample
+from reward_models.common.webp import is_lossless
 from reward_models.media import read_media, to_pil
 from reward_models.scoring.runs import samples_of_run
-from reward_models.webp import is_lossless
 from tests.tracking.evaluated import LAST, SAMPLES, SPREAD, evaluate, image
 
 

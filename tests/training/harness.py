@@ -19,7 +19,7 @@ from diffrl.config.load import dump_config, make_config
 from diffrl.run.execution import TrainingRun
 from diffrl.run.journal import Journal
 from diffrl.run.lifecycle import resume, train
-from diffrl.run.progress import Progress
+from diffrl.terminal.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer

@@ -11,7 +11,7 @@ from diffrl.models.text_encoders import TextReader
 from diffrl.records import Prompt
 from diffrl.training.prompt_report import add_encoders, report_prompts
 from reward_models.base import ScorerSpec
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 SPEC = ScorerSpec(name="mine", description="Mine.", range=(0.0, 1.0))
 

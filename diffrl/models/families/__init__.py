@@ -23,7 +23,7 @@ from diffrl.models.families import (
 )
 from diffrl.models.family import Family
 from diffrl.registry import resolve
-from reward_models.messages import LONGEST_NAME, cut, show
+from reward_models.common.messages import LONGEST_NAME, cut, show
 
 __all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
 

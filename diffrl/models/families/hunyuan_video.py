@@ -14,7 +14,7 @@ from diffrl.models.geometry import Activations, Geometry, Size, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, plain_length
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 if TYPE_CHECKING:
     import torch

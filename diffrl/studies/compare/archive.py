@@ -21,7 +21,7 @@ from diffrl.studies.compare.reported import EVALUATIONS, read_rows
 from diffrl.studies.compare.results import STATE, read_state
 from diffrl.studies.compare.shapes import ArchivedRun, Metrics, State, Summary, read_shaped, require_shape, shaped_rows
 from diffrl.tracking.metrics import read_metrics
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 SUMMARY = ("iterations", "updates", "peak_memory_bytes")
 SPENT = ("evaluations/", "seconds/")

@@ -18,7 +18,6 @@ from diffrl.config import Config
 from diffrl.cost.prices import EQUAL, Prices, parse_prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.directory import locked
-from diffrl.run.watch import watched
 from diffrl.statistics import ALPHA, POWER, sd_interval
 from diffrl.studies.compare.arguments import Budget, Candidate, load_candidates, parse_budget, parse_candidates
 from diffrl.studies.compare.pairs import measured_sd, seeds_to_detect
@@ -34,6 +33,7 @@ from diffrl.studies.compare.processes import Processes, cores
 from diffrl.studies.compare.results import STATE, collect
 from diffrl.studies.compare.tables import print_report, write_report
 from diffrl.studies.compare.training import Work, time_all, train_all
+from diffrl.terminal.watch import watched
 from diffrl.training.inputs import digest_named
 
 SEEDS = 3

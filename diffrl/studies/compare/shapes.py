@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from diffrl.errors import DiffrlError
 from diffrl.files import read_own
-from reward_models.messages import show
+from reward_models.common.messages import show
 
 MOST = 10**15
 """No count or number of a comparison is larger."""

@@ -16,13 +16,13 @@ from diffrl.config import Config, dump_config
 from diffrl.errors import DiffrlError
 from diffrl.run.directory import open_run_dir
 from diffrl.run.inputs import ACCEPT
-from diffrl.run.watch import duration
 from diffrl.studies.compare.arguments import Candidate
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Planned, Record, changed, plain, same_run
 from diffrl.studies.compare.processes import Processes
 from diffrl.studies.compare.reported import missing, read_reported
 from diffrl.studies.compare.results import read_run
+from diffrl.terminal.watch import duration
 from diffrl.tracking.metrics import read_metrics
 
 PROBE = "probe"

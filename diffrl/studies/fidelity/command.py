@@ -8,10 +8,10 @@ from dataclasses import asdict
 from rich.console import Console
 
 from diffrl.config.schema import Config
-from diffrl.run.watch import watched
 from diffrl.studies.fidelity.request import FidelityRequest
 from diffrl.studies.fidelity.study import measure_fidelity
 from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
+from diffrl.terminal.watch import watched
 
 
 def show_fidelity(config: Config, request: FidelityRequest, console: Console, as_json: bool = False) -> None:

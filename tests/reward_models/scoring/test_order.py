@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 from reward_models.scoring.order import natural_key
 from reward_models.scoring.sources import Selection, collect
 

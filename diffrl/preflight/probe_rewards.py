@@ -11,7 +11,7 @@ from diffrl.errors import ConfigError
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
 from reward_models import RewardError
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 SIDE, FRAMES = 64, 9
 """Of a picture and a video where the configuration leaves the size to the pipeline; nothing is loaded to ask it."""

@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from reward_models.errors import RewardError
-from reward_models.messages import describe, quote
+from reward_models.common.errors import RewardError
+from reward_models.common.messages import describe, quote
 
 ANIMATIONS = ("GIF", "WEBP", "PNG")
 """Formats of which several images are frames."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from reward_models.messages import cut, quote
-from reward_models.text.reading import MOST_DIGITS, Unreadable, require_shallow
+from reward_models.common.messages import cut, quote
+from reward_models.common.reading import MOST_DIGITS, Unreadable, require_shallow
 
 MOST_CHARACTERS = 1_000_000
 MOST_NODES = 50_000

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl import pulse
-from diffrl.run.watch import Counts, Seldom, duration
+from diffrl.terminal.watch import Counts, Seldom, duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LINE_SECONDS = 10.0

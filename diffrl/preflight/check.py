@@ -28,17 +28,17 @@ from diffrl.models.targets import names_layer
 from diffrl.models.weights import weight_notes
 from diffrl.precision.backends import find_backend
 from diffrl.precision.facts import speed_notes
+from diffrl.preflight.check_prompts import look_at_prompts
+from diffrl.preflight.downloads import downloads, is_away, require_reader, told, weights_away
+from diffrl.preflight.placeholders import missing_package, unloaded
+from diffrl.preflight.probe_rewards import try_rewards
+from diffrl.preflight.target_machine import Elsewhere, runs_on
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.select import own_selection
-from diffrl.run.check_prompts import look_at_prompts
 from diffrl.run.directory import new_run_dir
-from diffrl.run.downloads import downloads, is_away, require_reader, told, weights_away
-from diffrl.run.elsewhere import Elsewhere, runs_on
 from diffrl.run.initial import begins_elsewhere, pin_initial
 from diffrl.run.lora_start import check_start
-from diffrl.run.stand_ins import missing_package, unloaded
-from diffrl.run.trial import try_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs
 from diffrl.training.session import check_trackers, make_losses, memory_notes, open_rounded, rollout_sigmas

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 
 class LastingFile(io.FileIO):

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from reward_models.errors import RewardError
+from reward_models.common.errors import RewardError
 
 
 def import_own(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reward_models.messages import quote
+from reward_models.common.messages import quote
 
 BUSY_SECONDS = 30.0
 """How long a connection waits for another one's lock."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from reward_models.errors import RewardError
-from reward_models.image_files import reading, require_fits
+from reward_models.common.errors import RewardError
+from reward_models.common.image_files import reading, require_fits
 
 UNKNOWN_BYTES = 64 * 2**20
 """What a video is taken to need, decoded, where its header does not say."""

@@ -12,7 +12,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.text_encoders import TextReader, text_readers, tokenizers_of
-from diffrl.run.downloads import is_away
+from diffrl.preflight.downloads import is_away
 from diffrl.training.prompt_report import PromptReport, add_encoders, read_by_encoders, report_prompts
 
 if TYPE_CHECKING:  # a plan needs no torch

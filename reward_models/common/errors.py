@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reward_models.messages import printable
+from reward_models.common.messages import printable
 
 LONGEST_MESSAGE = 4000
 """Characters of one problem: whatever is quoted in it, it can be read."""

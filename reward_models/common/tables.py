@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_models.messages import cut, quote, show
-from reward_models.text.reading import Unreadable, parse_json, read_bytes
+from reward_models.common.messages import cut, quote, show
+from reward_models.common.reading import Unreadable, parse_json, read_bytes
 
 MARKS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte order marks of other encodings than UTF-8; the longer ones first."""

@@ -14,7 +14,7 @@ import typer
 
 from diffrl.cost.host_limits import address_words
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
-from reward_models.errors import RewardError, is_out_of_memory
+from reward_models.common.errors import RewardError, is_out_of_memory
 
 PATIENCE = 30.0
 """Seconds that a rank other than the first waits with an error before it exits."""

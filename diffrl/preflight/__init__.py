@@ -1,0 +1,1 @@
+"""What is known of a run before its model is loaded: its configuration, downloads, prompts and rewards."""
