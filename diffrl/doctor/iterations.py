@@ -27,9 +27,9 @@ from diffrl.doctor.models import write_random_pipeline
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
+from diffrl.lifecycle import train
 from diffrl.models.placement import ALIGNMENT
 from diffrl.models.published import PUBLISHED
-from diffrl.run.lifecycle import train
 from diffrl.tracking.metrics import read_metrics
 
 GIB = 2**30

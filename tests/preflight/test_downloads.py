@@ -11,8 +11,8 @@ from diffrl.config.load import make_config
 from diffrl.cost.repositories import NOT_KNOWN, REPOSITORIES, size_of
 from diffrl.errors import ConfigError
 from diffrl.preflight.check import check_config
-from diffrl.preflight.downloads import downloads, told
-from diffrl.preflight.target_machine import other_machine
+from diffrl.preflight.downloads import describe_downloads, downloads
+from diffrl.preflight.machine import target_machine
 from reward_models.parameters import CONFIGS, PARAMETERS
 from reward_models.registry import SCORERS, factory_of
 
@@ -90,7 +90,7 @@ def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(e
             assert re.match(r"[\d.]+ [GM]B.*; licence: (?!not known)\S.*; (not |whether it is )?gated", one.note), one
             assert ("hf auth login" in one.note) == (one.name in GATED), one
         known = sum(one.size is not None for one in found)
-        assert ("together" in told(found)[-1]) == (known > 1), path
+        assert ("together" in describe_downloads(found)[-1]) == (known > 1), path
 
 
 def test_sizes_are_those_of_the_files_that_are_fetched():
@@ -125,7 +125,10 @@ def test_check_tells_what_is_not_here_and_fetches_nothing(empty_cache, run_setti
     for wrong, problem in (
         ({"name": "geneval"}, "prompts.train must give include with every prompt"),
         ({"name": "video_align"}, "must score images"),
-        ({"name": "pickscore", "options": {"no_such": 1}}, "rewards.0.options do not fit the reward pickscore"),
+        (
+            {"name": "pickscore", "options": {"no_such": 1}},
+            "rewards.0: The reward pickscore does not take",
+        ),
         ({"name": "pickscore", "options": {"model": "/no/such/folder"}}, "/no/such/folder"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -137,7 +140,7 @@ def test_a_package_that_is_not_here_is_no_mistake_of_the_configuration(empty_cac
     run_settings["rewards"] = [{"name": "hpsv2"}, {"name": "shapes"}]
     *_, verdict, reason = check_config(make_config(run_settings))
     assert "valid, and cannot run on this machine" in verdict and "hpsv2" in reason and "'diffrl[clip]'" in reason
-    text = "\n".join(check_config(make_config(run_settings), elsewhere=other_machine("h100", None)))
+    text = "\n".join(check_config(make_config(run_settings), target=target_machine("h100", None)))
     assert "fine but for what is not here yet" in text and "hpsv2: pip install 'diffrl[clip]'" in text
     with pytest.raises(ConfigError, match="no_such"):  # its options are looked at all the same
         check_config(make_config(run_settings | {"rewards": [{"name": "hpsv2", "options": {"no_such": 1}}]}))
