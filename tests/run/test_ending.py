@@ -124,7 +124,7 @@ def test_a_signal_while_it_loads_ends_it_in_words(random_sd3, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(run_module, "seed_rng"), (Trainer, "evaluate")])
+@pytest.mark.parametrize(("owner", "name"), [(completion, "seed_rng"), (Trainer, "evaluate")])
 def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, monkeypatch, capsys, owner, name):
     monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
     code, said = ended(write_config(settings(random_sd3, tmp_path), tmp_path / "config.yaml"), capsys)
