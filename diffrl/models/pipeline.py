@@ -75,8 +75,11 @@ class PipelineAdapter(ABC):
         disable_progress_bar()
         disable_transformers_progress_bar()
         made = getattr(diffusers, read_object(folder / "model_index.json")["_class_name"])
-        networks = load_networks(folder, made, dtype, variant)
-        pipeline = made.from_pretrained(str(folder), dtype=dtype, use_safetensors=True, **networks)
+        dtypes = {"vae": cls.vae_dtype(placement, dtype)}
+        networks = load_networks(folder, made, dtype, variant, dtypes)
+        pipeline = made.from_pretrained(
+            str(folder), dtype={"default": dtype, **dtypes}, use_safetensors=True, **networks
+        )
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
@@ -84,6 +87,14 @@ class PipelineAdapter(ABC):
         adapter = cls(pipeline, dtype=dtype, **options)
         adapter.place(placement)
         return adapter
+
+    @classmethod
+    def vae_dtype(cls, placement: Placement, dtype: torch.dtype) -> torch.dtype:
+        """Return what the decoder computes in: what was asked for, else what the family needs, else the pipeline's."""
+        import torch
+
+        needed = cls.family.vae_dtype
+        return placement.vae_dtype or (dtype if needed is None else getattr(torch, needed))
 
     def place(self, placement: Placement) -> None:
         """Quantise the frozen transformer if asked for, and bring the components to where they belong.
@@ -110,8 +121,7 @@ class PipelineAdapter(ABC):
             component.to("cpu" if self._offloaded(name) else placement.device)
             if placement.device.type == "cpu":
                 align(component)
-        vae, needed = self.pipeline.vae, self.family.vae_dtype
-        vae_dtype = placement.vae_dtype or (self.dtype if needed is None else getattr(torch, needed))
+        vae, vae_dtype = self.pipeline.vae, self.vae_dtype(placement, self.dtype)
         # A decoder of images keeps its channels last, as convolutions of CPUs and of tensor cores take them: else each
         # call copies its input over and back. Videos' weights have a fifth axis, for which that layout does not exist.
         flat = all(weight.ndim <= 4 for weight in vae.parameters())
