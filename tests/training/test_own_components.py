@@ -289,7 +289,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_as_that_of_any_objective(random
         (objective("Unnamed"), "`metrics` of the objective"),
         (objective("Spelt"), "`metrics` of the objective"),
         (objective("Loud"), "`noise_range` of the objective"),
-        (objective("Former"), "`asks_old` of the objective tests.training.own:Former is called `needs_old_velocity` now."),
+        (objective("Former"), "own:Former is called `needs_old_velocity` now. Rename it."),
         ({"kind": "no path:at all"}, "must be module:Object"),
         ({"kind": OWN + "Weighted", "temperature": 2}, "objective.temperature is not a key of kind module:Object"),
     ],
