@@ -56,7 +56,9 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def used(path: Path) -> list[str]:
     """Return where a file defines one of `EVERYWHERE`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [f"{path.relative_to(ROOT)}:{n}: {word} -> {EVERYWHERE[word]}" for n, word in names(tree) if word in EVERYWHERE]
+    return [
+        f"{path.relative_to(ROOT)}:{n}: {word} -> {EVERYWHERE[word]}" for n, word in names(tree) if word in EVERYWHERE
+    ]
 
 
 @pytest.mark.parametrize("room", ["diffrl", "reward_models", "scripts"])

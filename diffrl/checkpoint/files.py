@@ -283,11 +283,11 @@ def step_of(path: Path) -> int:
 
 def newest_first(directory: Path) -> list[Path]:
     """The checkpoints of a directory; a `.replaced-` one stands in where the name itself is missing."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():  # "." sorts first, so plain names win
         if NAME.fullmatch(path.name) and path.is_dir():
-            found[step_of(path)] = path
-    return [found[step] for step in sorted(found, reverse=True)]
+            paths[step_of(path)] = path
+    return [paths[step] for step in sorted(paths, reverse=True)]
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -112,9 +112,9 @@ def _pipeline(published: Published, parts: Mapping[str, Any]) -> Any:
 
     pipeline_class = getattr(diffusers, published.pipeline)
     names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]
-    given = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
+    made = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
     switches = {"boundary_ratio", "expand_timesteps", "force_zeros_for_empty_prompt"}
-    return pipeline_class(**{name: given[name] for name in names if name not in switches or given[name] is not None})
+    return pipeline_class(**{name: made[name] for name in names if name not in switches or made[name] is not None})
 
 
 def adapter_of(
@@ -145,14 +145,14 @@ def random_encodings(adapter: Any, family: str, device: torch.device) -> dict[st
     if family in ("flux_kontext", "qwen_image_edit"):
         shapes["source"] = (1, adapter.tokens, config["in_channels"])
     generator = torch.Generator(device).manual_seed(0)
-    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+    tensors = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
     if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
-        own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
+        tensors["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
     if family == "hunyuan_video":
-        own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
+        tensors["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
     if family in ("flux", "flux_kontext"):
-        return own
-    return own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
+        return tensors
+    return tensors | {f"negative_{name}": tensor.clone() for name, tensor in tensors.items() if name != "source"}
 
 
 def random_first_frame(adapter: Any, device: torch.device) -> dict[str, Tensor]:
@@ -196,8 +196,8 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for name, component in published.components.items():
-                own = changed if name.startswith("transformer") else {}
-                parts[name] = _shorter(name, component, tiny, own).build()
+                changes = changed if name.startswith("transformer") else {}
+                parts[name] = _shorter(name, component, tiny, changes).build()
     finally:
         torch.set_default_dtype(torch.float32)
     others = {name: part for name, part in tiny.components.items() if name not in parts and name != "scheduler"}

@@ -97,15 +97,15 @@ def _ours(name: str) -> bool:
 
 def _made(pipeline: Any, parts: Mapping[str, Part], options: Mapping[str, Any]) -> Any:
     """A pipeline of its parts, None for all others, and the options that it has."""
-    given: dict[str, Any] = {}
+    components: dict[str, Any] = {}
     for name, parameter in list(inspect.signature(pipeline.__init__).parameters.items())[1:]:
         if name in parts:
-            given[name] = _without_weights(name, *parts[name])
+            components[name] = _without_weights(name, *parts[name])
         elif isinstance(options.get(name), (bool, int, float, str)):
-            given[name] = options[name]
+            components[name] = options[name]
         elif parameter.default is parameter.empty:
-            given[name] = None
-    return pipeline(**given)
+            components[name] = None
+    return pipeline(**components)
 
 
 def _without_weights(name: str, made: Any, config: Mapping[str, Any]) -> Any:

@@ -203,18 +203,18 @@ class PipelineAdapter(ABC):
         """Whether the empty prompt has been encoded, as long as prompts are now: no encoder need read it again."""
         return self._empty is not None and self._empty[0] == self.max_sequence_length
 
-    def with_empty(self, own: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
+    def with_empty(self, conditioning: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
         """Rows of B prompts, and beside them B rows of the empty prompt, which is encoded once.
 
         Args:
-            own: (B, ...) each, of the prompts.
+            conditioning: (B, ...) each, of the prompts.
             empty: the same names, any number of equal rows; not looked at where `knows_empty`.
         """
         if self._empty is None or not self.knows_empty:
             rows = {EMPTY + name: tensor[:1].clone() for name, tensor in empty.items() if tensor is not None}
             self._empty = (self.max_sequence_length, rows)
-        count = len(next(iter(own.values())))
-        return {**own, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
+        count = len(next(iter(conditioning.values())))
+        return {**conditioning, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
@@ -236,15 +236,19 @@ class PipelineAdapter(ABC):
         """As in `ModelAdapter`; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
         import torch
 
-        own = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
+        inputs = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
         guided = self.calls_per_step(guidance_scale) == 2
         if guided:
             # What has no half of the empty prompt, such as an image to edit, stands beside it as well.
-            own = {name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in own.items()}
+            inputs = {
+                name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in inputs.items()
+            }
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
-        own = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+        inputs = {
+            name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()
+        }
         with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.autocast):
-            output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
+            output = self.predict(latents.to(self.dtype), sigma, inputs, guidance_scale)
         if not guided:
             return output.float()
         return self.guide(*output.float().chunk(2), guidance_scale)

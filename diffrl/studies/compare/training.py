@@ -207,8 +207,8 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
     if source is None:
         return
     wanted = tuple(dict.fromkeys((config.eval.guidance_scale, *work.guidance)))
-    found = read_reported(path, plain(config), config.run.iterations)
-    scales, base = missing(found, wanted, with_base, work.variety is not None)
+    reported = read_reported(path, plain(config), config.run.iterations)
+    scales, base = missing(reported, wanted, with_base, work.variety is not None)
     if not scales:
         return
     arguments = ["evaluate", "--run", str(path), "--prompts", source, *(["--base"] if base else [])]
