@@ -163,7 +163,7 @@ def _contents(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def latest_checkpoint(
-    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda found: None
+    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Checkpoint | None:
     """The newest checkpoint that verifies; None where there is none at all, CheckpointError where all are damaged.
 
@@ -187,9 +187,9 @@ def latest_checkpoint(
             report(f"{reason} Using step {checkpoint.step} instead.")
         return checkpoint
     if refused:
-        told = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
+        message = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
         raise CheckpointError(
-            f"{told}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
+            f"{message}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
         )
     return None
 

@@ -199,7 +199,7 @@ class PipelineAdapter(ABC):
         """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt, the same in every row."""
 
     @property
-    def knows_empty(self) -> bool:
+    def empty_prompt_cached(self) -> bool:
         """Whether the empty prompt has been encoded, as long as prompts are now: no encoder need read it again."""
         return self._empty is not None and self._empty[0] == self.max_sequence_length
 
@@ -208,9 +208,9 @@ class PipelineAdapter(ABC):
 
         Args:
             conditioning: (B, ...) each, of the prompts.
-            empty: the same names, any number of equal rows; not looked at where `knows_empty`.
+            empty: the same names, any number of equal rows; not looked at where `empty_prompt_cached`.
         """
-        if self._empty is None or not self.knows_empty:
+        if self._empty is None or not self.empty_prompt_cached:
             rows = {EMPTY + name: tensor[:1].clone() for name, tensor in empty.items() if tensor is not None}
             self._empty = (self.max_sequence_length, rows)
         count = len(next(iter(conditioning.values())))

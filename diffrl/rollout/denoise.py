@@ -20,7 +20,7 @@ from diffrl.functional.dynamics import ab2_step, ode_step
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Forest
 from diffrl.rollout.address import Address
-from diffrl.rollout.noise import in_advance, noise_at, sibling_noise
+from diffrl.rollout.noise import noise_at, prefetch, sibling_noise
 from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
 
@@ -210,7 +210,7 @@ def denoise(
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
     grid, sigmas = sampler.grid, sampler.sigmas.to(x.device)
     stages = _stages(forest, len(roots), x.device)
-    noises = in_advance(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
+    noises = prefetch(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
     following = iter(stages)
     stage = next(following)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before

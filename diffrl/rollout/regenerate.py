@@ -17,7 +17,7 @@ from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
 from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder, of_whole
-from diffrl.rollout.tree import paths_to, prompts_apart, subset
+from diffrl.rollout.tree import paths_to, prompt_chunks, subset
 
 Clock = Callable[[str], AbstractContextManager[None]]
 
@@ -72,7 +72,7 @@ def regenerate(
     predicted = PredictionRecorder(forest) if predict else None
     observers = [edges, *([predicted] if predicted else []), *observe]
     latents, images = list[Tensor](), list[Tensor]()
-    for samples in prompts_apart(forest, prompts_at_once):
+    for samples in prompt_chunks(forest, prompts_at_once):
         part, on_paths = subset(forest, samples), paths_to(forest, samples)
         rows = torch.nonzero(on_paths).flatten()
         addresses = [address for address, kept in zip(roots, on_paths[forest.parent < 0].tolist(), strict=True) if kept]

@@ -92,7 +92,7 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
             return super().encode_prompts(prompts)
         with self.on_device("text_encoder"):
             conditioning = super().encode_prompts(prompts)
-            return self.with_empty(conditioning, {} if self.knows_empty else super().encode_prompts([""]))
+            return self.with_empty(conditioning, {} if self.empty_prompt_cached else super().encode_prompts([""]))
 
     def stock_call(self) -> Mapping[str, Any]:
         """Sizes: the stock call would draw about a million pixels, and take a source of as many."""

@@ -100,7 +100,7 @@ class QwenImageAdapter(PackedPictureAdapter):
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
         with self.on_device("text_encoder"):
             tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.knows_empty else self._encode([NOTHING]))
+            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""

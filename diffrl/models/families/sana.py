@@ -82,7 +82,7 @@ class SanaAdapter(PictureAdapter):
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
                 list(prompts),
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 device=device,
                 max_sequence_length=self.max_sequence_length,
                 complex_human_instruction=call["complex_human_instruction"].default,

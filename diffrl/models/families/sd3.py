@@ -126,7 +126,7 @@ class SD3Adapter(PictureAdapter):
                 prompt_2=None,
                 prompt_3=None,
                 device=device,
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )
         tensors = {"prompt_embeds": embeds, "pooled": pooled}

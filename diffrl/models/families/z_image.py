@@ -106,7 +106,7 @@ class ZImageAdapter(PictureAdapter):
             embeds, empty = self.pipeline.encode_prompt(
                 list(prompts),
                 device=device,
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )
             return self.with_empty(self._rows(embeds), self._rows(empty) if empty else {})

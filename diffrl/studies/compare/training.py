@@ -139,10 +139,10 @@ def train_all(work: Work, record: Record) -> None:
         _tell(work, job, trained)
         pulse.advance(pulse.RUNS, 1)
 
-    work.processes.each(lambda job: _see_through(work, job), jobs, done)
+    work.processes.each(lambda job: _run_to_completion(work, job), jobs, done)
 
 
-def _see_through(work: Work, job: Job) -> bool:
+def _run_to_completion(work: Work, job: Job) -> bool:
     """Train a run and measure it; whether it was trained."""
     config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.candidate.label}, seed {job.number}"
     try:
