@@ -15,7 +15,7 @@ from diffrl.config.explore import ExploreSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
-from diffrl.distributed.ranks import agreed, sum_ranks
+from diffrl.distributed.ranks import raise_on_all_ranks, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
@@ -142,7 +142,7 @@ class Sampling:
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
         with self.clock("reward"):
-            return rollout, agreed(s.accelerator, scoring.table)
+            return rollout, raise_on_all_ranks(s.accelerator, scoring.table)
 
     def explore(
         self,
@@ -196,7 +196,7 @@ class Sampling:
         metrics = fidelity_metrics(self.session.accelerator, samples)
         self._react(metrics["fidelity/tau"], settings)
         if samples.rollout.forest.branching:
-            trained = subset(samples.rollout.forest, torch.nonzero(samples.trains).flatten())
+            trained = subset(samples.rollout.forest, torch.nonzero(samples.is_training_sample).flatten())
             lonely = torch.tensor([lonely_splits(trained)])
             metrics["explore/one_child_splits"] = int(sum_ranks(self.session.accelerator, lonely)[0])
         return metrics
@@ -285,7 +285,7 @@ def draw_pool(
                 adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
             )
     with clock("reward"):
-        return scoring.table() if accelerator is None else agreed(accelerator, scoring.table)
+        return scoring.table() if accelerator is None else raise_on_all_ranks(accelerator, scoring.table)
 
 
 def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:
