@@ -28,7 +28,7 @@ from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
 from diffrl.models.placement import ALIGNMENT
-from diffrl.models.published import PUBLISHED
+from diffrl.models.published import published_pipeline
 from diffrl.run.lifecycle import train
 from diffrl.tracking.metrics import read_metrics
 
@@ -100,8 +100,10 @@ def require_disk(size: Size, folder: Path) -> None:
     Raises:
         NotHereError: says how much is missing.
     """
+    published = published_pipeline(size.path)
+    assert published is not None
     with torch.device("meta"):
-        parts = [PUBLISHED[size.path].components[name].build() for name in ("transformer", "vae")]
+        parts = [published.components[name].build() for name in ("transformer", "vae")]
     wanted = 2 * 2 * sum(weight.numel() for part in parts for weight in part.parameters())
     free = shutil.disk_usage(folder).free
     if free < wanted:

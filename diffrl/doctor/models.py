@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diffrl.models.families import FAMILIES
-from diffrl.models.families.hunyuan_video import GLYPH_TOKENS
 from diffrl.models.pipeline import PipelineAdapter
-from diffrl.models.placement import Placement
-from diffrl.models.published import PUBLISHED
-from diffrl.models.published_parts import Component, Published
+from diffrl.models.published import Component, Pipeline, published_pipeline
+from diffrl.models.random_weights import place_frozen, random_adapter, random_encodings
 from diffrl.models.tiny import build_pipeline, tiny_settings
 from diffrl.registry import resolve
+
+__all__ = ["CASES", "Case", "full_adapter", "random_encodings", "tiny_adapter", "write_random_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -94,18 +92,11 @@ def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
         device: where it is built.
         **changed: settings of its transformer that are not the published ones, as its number of layers.
     """
-    published, dtype = PUBLISHED[case.path], torch.bfloat16
-    network = published.components["transformer"]
-    network = replace(network, config={**network.config, **changed})
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            parts = {"transformer": network.build(), "vae": published.components["vae"].build()}
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return adapter_of(case.family, _pipeline(published, parts), dtype, device, case.size)
+    facts = FAMILIES[case.family]
+    return random_adapter(facts.adapter, facts, _published(case.path), torch.bfloat16, device, case.size, **changed)
 
 
+<<<<<<< HEAD
 def _pipeline(published: Published, parts: Mapping[str, Any]) -> Any:
     """A published pipeline made of these parts; those that are not given are None."""
     import diffusers
@@ -163,6 +154,13 @@ def random_first_frame(adapter: Any, device: torch.device) -> dict[str, Tensor]:
         shapes["image_embeds"] = (1, 257, config.image_dim)
     generator = torch.Generator(device).manual_seed(0)
     return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+=======
+def _published(path: str) -> Pipeline:
+    known = published_pipeline(path)
+    if known is None:
+        raise LookupError(f"assets/published has no pipeline {path}")
+    return known
+>>>>>>> main
 
 
 def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
@@ -170,7 +168,8 @@ def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
     pipeline = build_pipeline(case.family, words, seed=0)
     options = tiny_settings(pipeline)
     small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
-    return adapter_of(case.family, pipeline, torch.float32, torch.device("cpu"), options), small
+    adapter_class = resolve("model.family", {}, FAMILIES[case.family].adapter)
+    return place_frozen(adapter_class(pipeline, dtype=torch.float32, **options), torch.device("cpu")), small
 
 
 SHORTER = {"num_hidden_layers": 1, "num_layers": 1}
@@ -189,7 +188,7 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
         words: of prompts.
         **changed: settings of its transformer that are not the published ones.
     """
-    published, tiny = PUBLISHED[path], build_pipeline(family, words, seed=0)
+    published, tiny = _published(path), build_pipeline(family, words, seed=0)
     parts: dict[str, Any] = {}
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -201,7 +200,7 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
     finally:
         torch.set_default_dtype(torch.float32)
     others = {name: part for name, part in tiny.components.items() if name not in parts and name != "scheduler"}
-    pipeline = _pipeline(published, {**others, **parts})
+    pipeline = published.assemble({**others, **parts})
     pipeline.save_pretrained(folder, max_shard_size="1GB")
     return folder
 
