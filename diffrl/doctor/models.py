@@ -96,71 +96,11 @@ def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
     return random_adapter(facts.adapter, facts, _published(case.path), torch.bfloat16, device, case.size, **changed)
 
 
-<<<<<<< HEAD
-def _pipeline(published: Published, parts: Mapping[str, Any]) -> Any:
-    """A published pipeline made of these parts; those that are not given are None."""
-    import diffusers
-
-    pipeline_class = getattr(diffusers, published.pipeline)
-    names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]
-    made = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
-    switches = {"boundary_ratio", "expand_timesteps", "force_zeros_for_empty_prompt"}
-    return pipeline_class(**{name: made[name] for name in names if name not in switches or made[name] is not None})
-
-
-def adapter_of(
-    family: str, pipeline: Any, dtype: torch.dtype, device: torch.device, size: Mapping[str, int]
-) -> PipelineAdapter:
-    """Put a pipeline behind its family's adapter, frozen."""
-    adapter: PipelineAdapter = resolve("model.family", {}, FAMILIES[family].adapter)(pipeline, dtype=dtype, **size)
-    for part in (pipeline.transformer, pipeline.vae):
-        part.requires_grad_(False).eval()
-    pipeline.set_progress_bar_config(disable=True)
-    adapter.place(Placement(device=device))
-    return adapter
-
-
-def random_encodings(adapter: Any, family: str, device: torch.device) -> dict[str, Tensor]:
-    """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
-    if family == "wan_i2v":
-        return random_first_frame(adapter, device)
-    config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
-    widths["hunyuan_video"] = "text_embed_dim"
-    width = config[widths.get(family, "joint_attention_dim")]
-    shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
-    if family in ("sd3", "flux", "flux_kontext"):
-        shapes["pooled"] = (1, config["pooled_projection_dim"])
-    if family == "hunyuan_video":
-        shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
-    if family in ("flux_kontext", "qwen_image_edit"):
-        shapes["source"] = (1, adapter.tokens, config["in_channels"])
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-    if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
-        tensors["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
-    if family == "hunyuan_video":
-        tensors["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
-    if family in ("flux", "flux_kontext"):
-        return tensors
-    return tensors | {f"negative_{name}": tensor.clone() for name, tensor in tensors.items() if name != "source"}
-
-
-def random_first_frame(adapter: Any, device: torch.device) -> dict[str, Tensor]:
-    """The same of Wan's image to video: words, an encoded first frame, and CLIP's tokens if the network takes them."""
-    config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
-    shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
-    if config.image_dim is not None:
-        shapes["image_embeds"] = (1, 257, config.image_dim)
-    generator = torch.Generator(device).manual_seed(0)
-    return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-=======
 def _published(path: str) -> Pipeline:
     known = published_pipeline(path)
     if known is None:
         raise LookupError(f"assets/published has no pipeline {path}")
     return known
->>>>>>> main
 
 
 def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:

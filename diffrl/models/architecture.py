@@ -60,15 +60,9 @@ def describe_pipeline(path: str) -> Architecture | None:
     if folder.is_dir():
         shapes = component_shapes(folder)
         configs = {name: read_object(folder / name / "config.json", missing={}) for name in shapes}
-<<<<<<< HEAD
-        architecture = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
-        return architecture if "transformer" in shapes else None
-    return _published(path) if path in PUBLISHED else None
-=======
         found = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
         return found if "transformer" in shapes else None
     return _published(path)
->>>>>>> main
 
 
 @cache
@@ -109,18 +103,18 @@ def weights_of(part: Path, variant: str | None) -> list[Path]:
     named = {file: match[1] for file in sorted(part.glob("*.safetensors")) if (match := WEIGHTS.fullmatch(file.name))}
     kinds = set(named.values())
     kind = next((one for one in (variant, None) if one in kinds), min((one for one in kinds if one), default=None))
-    return [file for file, kind_of in named.items() if kind_of == kind]
+    return [file for file, own in named.items() if own == kind]
 
 
 def stored_numbers(pipeline: Path) -> dict[str, dict[str, int]]:
     """Return how many numbers of each dtype (F32, BF16, ...) the files of a pipeline's folder hold, by component."""
-    counts: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for file in sorted(pipeline.glob("*/*.safetensors")):
         if WEIGHTS.fullmatch(file.name):
-            numbers = counts.setdefault(file.parent.name, {})
+            numbers = found.setdefault(file.parent.name, {})
             for shape, dtype in _header(file).values():
                 numbers[dtype] = numbers.get(dtype, 0) + math.prod(shape)
-    return counts
+    return found
 
 
 def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
