@@ -20,7 +20,7 @@ from diffrl.cost.scorers import inner_name, weights_of
 from diffrl.data.worlds import column_of, part_of
 from diffrl.errors import NotHereError
 from diffrl.models.hub import is_hub_id
-from reward_models.parameters import CONFIGS
+from diffrl.models.published import reward_facts
 
 Kind = Literal["model", "dataset"]
 NOT_HERE = "not here yet: fetched from the hub at the first start"
@@ -133,4 +133,4 @@ def _dataset(source: str) -> str | None:
 def _weights(reward: RewardSettings) -> list[str]:
     """Repositories that hold a reward's own weights; none where its options name others, or a server has them."""
     weights = weights_of(reward)
-    return [*weights, *CONFIGS.get(inner_name(reward), ())] if weights else []
+    return [*weights, *reward_facts()[inner_name(reward)]["configs"]] if weights else []

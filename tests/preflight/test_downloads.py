@@ -8,12 +8,12 @@ import pytest
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
-from diffrl.cost.repositories import NOT_KNOWN, REPOSITORIES, size_of
+from diffrl.cost.repositories import NOT_KNOWN, size_of
 from diffrl.errors import ConfigError
+from diffrl.models.published import FOLDER, hub_facts, reward_facts
 from diffrl.preflight.check import check_config
 from diffrl.preflight.downloads import describe_downloads, downloads
 from diffrl.preflight.machine import target_machine
-from reward_models.parameters import CONFIGS, PARAMETERS
 from reward_models.registry import SCORERS, factory_of
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,8 @@ def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(e
 def test_sizes_are_those_of_the_files_that_are_fetched():
     for name, listed in LISTED.items():
         assert size_of(name) / 1e9 == pytest.approx(listed, rel=0.005), name
-    assert {name for name, one in REPOSITORIES.items() if one.gated} == GATED
+    named = [file.stem.replace("--", "/") for file in (ROOT / FOLDER).glob("*--*.json")]
+    assert {name for name in named if hub_facts(name)["gated"]} == GATED
 
 
 def test_repositories_of_rewards_are_those_that_they_name():
@@ -106,8 +107,8 @@ def test_repositories_of_rewards_are_those_that_they_name():
         spec = factory_of(name).spec
         served = spec.memory is not None and "behind its server" in spec.memory
         if not served and "://" not in (spec.weights or ""):  # aesthetic: a head that is given, on CLIP
-            assert set(repository.findall(spec.weights or "")) == {*PARAMETERS.get(name, ()), *CONFIGS.get(name, ())}
-    assert {*CONFIGS} <= {*PARAMETERS} <= {*SCORERS}
+            facts = reward_facts()[name]
+            assert set(repository.findall(spec.weights or "")) == {*facts["weights"], *facts.get("configs", ())}
 
 
 def test_what_is_not_known_is_not_made_up(empty_cache, run_settings):

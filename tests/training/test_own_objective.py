@@ -55,7 +55,7 @@ class Imitation:
     seed: int
     sigma: float
     needs_reference = False
-    asks_old = False
+    needs_old_velocity = False
     metrics = ("distance",)
 
     @classmethod
