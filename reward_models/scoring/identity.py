@@ -42,7 +42,7 @@ def file_digest(path: Path) -> str:
 
 def scorer_identity(reward: Loaded) -> str:
     """Return everything of a scorer that its scores depend on, as a hash."""
-    return _hash({"scheme": SCHEME, **scorer_facts(reward.choice.name, reward.choice.options, reward.scorer.spec)})
+    return _hash({"scheme": SCHEME, **scorer_facts(reward.settings.name, reward.settings.options, reward.scorer.spec)})
 
 
 def scorer_facts(name: str, options: Mapping[str, Any], spec: ScorerSpec | None) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def can_be_cached(reward: Loaded) -> bool:
     They do of a registered one. One of the user's own must count a version, other than the default; one that an option
     gives another, as "module:Object", is not known to.
     """
-    if any(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", text) for text in _texts(reward.choice.options)):
+    if any(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", text) for text in _texts(reward.settings.options)):
         return False
-    return reward.choice.name in SCORERS or reward.scorer.spec.version != ScorerSpec.version
+    return reward.settings.name in SCORERS or reward.scorer.spec.version != ScorerSpec.version
 
 
 def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group: Sequence[str] = ()) -> str:

@@ -19,9 +19,10 @@ from reward_models import RewardBatch, ScorerSpec, load_reward
 from reward_models.images.shapes import ShapesScorer
 from reward_models.media import to_pil
 from reward_models.scoring.cache import Score, ScoreCache, failure
-from reward_models.scoring.choices import Choice, Loaded
+from reward_models.scoring.choices import Loaded
 from reward_models.scoring.identity import can_be_cached
 from reward_models.self_test import noise
+from reward_models.settings import RewardSettings
 from tests.patience import LONG, until
 
 
@@ -106,7 +107,7 @@ def test_a_reward_that_an_option_gives_another_is_not_known(monkeypatch, countin
         ({"a": "http://b:80/c"}, True),
     ):
         scorer = SimpleNamespace(spec=load_reward("shapes").spec)
-        assert can_be_cached(Loaded(Choice("video_mean", "x", options), scorer, 1)) is expected
+        assert can_be_cached(Loaded(RewardSettings(name="video_mean", options=options), scorer, 1)) is expected
 
 
 @pytest.mark.parametrize("column", ["raw", "parts", "note"])
