@@ -279,7 +279,7 @@ def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
         chosen = choose(request.reward, request.option or ())
     except RewardError as error:
         raise ConfigError(str(error)) from error
-    return tuple(RewardSettings(name=c.name, label=c.label, options=dict(c.options)) for c in chosen)
+    return tuple(settings.model_copy(update={"weight": 1.0}) for settings in chosen)
 
 
 def _replaced(settings: EvalSettings, request: EvaluateRequest) -> EvalSettings:

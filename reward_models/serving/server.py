@@ -30,6 +30,7 @@ from starlette.responses import Response
 
 from reward_models.base import Scorer
 from reward_models.common.errors import RewardError
+from reward_models.common.sections import first_problem
 from reward_models.serving.connections import server_config
 from reward_models.serving.endpoints import Service
 from reward_models.serving.transport import is_loopback
@@ -210,18 +211,10 @@ def _server(
 
 
 def _limits(values: Mapping[str, float]) -> Limits:
-    unknown = [name for name in values if name not in Limits.model_fields]
-    if unknown:
-        raise RewardError(
-            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(map(repr, unknown))}."
-        )
     try:
-        return Limits(**values)
+        return Limits.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = f"{first['loc'][0]} of the reward server: " if first["loc"] else ""
-        got = f" Got {first['input']!r}." if first["loc"] else ""
-        raise RewardError(f"{where}{first['msg']}.{got} Change it.") from None
+        raise RewardError(f"A limit of the reward server: {first_problem(error, Limits)} Change it.") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from torch import Tensor
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.common.errors import RewardError
 from reward_models.common.messages import brief
+from reward_models.common.sections import Section, first_problem
 
 PROTOCOL, PROTOCOL_HEADER = 2, "Diffrl-Protocol"
 """What every request names in its header; it changes whenever older clients or servers would be misunderstood."""
@@ -122,7 +123,7 @@ class Scores(BaseModel):
         return self
 
 
-class Limits(BaseModel):
+class Limits(Section):
     """What the service takes on.
 
     Args:
@@ -139,8 +140,6 @@ class Limits(BaseModel):
         body_timeout: seconds in which each further 256 kB of a body, or its end, have to arrive.
         request_timeout: seconds from a request's first byte to its answer.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     max_body_mb: Amount = 256
     max_side_mb: Amount = 4
@@ -337,8 +336,7 @@ def _read(kind: type[M], body: bytes) -> M:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()) from None
+        raise ValueError(first_problem(error, kind).rstrip(".")) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -42,7 +42,7 @@ def test_set_up_mistakes_are_told():
             make_app(wrong)
     with pytest.raises(RewardError, match="max_batch"):
         make_app({"mean": Mean()}, max_batch=0)
-    with pytest.raises(RewardError, match="Got 'max_bodies'"):
+    with pytest.raises(RewardError, match="max_bodies is not a known key"):
         make_app({"mean": Mean()}, max_bodies=1)
 
 
