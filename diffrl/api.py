@@ -22,8 +22,8 @@ from diffrl.export.generate import GenerateRequest, asked_prompts, draw, open_dr
 from diffrl.export.pictures import run_or_model
 from diffrl.models.images import pil_or_frames
 from diffrl.run.callbacks import Callback, require_callbacks
-from diffrl.run.choose import Choice, require_choice
-from diffrl.run.opened import Run, open_run
+from diffrl.run.checkpoints import Choice, require_choice
+from diffrl.run.results import Run, open_run
 from diffrl.terminal.signals import Ended
 from reward_models import RewardError, Scorer, score_media
 from reward_models.common.console import lasting

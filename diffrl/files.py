@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from diffrl.errors import DiffrlError
+from diffrl.errors import ConfigError, DiffrlError
 from reward_models.common.files import discard, replacing
 from reward_models.common.reading import Unreadable, require_file
 
@@ -17,6 +17,7 @@ __all__ = ["discard", "flush", "follow_umask", "open_own", "read_own", "replacin
 
 MOST_BYTES = 2**29
 """Of a file that a run, a comparison or the gallery wrote: 100,000 iterations of metrics, and more, fit."""
+
 LONGEST_LINE = 2**22
 """Bytes of a row of metrics, which has a few thousand."""
 
@@ -100,3 +101,13 @@ def follow_umask(path: Path) -> None:
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file() and not file.is_symlink():
             file.chmod(mode)
+
+
+def require_empty(directory: Path, option: str) -> None:
+    """Refuse to write into a folder that holds something.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{option} must be a new or empty folder, so that nothing is overwritten. Got {directory}.")

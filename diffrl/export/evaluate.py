@@ -27,14 +27,14 @@ from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
 from diffrl.export.variety import draw_several, variety
+from diffrl.files import require_empty
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
-from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
-from diffrl.run.choose import Choice
+from diffrl.run.checkpoints import AlignedModel, Choice, open_run_model
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.terminal.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate

@@ -15,6 +15,7 @@ from diffrl.data.prompts import PromptList, make_prompt, read_prompts
 from diffrl.data.sources import require_source
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.files import require_empty
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
@@ -25,8 +26,7 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.run.aligned import load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, Choice, load_aligned
 from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import require_sources
 from diffrl.training.session import encoders_of

@@ -14,7 +14,7 @@ from diffrl.functional.steps import least_steps
 from diffrl.precision.backends import AUTO, find_backend
 from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, Choice
 from diffrl.run.directory import open_run_dir
 
 TRAINING = "training"

@@ -20,6 +20,7 @@ from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
+from diffrl.files import require_empty
 from diffrl.functional.ranking import ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import forwards_per_tree
@@ -32,9 +33,9 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
-from diffrl.run.aligned import load_aligned, require_empty
+from diffrl.run.checkpoints import load_aligned
 from diffrl.run.directory import environment
-from diffrl.run.initial import restore_initial
+from diffrl.run.start_weights import restore_initial
 from diffrl.studies.fidelity.request import (
     CANDIDATES,
     TRAINING,
