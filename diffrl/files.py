@@ -13,7 +13,10 @@ from diffrl.errors import ConfigError, DiffrlError
 from reward_models.common.files import discard, replacing
 from reward_models.common.reading import Unreadable, require_file
 
-__all__ = ["discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "write_json", "write_text"]
+__all__ = [
+    *("discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "require_empty"),
+    *("write_json", "write_text"),
+]
 
 MOST_BYTES = 2**29
 """Of a file that a run, a comparison or the gallery wrote: 100,000 iterations of metrics, and more, fit."""
@@ -103,11 +106,18 @@ def follow_umask(path: Path) -> None:
             file.chmod(mode)
 
 
-def require_empty(directory: Path, option: str) -> None:
+def require_empty(directory: Path, option: str, more: str = "") -> None:
     """Refuse to write into a folder that holds something.
 
+    Args:
+        directory: the folder, which need not be there.
+        option: that names it, for the message.
+        more: the way out, to end the message with.
+
     Raises:
-        ConfigError: it does.
+        ConfigError: it holds something, or is a file.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{option} must be a new or empty folder, so that nothing is overwritten. Got {directory}.")
+        raise ConfigError(
+            f"{option} must be a new or empty folder, so that nothing is overwritten. Got {directory}.{more}"
+        )
