@@ -14,8 +14,15 @@ from reward_models.common.files import discard, replacing
 from reward_models.common.reading import Unreadable, require_file
 
 __all__ = [
-    *("discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "require_empty"),
-    *("write_json", "write_text"),
+    "discard",
+    "flush",
+    "follow_umask",
+    "open_own",
+    "read_own",
+    "replacing",
+    "require_empty",
+    "write_json",
+    "write_text",
 ]
 
 MOST_BYTES = 2**29
