@@ -147,7 +147,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import make_plan, plan_json, plan_text
-    from diffrl.precision.facts import speed_notes
+    from diffrl.precision.choice import speed_notes
     from diffrl.preflight.check_prompts import plan_notes
     from diffrl.preflight.downloads import downloads, told
 

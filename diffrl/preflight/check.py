@@ -26,8 +26,7 @@ from diffrl.models.loading import DTYPES, check_pipeline_directory, choose_devic
 from diffrl.models.placement import try_attention
 from diffrl.models.targets import names_layer
 from diffrl.models.weights import weight_notes
-from diffrl.precision.backends import find_backend
-from diffrl.precision.facts import speed_notes
+from diffrl.precision.choice import find_backend, speed_notes
 from diffrl.preflight.check_prompts import look_at_prompts
 from diffrl.preflight.downloads import downloads, is_away, require_reader, told, weights_away
 from diffrl.preflight.placeholders import missing_package, unloaded

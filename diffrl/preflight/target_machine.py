@@ -8,8 +8,7 @@ from diffrl.config import Config
 from diffrl.cost.gpus import find_gpu, parse_memory
 from diffrl.cost.host_limits import GIB
 from diffrl.errors import NotHereError
-from diffrl.precision.backends.machine import Machine
-from diffrl.precision.backends.table import missing_hardware
+from diffrl.precision.choice import Machine, missing_hardware
 
 NEWEST_CUDA = (99, 0)
 """Stands for whatever another machine has installed, which is not looked at."""

@@ -20,7 +20,7 @@ from diffrl.config import Config
 from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
-from diffrl.precision.facts import PrecisionReport
+from diffrl.precision.report import PrecisionReport
 from diffrl.run import finishing
 from diffrl.run.beginning import start_line
 from diffrl.run.callbacks import Callback, Callbacks

@@ -31,8 +31,8 @@ from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.placement import Placement
 from diffrl.models.text_encoders import TextReader, text_readers
 from diffrl.objectives.base import RunContext
+from diffrl.precision.choice import speed_notes
 from diffrl.precision.copies import PolicyCopy
-from diffrl.precision.facts import speed_notes
 from diffrl.records import Prompt
 from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane

@@ -3,15 +3,10 @@
 import pytest
 
 from diffrl.config.rewards import RewardSettings
-from diffrl.cost import scorers, weight_bytes
+from diffrl.cost import scorers
 from diffrl.errors import ConfigError
-from diffrl.precision.backends.table import PRECISION_BACKENDS
 from reward_models.parameters import ACTIVATIONS, PARAMETERS, WEIGHTLESS
 from reward_models.registry import SCORERS
-
-
-def test_every_precision_has_bytes():
-    assert set(weight_bytes.COPY_BYTES) == set(PRECISION_BACKENDS)
 
 
 def test_every_reward_has_a_size_or_is_said_to_have_none():
