@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from diffrl.errors import ConfigError
 from diffrl.registry import require_call, resolve
 from reward_models.common.messages import closest, show
-
-Item = TypeVar("Item")
-ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
-"""A YAML list, kept as a tuple; its items stay strict."""
+from reward_models.common.sections import ListOf, Section, problems, rule
 
 MOST_ITERATIONS = 10_000_000
 """The longest run; whatever counts in iterations ends there too."""
@@ -40,22 +36,6 @@ OWN = "module:Object"
 OWN_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 __all__ = ["ListOf", "OwnKind", "Section", "kind_of", "known_or_own", "only", "problems", "rule", "show"]
-
-
-class Section(BaseModel):
-    """A section of keys: unknown keys refused, values neither coerced nor changed afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
-
-
-def rule(text: str) -> PydanticCustomError:
-    """A problem with one value: `text` goes on after the key's path ("must be ... . Got ... . Do ... .")."""
-    return PydanticCustomError("rule", "{rule}", {"rule": text})
-
-
-def problems(texts: Sequence[str]) -> PydanticCustomError:
-    """Problems between several keys: whole sentences that name their paths."""
-    return PydanticCustomError("problems", "{text}", {"text": "\n".join(texts), "problems": list(texts)})
 
 
 def only(value: Any, why: str, fix: str) -> BeforeValidator:

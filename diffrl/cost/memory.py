@@ -228,7 +228,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
     }
     if size := _copy_size(config, found, "cpu" if m.device == "cpu" else "cuda"):
         kept["exploring copy"] = size
-    if o.lags:
+    if o.old_policy_is_ema:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
 

@@ -27,9 +27,9 @@ from diffrl.doctor.models import write_random_pipeline
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
+from diffrl.lifecycle import train
 from diffrl.models.placement import ALIGNMENT
-from diffrl.models.published import PUBLISHED
-from diffrl.run.lifecycle import train
+from diffrl.models.published import published_pipeline
 from diffrl.tracking.metrics import read_metrics
 
 GIB = 2**30
@@ -100,8 +100,10 @@ def require_disk(size: Size, folder: Path) -> None:
     Raises:
         NotHereError: says how much is missing.
     """
+    published = published_pipeline(size.path)
+    assert published is not None
     with torch.device("meta"):
-        parts = [PUBLISHED[size.path].components[name].build() for name in ("transformer", "vae")]
+        parts = [published.components[name].build() for name in ("transformer", "vae")]
     wanted = 2 * 2 * sum(weight.numel() for part in parts for weight in part.parameters())
     free = shutil.disk_usage(folder).free
     if free < wanted:
@@ -110,13 +112,13 @@ def require_disk(size: Size, folder: Path) -> None:
 
 def real_config(size: Size, folder: Path, device: torch.device) -> Config:
     """Resolve the configuration of one iteration of a pipeline that was written to `folder`/pipeline."""
-    own = (
+    overrides = (
         f"model.path={folder / 'pipeline'}",
         f"model.device={device.type}",
         f"run.dir={folder / 'runs'}",
         "run.name=once",
     )
-    return load_config(find_recipe(size.recipe)[1], [*ONCE, *own, *size.overrides])
+    return load_config(find_recipe(size.recipe)[1], [*ONCE, *overrides, *size.overrides])
 
 
 def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
@@ -142,15 +144,15 @@ def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
         "evaluations": {n.removeprefix("evaluations/"): v for n, v in metrics.items() if n.startswith("evaluations/")},
         **_speed(plan.run_flops, seconds, device),
     }
-    told = [
+    parts = [
         f"ratio within {error:.1e} of 1",
         f"peak {peak.bytes / GIB:.2f} GiB, planned {planned / GIB:.2f} ({planned / peak.bytes - 1:+.0%})",
         f"{seconds['rollout']:.1f} s rollout, {seconds['update']:.1f} s update",
     ]
     if facts.get("mfu") is not None:
-        told.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
+        parts.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
     passed = error <= ERROR and abs(planned / peak.bytes - 1) <= CLOSE
-    return Found(passed, ", ".join(told), facts)
+    return Found(passed, ", ".join(parts), facts)
 
 
 def used_as_mapped(folder: Path) -> int:
@@ -211,5 +213,5 @@ class Peak:
 
 def _anonymous() -> int:
     """Resident bytes of this process that no file stands for."""
-    found = psutil.Process().memory_info()
-    return int(found.rss - found.shared)
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)

@@ -37,7 +37,7 @@ def peak_tflops(name: str, precision: str) -> float | None:
 def describe(device: torch.device) -> dict[str, Any]:
     """Say what the machine is, for the report: nothing in it names its owner."""
     cuda = device.type == "cuda"
-    versions = {name: found for name in LIBRARIES if (found := installed(name)) is not None}
+    versions = {name: number for name in LIBRARIES if (number := installed(name)) is not None}
     return {
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU ({platform.machine()})",
         "gpus": torch.cuda.device_count() if cuda else 0,

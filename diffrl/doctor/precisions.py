@@ -62,11 +62,11 @@ def _copy(adapter: ModelAdapter, encodings: Any, precision: str, engine: str, de
         "kernels": list(report.kernels or ()),
         "notes": list(report.notes),
     }
-    told = [f"velocity {apart:.1%} from the network's"]
+    parts = [f"velocity {apart:.1%} from the network's"]
     if report.flops_quantised is not None:
-        told.append(f"{report.flops_quantised:.0%} of operations")
+        parts.append(f"{report.flops_quantised:.0%} of operations")
     if report.speed_up is not None:
-        told.append(f"{report.speed_up:.2f} times as fast as bfloat16")
+        parts.append(f"{report.speed_up:.2f} times as fast as bfloat16")
     if report.kernels:
-        told.append("kernels: " + ", ".join(report.kernels)[:160])
-    return Found(report.speed_up is None or report.speed_up >= 1.0, "; ".join(told), facts)
+        parts.append("kernels: " + ", ".join(report.kernels)[:160])
+    return Found(report.speed_up is None or report.speed_up >= 1.0, "; ".join(parts), facts)

@@ -78,10 +78,10 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
 
 def _measurements(bench: Bench, budget: Budget) -> Iterator[tuple[str, Callable[[], dict[str, Any]], float]]:
     """What is measured of a model: its name, the work, the seconds that it needs."""
-    own, cuda = str(bench.adapter.dtype).removeprefix("torch."), bench.device.type == "cuda"
-    yield f"explore, {own}", lambda: bench.rate(explore, budget.share(6), own), 0.0
-    yield f"regenerate, {own}", lambda: bench.rate(regenerate, budget.share(6), own), 0.0
-    yield f"update, {own}", bench.update, 0.0
+    dtype, cuda = str(bench.adapter.dtype).removeprefix("torch."), bench.device.type == "cuda"
+    yield f"explore, {dtype}", lambda: bench.rate(explore, budget.share(6), dtype), 0.0
+    yield f"regenerate, {dtype}", lambda: bench.rate(regenerate, budget.share(6), dtype), 0.0
+    yield f"update, {dtype}", bench.update, 0.0
     yield "tree against chains", bench.tree, 0.0
     for precision in ("fp8", "nvfp4", "int8"):
         yield f"explore, {precision}", partial(bench.low, precision, budget), COMPILING * cuda
@@ -89,9 +89,9 @@ def _measurements(bench: Bench, budget: Budget) -> Iterator[tuple[str, Callable[
 
         def compiled() -> dict[str, Any]:
             compile_blocks(bench.policy.inner)
-            return bench.rate(explore, budget.share(1), own)
+            return bench.rate(explore, budget.share(1), dtype)
 
-        yield f"explore, {own}, compiled", compiled, COMPILING
+        yield f"explore, {dtype}, compiled", compiled, COMPILING
 
 
 def _no_time() -> Found:
@@ -106,8 +106,8 @@ def _found(work: Callable[[], dict[str, Any]]) -> Found:
         "mfu": "{:.0%} of the peak", "decode_seconds": "decoding {:.3g} s a sample", "push_seconds": "push {:.3g} s",
         "seconds_per_edge": "{:.3g} s a trained step", "saved": "the tree saves {:.0%}", "peak_gib": "peak {:.1f} GiB",
     }  # fmt: skip
-    told = [form.format(facts[name]) for name, form in forms.items() if facts.get(name) is not None]
-    return Found(True, ", ".join(told), facts)
+    parts = [form.format(facts[name]) for name, form in forms.items() if facts.get(name) is not None]
+    return Found(True, ", ".join(parts), facts)
 
 
 class Bench:
@@ -199,11 +199,11 @@ class Bench:
         source, exclude = self.policy.inner, FAMILIES[self.case.family].exclude
         copy = make_copy(source, precision, engine, exclude, self.device, compile=self.device.type == "cuda")
         with copy.in_place_of(self.adapter):
-            found = self.rate(explore, budget.share(2), precision)
+            rate = self.rate(explore, budget.share(2), precision)
         pushed, _ = self.meter(lambda: copy.push(source))
         engine += ", compiled" * copy.report.compiled
         quantised = {"push_seconds": pushed, "parameters_quantised": copy.report.parameters_quantised}
-        return found | quantised | {"engine": engine}
+        return rate | quantised | {"engine": engine}
 
     def update(self) -> dict[str, Any]:
         """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""

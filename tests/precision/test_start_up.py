@@ -243,7 +243,8 @@ def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_b
     from diffrl.cli import main
     from diffrl.config.load import make_config
     from diffrl.preflight.check import check_config
-    from diffrl.training.session import open_session
+    from diffrl.preflight.preview import Preview
+    from diffrl.preflight.stages import open_session
 
     run_settings["model"]["device"] = "cpu"
 
@@ -254,7 +255,11 @@ def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_b
         path.write_text(yaml.safe_dump(run_settings), encoding="utf-8")
         with redirect_stdout(io.StringIO()) as planned, pytest.raises(SystemExit):
             main(["plan", str(path)])
-        return planned.getvalue(), "\n".join(check_config(config)), " ".join(open_session(config, tmp_path).notes)
+        return (
+            planned.getvalue(),
+            "\n".join(check_config(config)),
+            " ".join(open_session(Preview(config), tmp_path).notes),
+        )
 
     assert all("slower than float32" in text for text in notes("int8"))
     assert not any("slower than float32" in text for text in notes("bfloat16"))

@@ -9,12 +9,12 @@ from recipe_tables import recipes
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
-from diffrl.cost.repositories import NOT_KNOWN, REPOSITORIES, size_of
+from diffrl.cost.repositories import NOT_KNOWN, size_of
 from diffrl.errors import ConfigError
+from diffrl.models.published import FOLDER, hub_facts, reward_facts
 from diffrl.preflight.check import check_config
-from diffrl.preflight.downloads import downloads, told
-from diffrl.preflight.target_machine import other_machine
-from reward_models.parameters import CONFIGS, PARAMETERS
+from diffrl.preflight.downloads import describe_downloads, downloads
+from diffrl.preflight.machine import target_machine
 from reward_models.registry import SCORERS, factory_of
 
 ROOT = Path(__file__).parents[2]
@@ -90,13 +90,14 @@ def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(e
             assert re.match(r"[\d.]+ [GM]B.*; licence: (?!not known)\S.*; (not |whether it is )?gated", one.note), one
             assert ("hf auth login" in one.note) == (one.name in GATED), one
         known = sum(one.size is not None for one in found)
-        assert ("together" in told(found)[-1]) == (known > 1), path
+        assert ("together" in describe_downloads(found)[-1]) == (known > 1), path
 
 
 def test_sizes_are_those_of_the_files_that_are_fetched():
     for name, listed in LISTED.items():
         assert size_of(name) / 1e9 == pytest.approx(listed, rel=0.005), name
-    assert {name for name, one in REPOSITORIES.items() if one.gated} == GATED
+    named = [file.stem.replace("--", "/") for file in (ROOT / FOLDER).glob("*--*.json")]
+    assert {name for name in named if hub_facts(name)["gated"]} == GATED
 
 
 def test_repositories_of_rewards_are_those_that_they_name():
@@ -106,8 +107,8 @@ def test_repositories_of_rewards_are_those_that_they_name():
         spec = factory_of(name).spec
         served = spec.memory is not None and "behind its server" in spec.memory
         if not served and "://" not in (spec.weights or ""):  # aesthetic: a head that is given, on CLIP
-            assert set(repository.findall(spec.weights or "")) == {*PARAMETERS.get(name, ()), *CONFIGS.get(name, ())}
-    assert {*CONFIGS} <= {*PARAMETERS} <= {*SCORERS}
+            facts = reward_facts()[name]
+            assert set(repository.findall(spec.weights or "")) == {*facts["weights"], *facts.get("configs", ())}
 
 
 def test_what_is_not_known_is_not_made_up(empty_cache, run_settings):
@@ -125,7 +126,10 @@ def test_check_tells_what_is_not_here_and_fetches_nothing(empty_cache, run_setti
     for wrong, problem in (
         ({"name": "geneval"}, "prompts.train must give include with every prompt"),
         ({"name": "video_align"}, "must score images"),
-        ({"name": "pickscore", "options": {"no_such": 1}}, "rewards.0.options do not fit the reward pickscore"),
+        (
+            {"name": "pickscore", "options": {"no_such": 1}},
+            "rewards.0: The reward pickscore does not take",
+        ),
         ({"name": "pickscore", "options": {"model": "/no/such/folder"}}, "/no/such/folder"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -137,7 +141,7 @@ def test_a_package_that_is_not_here_is_no_mistake_of_the_configuration(empty_cac
     run_settings["rewards"] = [{"name": "hpsv2"}, {"name": "shapes"}]
     *_, verdict, reason = check_config(make_config(run_settings))
     assert "valid, and cannot run on this machine" in verdict and "hpsv2" in reason and "'diffrl[clip]'" in reason
-    text = "\n".join(check_config(make_config(run_settings), elsewhere=other_machine("h100", None)))
+    text = "\n".join(check_config(make_config(run_settings), target=target_machine("h100", None)))
     assert "fine but for what is not here yet" in text and "hpsv2: pip install 'diffrl[clip]'" in text
     with pytest.raises(ConfigError, match="no_such"):  # its options are looked at all the same
         check_config(make_config(run_settings | {"rewards": [{"name": "hpsv2", "options": {"no_such": 1}}]}))

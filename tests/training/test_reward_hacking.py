@@ -13,7 +13,7 @@ from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.tree import chains
 from diffrl.training.evaluate import Evaluation
-from diffrl.training.sentinel import Sentinel, Watch
+from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
 from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
 from tests.training.scorers import Brightness
 
@@ -25,10 +25,10 @@ class OneProcess:
 TRAINING = [WeightedScorer("raw", Brightness())]
 
 
-def sentinel(**options):
+def monitor(**options):
     said = []
     scorers = [WeightedScorer("good", Brightness()), WeightedScorer("bad", Lower())]
-    return Sentinel(RewardHackingGuard(**options), scorers, OneProcess(), said.append), said
+    return RewardHackingMonitor(RewardHackingGuard(**options), scorers, OneProcess(), said.append), said
 
 
 class Lower(Brightness):
@@ -57,7 +57,7 @@ def judge(guard, *args, samples=500, rewards=TRAINING, **options):
 
 
 def test_diversity_and_sharpness_by_hand():
-    guard, _ = sentinel()
+    guard, _ = monitor()
     images, groups = noise(1, 5), [7, 7, 7, 9, 9]
     found = feed_groups(guard, images, groups)
     small = images.float() / 255
@@ -85,7 +85,7 @@ def feed_groups(guard, images, groups, reward=0.5):
 
 def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
     for rewards, expected in (((0.2, 0.3, 0.4), 1), ((0.5, 0.4, 0.3), 0)):
-        guard, said = sentinel()
+        guard, said = monitor()
         judge(guard, 0.6)
         feed(guard, rewards[0])
         assert judge(guard, 0.62)["sentinel/alarms"] == 0
@@ -99,7 +99,7 @@ def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
 
 
 def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
-    guard, said = sentinel()
+    guard, said = monitor()
     judge(guard, 0.5, bad=0.4)
     feed(guard, 0.1)
     judge(guard, 0.5, bad=0.3)
@@ -109,7 +109,7 @@ def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
 
 
 def test_few_samples_need_a_larger_fall():
-    guard, said = sentinel()
+    guard, said = monitor()
     judge(guard, 0.6, samples=16)
     feed(guard, 0.1)
     feed(guard, 0.2)
@@ -121,7 +121,7 @@ def test_few_samples_need_a_larger_fall():
 
 
 def test_the_first_iterations_reward_is_what_the_start_had():
-    guard, said = sentinel()
+    guard, said = monitor()
     judge(guard, 0.6)  # before any training reward is known, and the best it will ever be
     feed(guard, 0.3)
     feed(guard, 0.4)
@@ -132,7 +132,7 @@ def test_the_first_iterations_reward_is_what_the_start_had():
 def test_collapse_and_changed_sharpness_are_alarms():
     flat = torch.full((4, 3, 32, 32), 99, dtype=torch.uint8)
     for later, sentence in ((noise(5)[:1].expand(4, -1, -1, -1), "differ by 0%"), (flat, "differ by 0%")):
-        guard, said = sentinel()
+        guard, said = monitor()
         judge(guard, 0.5)
         feed(guard, 0.1)
         judge(guard, 0.5)
@@ -140,7 +140,7 @@ def test_collapse_and_changed_sharpness_are_alarms():
         judge(guard, 0.5)
         assert sentence in said[0]
     faint = (noise(0).int() // 4 + 96).to(torch.uint8)
-    guard, said = sentinel(diversity=0.0)
+    guard, said = monitor(diversity=0.0)
     feed(guard, 0.1)
     judge(guard, 0.5)
     feed(guard, 0.1, faint)
@@ -149,7 +149,7 @@ def test_collapse_and_changed_sharpness_are_alarms():
 
 
 def test_patience_stop_and_off():
-    guard, said = sentinel(patience=2, action="stop")
+    guard, said = monitor(patience=2, action="stop")
     judge(guard, 0.6)
     feed(guard, 0.1)
     feed(guard, 0.2)
@@ -157,12 +157,12 @@ def test_patience_stop_and_off():
     feed(guard, 0.3)
     with pytest.raises(GuardStop, match="looks like reward hacking"):
         judge(guard, 0.3)
-    guard, said = sentinel(action="off")
+    guard, said = monitor(action="off")
     assert feed(guard, 0.1) == {} and judge(guard, 0.1) == {}
 
 
 def test_a_failed_reward_is_neither_a_fall_nor_a_best():
-    guard, said = sentinel()
+    guard, said = monitor()
     judge(guard, 0.6)
     feed(guard, 0.1)
     feed(guard, math.nan)
@@ -173,7 +173,7 @@ def test_a_failed_reward_is_neither_a_fall_nor_a_best():
     few = evaluation(0.1)
     few.counts["good"] = 249  # fewer than half: what is left may be no fair sample
     assert "sentinel/change/good" not in guard.compare(few, 500, TRAINING) and not said
-    assert guard.watch.best["good"]["mean"] == 0.6
+    assert guard.state.best["good"]["mean"] == 0.6
 
 
 def test_a_pass_rate_that_rises_from_nothing_and_then_stands_still_is_no_alarm():
@@ -181,7 +181,7 @@ def test_a_pass_rate_that_rises_from_nothing_and_then_stands_still_is_no_alarm()
     alarms = 0
     for seed in range(40):
         generator = np.random.default_rng(seed)
-        guard, said = sentinel()
+        guard, said = monitor()
         for number, rate in enumerate([0.01, 0.2, 0.4] + [0.6] * 12):
             feed(guard, 0.1 + 0.01 * number)
             good = generator.binomial(64, rate) / 64
@@ -192,20 +192,20 @@ def test_a_pass_rate_that_rises_from_nothing_and_then_stands_still_is_no_alarm()
 
 def test_weights_that_change_are_no_rise_and_hide_none():
     rising = [WeightedScorer("raw", Brightness(), weight=4.0)]  # the weight rose, the reward fell
-    guard, said = sentinel()
+    guard, said = monitor()
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.4)
     judge(guard, 0.3, rewards=rising)
     assert not said
     falling = [WeightedScorer("raw", Brightness(), weight=0.1)]  # the weight fell, the reward rose
-    guard, said = sentinel()
+    guard, said = monitor()
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.6)
     judge(guard, 0.3, rewards=falling)
     assert len(said) == 1
-    guard, said = sentinel()  # a reward to be lowered
+    guard, said = monitor()  # a reward to be lowered
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.4)
@@ -214,21 +214,21 @@ def test_weights_that_change_are_no_rise_and_hide_none():
 
 
 def test_a_checkpoint_keeps_what_it_remembers():
-    guard, _ = sentinel()
+    guard, _ = monitor()
     judge(guard, 0.6)
     feed(guard, 0.1)
     judge(guard, 0.7)
     feed(guard, 0.2)
-    again, _ = sentinel()
-    again.watch = Watch(**asdict(guard.watch))
+    again, _ = monitor()
+    again.state = MonitorState(**asdict(guard.state))
     assert judge(again, 0.4) == judge(guard, 0.4)
 
 
 def test_videos_are_watched_by_a_still():
-    guard, _ = sentinel()
+    guard, _ = monitor()
     clips = torch.stack([noise(seed, 5) for seed in range(3)])  # (3, F, 3, H, W)
     found = feed_groups(guard, clips, [0, 0, 0])
-    stills = feed_groups(sentinel()[0], clips[:, 2], [0, 0, 0])
+    stills = feed_groups(monitor()[0], clips[:, 2], [0, 0, 0])
     assert found["sentinel/sharpness"] == stills["sentinel/sharpness"] and found["sentinel/diversity"] > 0
 
 

@@ -28,8 +28,8 @@ Metrics = dict[str, float | int]
 
 
 @dataclass
-class Watch:
-    """What the sentinel remembers; plain values, as a checkpoint keeps them.
+class MonitorState:
+    """What the monitor remembers; plain values, as a checkpoint keeps them.
 
     Args:
         sums: of the training rewards' means, raw, and of diversity and sharpness, since the last evaluation.
@@ -62,7 +62,7 @@ class Watch:
 
 
 @dataclass
-class Sentinel:
+class RewardHackingMonitor:
     """Measures, and decides when to speak.
 
     Args:
@@ -70,7 +70,7 @@ class Sentinel:
         scorers: the held-out rewards.
         accelerator: joins the ranks.
         report: tells the user something that all ranks know.
-        watch: what it remembers.
+        state: what it remembers.
         verdict: why the run is to stop, once its last row is written; None while it may go on.
     """
 
@@ -78,11 +78,11 @@ class Sentinel:
     scorers: Sequence[WeightedScorer]
     accelerator: Any
     report: Callable[[str], None]
-    watch: Watch = field(default_factory=Watch)
+    state: MonitorState = field(default_factory=MonitorState)
     verdict: str | None = None
 
     def __post_init__(self) -> None:
-        """Make the two scorers of pictures that nothing but the sentinel asks."""
+        """Make the two scorers of pictures that nothing but the monitor asks."""
         self._diversity, self._sharpness = load_reward("diversity"), load_reward("sharpness")
 
     @property
@@ -115,7 +115,7 @@ class Sentinel:
         counts = torch.stack([value.isfinite().sum().double() for value in found.values()])
         means = torch.div(*sum_ranks(self.accelerator, torch.cat([sums, counts])).chunk(2)).tolist()
         named = dict(zip(found, means, strict=True))
-        self.watch.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
+        self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
         return {f"sentinel/{name}": value for name, value in named.items()}
 
     def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
@@ -135,7 +135,7 @@ class Sentinel:
         """
         if not self.on:
             return {}
-        means = self.watch.take()
+        means = self.state.take()
         alarms: list[str] = []
         metrics: Metrics = {}
         for scorer in self.scorers:
@@ -149,9 +149,9 @@ class Sentinel:
                     "training reward is higher than then"
                 )
         alarms += self._pictures(means)
-        self.watch.alarmed = self.watch.alarmed + 1 if alarms else 0
+        self.state.alarmed = self.state.alarmed + 1 if alarms else 0
         metrics["sentinel/alarms"] = len(alarms)
-        if alarms and self.watch.alarmed >= self.settings.patience:
+        if alarms and self.state.alarmed >= self.settings.patience:
             message = f"This looks like reward hacking: {'; '.join(alarms)}. (guards.reward_hacking)"
             if self.settings.action == "stop":
                 self.verdict = f"{message} The run stops; its last checkpoint is intact."
@@ -174,11 +174,11 @@ class Sentinel:
         The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
         difference: a pass or fail that begins near 0 has hardly any deviation then.
         """
-        name, best = scorer.name, self.watch.best.get(scorer.name)
+        name, best = scorer.name, self.state.best.get(scorer.name)
         value = found.means[name] if scorer.scorer.spec.higher_is_better else -found.means[name]
         if best is None or value >= best["mean"]:
-            raws = {key: mean for key, mean in (means or self.watch.first).items() if key.startswith(RAW)}
-            self.watch.best[name] = {
+            raws = {key: mean for key, mean in (means or self.state.first).items() if key.startswith(RAW)}
+            self.state.best[name] = {
                 "mean": value,
                 "deviation": found.deviations[name],
                 "samples": found.counts[name],
@@ -192,12 +192,12 @@ class Sentinel:
 
     def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
         """Whether the training reward is above what it was when the held-out reward was at its best."""
-        then = self.watch.best[scorer.name]["rewards"] or self.watch.first
+        then = self.state.best[scorer.name]["rewards"] or self.state.first
         known = [r for r in rewards if r.weight != 0 and f"{RAW}{r.name}" in means and f"{RAW}{r.name}" in then]
         return sum(r.weight * (means[f"{RAW}{r.name}"] - then[f"{RAW}{r.name}"]) / r.scale for r in known) > 0
 
     def _pictures(self, means: Mapping[str, float]) -> list[str]:
-        first, alarms = self.watch.first, []
+        first, alarms = self.state.first, []
         if "diversity" in first and means.get("diversity", math.inf) < self.settings.diversity * first["diversity"]:
             share = means["diversity"] / first["diversity"]
             alarms.append(f"the images of a prompt differ by {share:.0%} of what they did at first")
