@@ -1,29 +1,24 @@
-"""A run from its first line to its last: start, resume, finish."""
+"""A run from its first line to its last: opened stage by stage, or resumed, and seen through."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from diffrl.checkpoint.files import Checkpoint
-from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
+from diffrl.cost.host_limits import processes_here
 from diffrl.distributed.ranks import wait_for_all
-from diffrl.errors import DiffrlError, GuardStop
-from diffrl.files import write_json
-from diffrl.precision.facts import PrecisionReport
-from diffrl.run import finishing
-from diffrl.run.beginning import start_line
-from diffrl.run.callbacks import Callback, Callbacks
+from diffrl.preflight.machine import world_size
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session, require_look
+from diffrl.run.callbacks import Callback
+from diffrl.run.completion import run_to_completion
 from diffrl.run.directory import (
     create_run_dir,
     environment,
@@ -35,10 +30,9 @@ from diffrl.run.directory import (
     rewards_record,
     write_config,
 )
-from diffrl.run.ending import again, broken_peer, ends_in_words, no_stranger_exits, peer_gone, what_is_kept
-from diffrl.run.execution import TrainingRun
+from diffrl.run.ending import ends_in_words
 from diffrl.run.fit import require_fit
-from diffrl.run.initial import origin, pin_initial, restore_initial
+from diffrl.run.initial import origin, restore_initial
 from diffrl.run.inputs import (
     MEASURED_WITH,
     TRAINED_WITH,
@@ -46,19 +40,12 @@ from diffrl.run.inputs import (
     require_alike_on_ranks,
     require_inputs,
 )
-from diffrl.run.journal import Journal, random_group
 from diffrl.run.kept_config import changes_since
 from diffrl.run.longer import changed_config, complete_words, is_complete, rate_words, set_ending_aside
-from diffrl.run.opened import Run
 from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
-from diffrl.terminal.progress import Progress
-from diffrl.terminal.signals import AtOnce, Ended, Interruption, StopSignal
+from diffrl.terminal.signals import StopSignal
 from diffrl.terminal.watch import watched
-from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
-from diffrl.tracking.metrics import read_metrics
-from diffrl.training.loop import Trainer
-from diffrl.training.messages import Messages
-from diffrl.training.session import Session, open_session
+from diffrl.training.session import Session
 
 
 def train(
@@ -86,8 +73,7 @@ def train(
         GuardStop: a guard ended the run.
         SystemExit: a signal ended it, after a checkpoint.
     """
-    run_dir, config = new_run_dir(config), pin_initial(config)
-    stop = StopSignal(owns_process)
+    stop, run_dir = StopSignal(owns_process), Path(config.run.dir) / config.run.name
     with ends_in_words(stop, _printer(console)), stop.watched():
         session = _open(config, run_dir, console)
         require_alike_on_ranks(session)
@@ -95,9 +81,11 @@ def train(
         with _one_trainer(session, run_dir):
             if session.accelerator.is_main_process:
                 new_run_dir(config)  # again, now that nobody else can take it
-                create_run_dir(run_dir, config, _environment(session) | origin(config), _rewards(session))
+                create_run_dir(
+                    run_dir, session.config, _environment(session) | origin(session.config), _rewards(session)
+                )
             wait_for_all(session.accelerator)
-            _see_through(session, run_dir, None, console, stop, callbacks)
+            run_to_completion(session, run_dir, None, console, stop, callbacks)
     return run_dir
 
 
@@ -184,17 +172,22 @@ def _go_on(
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
     wait_for_all(session.accelerator)
-    _see_through(session, run_dir, checkpoint, console, stop, callbacks)
+    run_to_completion(session, run_dir, checkpoint, console, stop, callbacks)
 
 
 def _open(config: Config, run_dir: Path, console: Console, resumes: bool = False) -> Session:
-    """Load everything; who waits for it on the first rank is told so."""
+    """Take the dry half of every stage, then load them; shows that to who waits on the first rank."""
+    processes = world_size()
+    preview = Preview(config, processes, resumes=resumes, started=processes_here(processes))
     if not _first_rank():
-        return open_session(config, run_dir, resumes)
+        require_look(preview)
+        return open_session(preview, run_dir)
+    with watched(console, "checking the configuration"):
+        require_look(preview)
     if not console.is_terminal:
         _printer(console)(f"Loading {config.model.path}.")
     with watched(console, f"loading {config.model.path}"):
-        return open_session(config, run_dir, resumes)
+        return open_session(preview, run_dir)
 
 
 def _begin(session: Session, accept: bool) -> None:
@@ -224,128 +217,3 @@ def _environment(session: Session) -> dict[str, Any]:
 
 def _rewards(session: Session) -> dict[str, Any]:
     return rewards_record(session.scorers, session.eval_scorers)
-
-
-def _see_through(
-    session: Session,
-    run_dir: Path,
-    checkpoint: Checkpoint | None,
-    console: Console,
-    stop: StopSignal,
-    callbacks: Sequence[Callback],
-) -> None:
-    main, iterations = session.accelerator.is_main_process, session.config.run.iterations
-    told, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
-    with Progress(console, iterations, quiet=not main) as progress:
-        if session.copy is not None and main:
-            write_json(run_dir / "precision.json", asdict(session.copy.report))
-            progress.message(describe(session.copy.report))
-        saved = None if checkpoint is None else checkpoint.step
-        journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
-        stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
-        progress.log = journal.log
-        stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
-        messages = Messages([progress.message, journal.log], main)
-        trainer = Trainer(session, messages)
-        run = TrainingRun(trainer, journal, progress, stop, told)
-        goes_on = (run_dir / "log.txt").exists()
-        if main:
-            progress.message(start_line(session))
-        for note in session.notes:
-            messages.report(note)
-        seed_rng(session.config.run.seed)
-        journal.rewind(-1 if checkpoint is None else checkpoint.step)
-        if goes_on:
-            journal.log(f"{RESUMED}{checkpoint.step if checkpoint else 0}.")
-        if checkpoint is not None:
-            restore(trainer, checkpoint)
-            if main:
-                rows = read_metrics(run_dir / "metrics.jsonl")
-                progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
-        try:
-            with no_stranger_exits():
-                told.start(opened)
-                run.run()
-        except Interruption as end:
-            _report_interruption(run, end)
-            finishing.leave_report(run)
-            told.end(opened)
-            if end.number is None:
-                return
-            raise Ended(128 + end.number) from end
-        except Exception as error:
-            failure = peer_gone(stop.kept()) if broken_peer(error, stop.processes) else error
-            _log_failure(journal, failure)
-            finishing.leave_report(run)
-            if failure is not error:
-                raise failure from error
-            raise
-        except BaseException as error:
-            if not isinstance(error, AtOnce):  # which is reported where it ends
-                _log_failure(journal, error)
-            raise
-        finally:
-            _close(journal)
-    with stop.finishing():
-        if main:
-            with watched(console, "summary and images"):
-                finishing.finish(run, console)
-        wait_for_all(session.accelerator)
-    if stop.received:
-        messages.report(f"{stop.name} came when everything was trained: the run is complete.")
-    told.end(opened)
-    if trainer.guard.verdict:
-        raise GuardStop(trainer.guard.verdict)
-
-
-def _report_interruption(run: TrainingRun, end: Interruption) -> None:
-    name = "A callback asked the run to stop" if end.number is None else signal.Signals(end.number).name
-    trainer, journal = run.trainer, run.journal
-    if journal.saved == trainer.iteration:
-        trainer.messages.report(
-            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: {again(journal.run_dir)}"
-        )
-    else:
-        trainer.messages.report(f"{name}: nothing was trained yet. {run.stop.kept()}")
-
-
-def _log_failure(journal: Journal, error: BaseException) -> None:
-    mark = STOPPED if isinstance(error, GuardStop) else f"{FAILED}{type(error).__name__}: "
-    journal.log(f"{mark}{' '.join(str(error).split())}")
-
-
-def _close(journal: Journal) -> None:
-    """Close it; where an error is on its way already, that is the one to hear of."""
-    on_its_way = sys.exc_info()[1]
-    try:
-        journal.close()
-    except DiffrlError as error:
-        if on_its_way is None:
-            raise
-        journal.log(str(error))
-
-
-def describe(report: PrecisionReport) -> str:
-    """What explores, in one line; what the user should know of it in further ones."""
-    flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
-    lines = [
-        f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
-        f"{flops}, multiplied in {report.compute_dtype} with {report.scaling}; the list is in precision.json."
-    ]
-    if report.batch_dependent:
-        lines.append("A candidate's numbers depend a little on the others of its batch: activations share one scale.")
-    return "\n".join([*lines, *report.notes])
-
-
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put weights, optimiser, average, generators and counters back, from a checkpoint that `require_fit` let pass."""
-    session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
-    session.policy.restore(tensors["policy"])
-    restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    for name, average in trainer.averages.items():
-        if average is not None:
-            average.restore(tensors[name])
-    own = random_group(session.accelerator.process_index)
-    if own in tensors:  # a rank that was not there goes on as it was seeded
-        restore_rng(tensors[own], state[own])
-    trainer.restore(state)

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from recipe_tables import recipes
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
@@ -12,8 +13,8 @@ from diffrl.cost.repositories import NOT_KNOWN, size_of
 from diffrl.errors import ConfigError
 from diffrl.models.published import FOLDER, hub_facts, reward_facts
 from diffrl.preflight.check import check_config
-from diffrl.preflight.downloads import downloads, told
-from diffrl.preflight.target_machine import other_machine
+from diffrl.preflight.downloads import describe_downloads, downloads
+from diffrl.preflight.machine import target_machine
 from reward_models.registry import SCORERS, factory_of
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ GATED = {
     "black-forest-labs/FLUX.2-klein-base-9B", "stabilityai/stable-diffusion-3-medium-diffusers",
     "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-large",
 }  # fmt: skip
-RECIPES = sorted(path for path in (ROOT / "configs").glob("*/*.yaml") if "tiny" not in path.parent.name)
+RECIPES = [recipe.path for recipe in recipes()]
 
 
 @pytest.fixture
@@ -82,7 +83,6 @@ def test_all_that_a_recipe_needs_is_told_and_what_is_here_is_not(recipe, empty_c
 
 
 def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(empty_cache):
-    assert len(RECIPES) > 90
     for path in RECIPES:
         found = downloads(load_config(path))
         assert found, path
@@ -90,7 +90,7 @@ def test_every_recipe_says_how_large_under_which_licence_and_behind_which_gate(e
             assert re.match(r"[\d.]+ [GM]B.*; licence: (?!not known)\S.*; (not |whether it is )?gated", one.note), one
             assert ("hf auth login" in one.note) == (one.name in GATED), one
         known = sum(one.size is not None for one in found)
-        assert ("together" in told(found)[-1]) == (known > 1), path
+        assert ("together" in describe_downloads(found)[-1]) == (known > 1), path
 
 
 def test_sizes_are_those_of_the_files_that_are_fetched():
@@ -126,7 +126,10 @@ def test_check_tells_what_is_not_here_and_fetches_nothing(empty_cache, run_setti
     for wrong, problem in (
         ({"name": "geneval"}, "prompts.train must give include with every prompt"),
         ({"name": "video_align"}, "must score images"),
-        ({"name": "pickscore", "options": {"no_such": 1}}, "rewards.0.options do not fit the reward pickscore"),
+        (
+            {"name": "pickscore", "options": {"no_such": 1}},
+            "rewards.0: The reward pickscore does not take",
+        ),
         ({"name": "pickscore", "options": {"model": "/no/such/folder"}}, "/no/such/folder"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -138,7 +141,7 @@ def test_a_package_that_is_not_here_is_no_mistake_of_the_configuration(empty_cac
     run_settings["rewards"] = [{"name": "hpsv2"}, {"name": "shapes"}]
     *_, verdict, reason = check_config(make_config(run_settings))
     assert "valid, and cannot run on this machine" in verdict and "hpsv2" in reason and "'diffrl[clip]'" in reason
-    text = "\n".join(check_config(make_config(run_settings), elsewhere=other_machine("h100", None)))
+    text = "\n".join(check_config(make_config(run_settings), target=target_machine("h100", None)))
     assert "fine but for what is not here yet" in text and "hpsv2: pip install 'diffrl[clip]'" in text
     with pytest.raises(ConfigError, match="no_such"):  # its options are looked at all the same
         check_config(make_config(run_settings | {"rewards": [{"name": "hpsv2", "options": {"no_such": 1}}]}))

@@ -7,7 +7,8 @@ import pytest
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.export.generate import GenerateRequest, generate_pictures
-from diffrl.preflight.check_prompts import plan_notes
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.prompts import plan_notes
 from tests.training.harness import go_on, settings, start
 
 
@@ -26,7 +27,7 @@ def test_a_run_says_what_is_cut_and_not_held_out_and_goes_on_when_it_has_begun(r
     assert sum("1 of the 2 texts of prompts.train are longer than CLIP (" in line for line in said) == 1
     assert sum("2 of the 2 prompts that are evaluated are trained on too" in line for line in said) == 1
     assert all(line in shown and line in (run_dir / "log.txt").read_text() for line in said)
-    assert set(plan_notes(make_config(data))) == set(said)
+    assert set(plan_notes(Preview(make_config(data)))) == set(said)
     config = run_dir / "config.yaml"  # as it was written before there was such a key
     config.write_text("".join(line for line in config.open() if "eval_on_train" not in line))
     assert "or nothing is held out" in go_on(run_dir, "run.iterations=2")
