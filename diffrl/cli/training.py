@@ -147,7 +147,7 @@ def plan(
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import plan_json, plan_text
-    from diffrl.precision.facts import speed_notes
+    from diffrl.precision.choice import speed_notes
     from diffrl.preflight.downloads import describe_downloads, downloads
     from diffrl.preflight.preview import Preview
     from diffrl.preflight.prompts import plan_notes

@@ -18,10 +18,7 @@ from diffrl.distributed.ranks import make_accelerator
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.loading import DTYPES
 from diffrl.models.placement import try_attention
-from diffrl.precision.backends import find_backend
-from diffrl.precision.backends.machine import Machine
-from diffrl.precision.backends.table import missing_hardware
-from diffrl.precision.facts import speed_notes
+from diffrl.precision.choice import Machine, find_backend, missing_hardware, speed_notes
 from diffrl.preflight.preview import Opening, Preview, below
 from diffrl.run.directory import new_run_dir
 from diffrl.training.optim import make_optimizer

@@ -18,7 +18,7 @@ from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import discard, write_json
-from diffrl.precision.facts import PrecisionReport
+from diffrl.precision.report import PrecisionReport
 from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import REPORT, SUMMARY
 from diffrl.run.execution import TrainingRun, start_line

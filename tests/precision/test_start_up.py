@@ -12,14 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
-from diffrl.precision.backends.fp8 import Fp8Linear
-from diffrl.precision.backends.int8 import Int8Linear
+from diffrl.precision.checks import product_names, sampled
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.engines.native import Fp8Linear, Int8Linear
 from diffrl.precision.observe import flops_coverage, watching
-from diffrl.precision.refresh import sampled
-from diffrl.precision.speed import kernel_names, slow_note, speed_up
-from diffrl.precision.verify import product_names
+from diffrl.precision.report import PrecisionError, kernel_names, slow_note, speed_up
 
 CPU = torch.device("cpu")
 
@@ -215,7 +212,7 @@ class TestSpeed:
 
 
 def test_who_computes_in_float32_on_a_gpu_is_told_where_it_is_planned_checked_and_begun():
-    from diffrl.precision.facts import speed_notes
+    from diffrl.precision.choice import speed_notes
 
     told = speed_notes("float32", None, "cuda")
     assert len(told) == 1 and "Set model.dtype: bfloat16" in told[0]

@@ -10,13 +10,13 @@ import torch
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import least_steps
-from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.table import PRECISION_BACKENDS
+from diffrl.precision.choice import find_backend
+from diffrl.precision.facts import AUTO, EMULATED, TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.records import Prompt
 from diffrl.run.directory import open_run_dir
 from diffrl.studies.requests import FidelityRequest
 
-TRAINING = "training"
 CANDIDATES = 32
 
 
@@ -87,7 +87,7 @@ def request_problems(
 
 def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     """Why this machine cannot run a precision, in the words of the copy."""
-    names = (TRAINING, *PRECISION_BACKENDS)
+    names = (TRAINING, *PRECISIONS)
     if wanted.precision not in names:
         return [f"--precision must be one of {', '.join(names)}, or precision:engine. Got {wanted.text!r}."]
     if wanted.precision == TRAINING:
@@ -95,7 +95,7 @@ def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     try:
         find_backend(wanted.precision, wanted.engine, device)
     except ConfigError as error:
-        emulated = wanted.engine == AUTO and "emulated" in PRECISION_BACKENDS[wanted.precision]
+        emulated = wanted.engine == AUTO and EMULATED in PRECISIONS[wanted.precision].runners
         way_out = f" Here: --precision {wanted.precision}:emulated." if emulated else ""
         return [f"--precision {wanted.text}: {problem}{way_out}" for problem in error.problems]
     return []

@@ -1,17 +1,68 @@
-"""What a GPU ran for a copy, and whether that is faster than bfloat16: recorded, and said if it is not."""
+"""What a low-precision copy really computes in, in what kernels and how fast: recorded, printed by `diffrl check`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 
+from diffrl.errors import DiffrlError
 from diffrl.precision.observe import Shape
 
 REPEATS = 5
+
+
+class PrecisionError(DiffrlError):
+    """A low-precision copy does not compute what was planned; exploring with it would be wrong."""
+
+
+@dataclass(frozen=True)
+class PrecisionReport:
+    """A copy in numbers and names; `dataclasses.asdict` of it is JSON.
+
+    Args:
+        precision: as configured: bfloat16, int8, fp8, mxfp8 or nvfp4.
+        engine: what runs it; never "auto".
+        compute_dtype: operands of the quantised layers' matrix products as they really run. An emulation's is that of
+            the network around it.
+        outside_dtype: what the rest of the network computes in.
+        quantised: names of the linear layers in low precision, pointwise convolutions among them.
+        kept: (name, why) of the other linear layers.
+        parameters_quantised: the quantised layers' weights as a share of the network's parameters, in [0, 1].
+        weights_quantised: the same as a share of the linear layers' weights.
+        scaling: what shares a scale.
+        batch_dependent: whether a sample's numbers depend on the others of its batch.
+        compiled: whether torch.compile made its graph.
+        flops_quantised: the quantised layers' share of the floating-point operations of a forward, in [0, 1]; None
+            until one was seen.
+        flops: the operations by what does them: quantised, linear (kept), convolution, attention.
+        shapes: (M, K, N) of every matrix product that was tried at the start.
+        kernels: names of the GPU's kernels, by time; empty on CPUs.
+        speed_up: the quantised layers against bfloat16 ones, over `shapes`; None where it was not measured.
+        notes: what the user should know.
+    """
+
+    precision: str
+    engine: str
+    compute_dtype: str
+    outside_dtype: str
+    quantised: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    parameters_quantised: float
+    weights_quantised: float
+    scaling: str = ""
+    batch_dependent: bool = False
+    compiled: bool = False
+    flops_quantised: float | None = None
+    flops: Mapping[str, int] = field(default_factory=dict)
+    shapes: tuple[tuple[int, int, int], ...] = ()
+    kernels: tuple[str, ...] = ()
+    speed_up: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 def kernel_names(forward: Callable[[], object], device: torch.device) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is a torchao tensor, and how each precision's weight is made and refreshed in place.
+"""torchao's dynamic configurations: a linear layer whose weight is a torchao tensor, made and refreshed in place.
 
 The weights are built by the tensor classes themselves with what torchao's configuration objects say, not by
 `quantize_`: that one leaves a layer in bfloat16 without a word where the sizes do not fit, asks for the GPU even to
@@ -8,18 +8,131 @@ convert, and gives NaN for a weight of zeros. torchao 0.18; imported only where 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.functional.formats.fp8 import Scaling
-from diffrl.precision.backends.base import FrozenLinear
-from diffrl.precision.layout import row_major
+from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
+from diffrl.precision.choice import Machine, machine_of
+from diffrl.precision.engines.base import Defaults, FrozenLinear, odd_sizes, row_major
+from diffrl.precision.engines.native import fp8_scaling, rows_work
 
 LEAST_AMAX = 1e-12
 """Scales never derive from less, so that rows of zeros give zeros."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torchao(Defaults):
+    """One of torchao's dynamic configurations.
+
+    Args:
+        quantise: a bfloat16 weight (N, K) as a torchao tensor.
+        round: what float32 numbers become; the emulation. Ours where torchao's equals it, else torchao's own.
+        weight_class: name of the tensor's class.
+        code_dtype: of its codes as stored.
+        compute_dtype: as in `Backend`.
+        largest_error: as in `Backend`.
+        multiples: K and N must be multiples of these.
+        scale_dtype: as in `Backend`.
+        scaling: as in `Backend`.
+        batch_dependent: as in `Backend`.
+        outside_dtype: as in `Backend`.
+    """
+
+    quantise: Callable[[Tensor], Tensor]
+    round: Callable[[Tensor], Tensor]
+    weight_class: str
+    code_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    largest_error: float
+    multiples: tuple[int, int]
+    scale_dtype: torch.dtype | None = None
+    scaling: str = Defaults.scaling
+    batch_dependent: bool = False
+    name: str = "torchao"
+    outside_dtype: torch.dtype = torch.bfloat16
+
+    def unfit(self, linear: nn.Linear) -> str | None:
+        """Say that torchao would leave these sizes in bfloat16, detour or refuse."""
+        return odd_sizes(linear, *self.multiples)
+
+    def convert(self, linear: nn.Linear) -> nn.Module:
+        """Return the layer with torchao's weight."""
+        return TorchaoLinear(linear, self.quantise, self.outside_dtype)
+
+    def inspect(self, layer: nn.Module) -> str | None:
+        """Say that the weight is of another class or dtype, or that activations stay as they are."""
+        weight: Any = cast(TorchaoLinear, layer).weight
+        held = getattr(weight, "data", weight)
+        if type(held).__name__ != self.weight_class:
+            return f"its weight is a {type(held).__name__}, not a {self.weight_class}"
+        if held.qdata.dtype != self.code_dtype:
+            return f"its codes are {held.qdata.dtype}, not {self.code_dtype}"
+        return "its activations are not quantised" if held.act_quant_kwargs is None else None
+
+    def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """Multiply in float32 what was rounded; the weight passes bfloat16 on its way, as it does in the layer."""
+        return self.round(x) @ self.round(weight.to(self.outside_dtype).float()).T
+
+
+class TorchaoFp8(Torchao):
+    """E4M3, with one scale a tensor where rows cannot be multiplied: a sample then depends on its batch."""
+
+    @classmethod
+    def scaled_by(cls, per: Scaling, largest_error: float) -> Self:
+        """Make the backend with these scales."""
+        quantise = partial(fp8_weight, per=per)
+        return cls(
+            quantise=quantise,
+            round=partial(rounded, quantise=quantise),
+            weight_class="Float8Tensor",
+            code_dtype=torch.float8_e4m3fn,
+            compute_dtype=torch.float8_e4m3fn,
+            largest_error=largest_error,
+            multiples=(16, 16),
+            scaling=Defaults.scaling if per == "row" else "one scale per tensor",
+            batch_dependent=per == "tensor",
+        )
+
+    def on(self, device: torch.device) -> Self:
+        """Return it as this device multiplies it."""
+        return self.scaled_by(fp8_scaling(machine_of(device), lambda: rows_work(device)), self.largest_error)
+
+
+class TorchaoNvfp4(Torchao):
+    """E2M1; a sample depends on its batch."""
+
+    def on(self, device: torch.device) -> Self:
+        """Return it with the fused kernel for activations where it can be."""
+        if not use_triton_for_nvfp4(machine_of(device)):
+            return self
+        return replace(self, quantise=partial(nvfp4_weight, triton=True))
+
+
+def nvfp4(largest_error: float, scaling: str) -> Torchao:
+    """Make the backend for NVFP4; the outer scale of the activations is one for the batch."""
+    return TorchaoNvfp4(
+        quantise=partial(nvfp4_weight, triton=False),
+        round=fake_quantize_nvfp4,
+        weight_class="NVFP4Tensor",
+        code_dtype=torch.uint8,
+        compute_dtype=torch.float4_e2m1fn_x2,
+        largest_error=largest_error,
+        multiples=(16, 16),
+        scale_dtype=torch.float8_e4m3fn,
+        scaling=scaling,
+        batch_dependent=True,
+    )
+
+
+def use_triton_for_nvfp4(machine: Machine) -> bool:
+    """Return whether torchao may quantise activations with its fused kernel: it needs mslk, and fails late without."""
+    return "mslk" in machine.packages and machine.capability is not None and machine.capability[0] == 10
 
 
 class TorchaoLinear(FrozenLinear):

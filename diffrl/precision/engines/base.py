@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from diffrl.precision.facts import dtype_name_around
+from diffrl.precision.facts import ENGINES, dtype_name_around
 
 
 class LowPrecisionLinear(Protocol):
@@ -30,7 +30,7 @@ class LowPrecisionLinear(Protocol):
 
 
 class Backend(Protocol):
-    """One way to run one precision. Its registered maker takes no arguments; it holds no state."""
+    """One way to run one precision; it holds no state."""
 
     @property
     def name(self) -> str:
@@ -86,10 +86,6 @@ class Backend(Protocol):
         """The backend as it runs on this device."""
         ...
 
-    def available(self, device: torch.device) -> str | None:
-        """Why this device cannot run it, or None; those of `backends.table` need not ask what stands there."""
-        ...
-
     def unfit(self, linear: nn.Linear) -> str | None:
         """Why this layer cannot be converted, or None; reads its sizes only."""
         ...
@@ -110,20 +106,21 @@ class Backend(Protocol):
 class Defaults:
     """What most backends answer."""
 
-    real = True
+    name: str
     whole = False
     dispatched = True
     batch_dependent = False
     scale_dtype: torch.dtype | None = None
     scaling = "a scale per token and per output channel"
 
+    @property
+    def real(self) -> bool:
+        """As the engine's record says."""
+        return ENGINES[self.name].real
+
     def on(self, device: torch.device) -> Self:
         """The same everywhere."""
         return self
-
-    def available(self, device: torch.device) -> str | None:
-        """None: what it needs stands in `backends.table`."""
-        return None
 
     def unfit(self, linear: nn.Linear) -> str | None:
         """None: any size will do."""
@@ -169,3 +166,13 @@ def odd_sizes(linear: nn.Linear, *multiples: int) -> str | None:
 def wrong_dtype(tensor: Tensor, expected: torch.dtype) -> str | None:
     """That a weight is held in another dtype than expected, in words, or None."""
     return None if tensor.dtype == expected else f"its weight is {tensor.dtype}, not {expected}"
+
+
+def row_major(x: Tensor) -> Tensor:
+    """Return the tensor, contiguous, copied only if it is not; in eager mode and under torch.compile.
+
+    Inductor lays a fused result out as its inputs lie and `aten._scaled_mm` then refuses it; what enters `as_strided`
+    keeps the strides that it has in eager mode. For a contiguous tensor that is a view of itself.
+    """
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())

@@ -14,18 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.functional.formats.fp8 import quantize_fp8
-from diffrl.functional.formats.int8 import quantize_int8
-from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
-from diffrl.functional.formats.nvfp4 import split_nvfp4
-from diffrl.precision.backends.base import Defaults, FrozenLinear, dtype_around, wrong_dtype
+from diffrl.precision.engines.base import Defaults, FrozenLinear, dtype_around, wrong_dtype
+from diffrl.precision.facts import EMULATED
 
 Split = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(..., K) to values (..., K) that bfloat16 holds exactly, and the outer scales () or (..., 1) float32."""
@@ -96,8 +92,7 @@ class Emulated(Defaults):
     largest_error: float
     scaling: str = Defaults.scaling
     outside_dtype: torch.dtype = torch.float32
-    name: str = "emulated"
-    real: bool = False
+    name: str = EMULATED
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -125,26 +120,10 @@ class Emulated(Defaults):
         return x @ weight.T
 
 
-def nvfp4() -> Emulated:
-    """W4A4: weights with one outer scale, activations with one a token."""
-    scaling = "a scale per block of 16, outer ones per token and for the weight"
-    return Emulated(split_nvfp4, partial(split_nvfp4, per_row=True), 0.3, scaling)
+def without_outer_scale(fake_quantise: Callable[[Tensor], Tensor]) -> Split:
+    """Return the split of a format whose values bfloat16 holds exactly, scales included."""
 
+    def split(x: Tensor) -> tuple[Tensor, Tensor]:
+        return fake_quantise(x), x.new_ones(())
 
-def mxfp8() -> Emulated:
-    """W8A8 in E4M3 with a power of two for each block of 32 along K."""
-    return Emulated(_split_mxfp8, _split_mxfp8, 0.1, "a power of two per block of 32")
-
-
-def fp8() -> Emulated:
-    """W8A8 in E4M3: one scale per output channel, one per token."""
-    return Emulated(quantize_fp8, quantize_fp8, largest_error=0.1)
-
-
-def int8() -> Emulated:
-    """W8A8 in int8: one scale per output channel, one per token; checks the real one."""
-    return Emulated(quantize_int8, quantize_int8, largest_error=0.3)
-
-
-def _split_mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    return fake_quantize_mxfp8(x), x.new_ones(())
+    return split

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.functional.formats.fp8 import fake_quantize_fp8
-from diffrl.functional.formats.int8 import fake_quantize_int8
-from diffrl.precision.backends.base import Defaults
+from diffrl.precision.engines.base import Defaults
 
 Bits = int | tuple[int, int]
 
@@ -84,18 +82,15 @@ class Modelopt(Defaults):
     """Fake quantisation by modelopt.
 
     Args:
-        precision: its name here.
         bits: 8, or (exponent, mantissa).
         round: the same rounding, ours; the emulation that it is held to.
         largest_error: as in `Backend`.
     """
 
-    precision: str
     bits: Bits
     round: Callable[[Tensor], Tensor]
     largest_error: float
     name: str = "modelopt"
-    real: bool = False
     compute_dtype: torch.dtype = torch.float32
     outside_dtype: torch.dtype = torch.float32
 
@@ -123,13 +118,3 @@ def unreal(layer: Any) -> str | None:
     if not layer.weight_quantizer._dequantize or getattr(layer, "_real_quant_gemm_impl", None) is not None:
         return None
     return "modelopt found no real product for its packed weight and dequantises it"
-
-
-def int8() -> Modelopt:
-    """W8A8, per token and channel."""
-    return Modelopt("int8", 8, fake_quantize_int8, 0.3)
-
-
-def fp8() -> Modelopt:
-    """W8A8 in E4M3, per token and channel."""
-    return Modelopt("fp8", (4, 3), fake_quantize_fp8, 0.1)

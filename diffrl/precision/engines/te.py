@@ -7,6 +7,7 @@ Blocks are 1 x 16 without random Hadamard transforms, as its defaults are made f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends.base import Defaults, odd_sizes
+from diffrl.precision.engines.base import Defaults, odd_sizes
 
 MULTIPLE = 16
 
@@ -67,16 +68,17 @@ class TeLinear(nn.Module):
         return y
 
 
-class Nvfp4(Defaults):
-    """W4A4; the outer scale of the activations is one for the batch."""
+@dataclass(frozen=True)
+class Te(Defaults):
+    """NVFP4; the outer scale of the activations is one for the batch."""
 
-    name = "te"
-    dispatched = False
-    batch_dependent = True
-    compute_dtype = torch.float4_e2m1fn_x2
-    outside_dtype = torch.bfloat16
-    largest_error = 0.3
-    scaling = "a scale per block of 16 and one per tensor"
+    largest_error: float
+    scaling: str
+    name: str = "te"
+    dispatched: bool = False
+    batch_dependent: bool = True
+    compute_dtype: torch.dtype = torch.float4_e2m1fn_x2
+    outside_dtype: torch.dtype = torch.bfloat16
 
     def unfit(self, linear: nn.Linear) -> str | None:
         """Both sizes must be multiples of 16."""
