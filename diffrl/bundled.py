@@ -43,11 +43,11 @@ def pipeline_folder(path: str | Path) -> Path:
     """
     if PIPELINE.fullmatch(str(path)) and not Path(path).exists():
         try:
-            found = bundled_root() / path
+            folder = bundled_root() / path
         except ConfigError:
             return Path(path)  # and whoever opens it says that it is not there
-        if found.is_dir():
-            return found
+        if folder.is_dir():
+            return folder
     return Path(path)
 
 

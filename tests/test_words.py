@@ -43,7 +43,10 @@ LOCALS = ("found", "given", "own", "place")
 PUBLIC = {("diffrl/rollout/noise.py", "own")}
 """Names that other people's code relies on."""
 
-DONE = ("checkpoint", "data", "doctor", "export", "functional", "rollout", "studies")
+DONE = (
+    *("checkpoint", "cli", "data", "doctor", "export", "functional", "preflight", "rollout", "run", "studies"),
+    "terminal",
+)
 """Rooms that keep to it."""
 
 

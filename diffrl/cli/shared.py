@@ -33,10 +33,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            found = getattr(error.__cause__, "errors", list)()  # older typers tell the value themselves
-            if found:
-                rule = RULES.get(found[0]["type"], found[0]["msg"]).format(**found[0].get("ctx", {}))
-                error.message = f"{rule}. Got {found[0]['input']}."
+            problems = getattr(error.__cause__, "errors", list)()  # older typers tell the value themselves
+            if problems:
+                rule = RULES.get(problems[0]["type"], problems[0]["msg"]).format(**problems[0].get("ctx", {}))
+                error.message = f"{rule}. Got {problems[0]['input']}."
             raise
 
 

@@ -112,9 +112,9 @@ def weights_away(reward: RewardSettings) -> bool:
 
 def _needed(config: Config) -> Iterator[tuple[str, Kind, str]]:
     """Repositories, what they are, and the place that needs them."""
-    for place, source in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.held_out)):
+    for key, source in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.held_out)):
         if (name := _dataset(source)) is not None:
-            yield name, "dataset", place
+            yield name, "dataset", key
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             for name in _weights(reward):

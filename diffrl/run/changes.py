@@ -154,8 +154,8 @@ def changed_config(
     Raises:
         ConfigError: a key that training depends on, a bad value, or fewer iterations than are trained.
     """
-    given = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    refused = [text for text in given if not may_change(text.partition("=")[0].strip())]
+    texts = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
+    refused = [text for text in texts if not may_change(text.partition("=")[0].strip())]
     if refused:
         _suggest_keys(refused, config)
         raise ConfigError(

@@ -56,8 +56,8 @@ def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> N
     if choice.step is not None and choice.best:
         raise ConfigError(f"--step and --best each name a checkpoint. Got both, --step {choice.step}. Remove one.")
     if choice != NEWEST and run is None:
-        given = "--best" if choice.best else f"--step {choice.step}"
-        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {given} without it. Add {option}.")
+        options = "--best" if choice.best else f"--step {choice.step}"
+        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {options} without it. Add {option}.")
 
 
 def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Callable[[str], None]) -> Checkpoint:

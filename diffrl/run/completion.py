@@ -69,7 +69,7 @@ def run_to_completion(
         Exception: whatever else ended it, once it is in log.txt.
     """
     main, iterations = session.accelerator.is_main_process, session.config.run.iterations
-    told, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
+    hooks, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
@@ -81,7 +81,7 @@ def run_to_completion(
         stop.kept = lambda: describe_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
         trainer = Trainer(session, messages)
-        run = TrainingRun(trainer, journal, progress, stop, told)
+        run = TrainingRun(trainer, journal, progress, stop, hooks)
         goes_on = (run_dir / "log.txt").exists()
         if main:
             progress.message(start_line(session))
@@ -98,12 +98,12 @@ def run_to_completion(
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
             with forbid_sys_exit():
-                told.start(opened)
+                hooks.start(opened)
                 run.run()
         except Interruption as end:
             _report_interruption(run, end)
             leave_report(run)
-            told.end(opened)
+            hooks.end(opened)
             if end.number is None:
                 return
             raise Ended(128 + end.number) from end
@@ -127,7 +127,7 @@ def run_to_completion(
         wait_for_all(session.accelerator)
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
-    told.end(opened)
+    hooks.end(opened)
     if trainer.guard.verdict:
         raise GuardStop(trainer.guard.verdict)
 
@@ -178,9 +178,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     for name, average in trainer.averages.items():
         if average is not None:
             average.restore(tensors[name])
-    own = random_group(session.accelerator.process_index)
-    if own in tensors:  # a rank that was not there goes on as it was seeded
-        restore_rng(tensors[own], state[own])
+    group = random_group(session.accelerator.process_index)
+    if group in tensors:  # a rank that was not there goes on as it was seeded
+        restore_rng(tensors[group], state[group])
     trainer.restore(state)
 
 
@@ -227,8 +227,8 @@ def finish(run: TrainingRun, console: Console) -> None:
     higher = session.eval_scorers[0].scorer.spec.higher_is_better
     try:
         measured = [at for at, names in changes if any(name.startswith(MEASURED_WITH) for name in names)]
-        picture, last = run_dir / "before_after.png", config.run.iterations
-        write_before_after(run_dir, rewards[0], last, picture, higher, measured)
+        image, last = run_dir / "before_after.png", config.run.iterations
+        write_before_after(run_dir, rewards[0], last, image, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0])

@@ -226,7 +226,7 @@ def _number(value: float) -> float | None:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the run's summary; empty if it has none that can be read."""
     try:
-        found = json.loads(read_own(run_dir / SUMMARY))
+        summary = json.loads(read_own(run_dir / SUMMARY))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}

@@ -37,7 +37,7 @@ def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | N
 
 def pictured(
     accelerator: Any,
-    own: Sequence[StoredSample],
+    rows: Sequence[StoredSample],
     images: Tensor,
     most: int,
     before: Mapping[Place, float | None] | None,
@@ -51,13 +51,13 @@ def pictured(
 
     Args:
         accelerator: joins the ranks.
-        own: this rank's samples, without pictures.
+        rows: this rank's samples, without pictures.
         images: (S, 3, H, W) or (S, F, 3, H, W) uint8, of them.
         most: track.pictures_per_evaluation.
         before: `totals_at_first`, as the first rank knows it.
         fps: frames per second of clips.
     """
-    ranks = gather_objects(accelerator, list(own))
+    ranks = gather_objects(accelerator, list(rows))
     every = [one for rank in ranks for one in rank]
     before = gather_objects(accelerator, before)[0]
     standing = set(spread([asked(one.prompt, one.metadata) for one in ranks[0]], most))
@@ -66,25 +66,25 @@ def pictured(
         chosen = spread([asked(one.prompt, one.metadata) for one in every], FIRST if most else 0)
     else:
         chosen = most_changed([one.total for one in every], [before.get((s.group, s.root)) for s in every], most)
-        exact |= {place for place in chosen if place < len(ranks[0])}
+        exact |= {number for number in chosen if number < len(ranks[0])}
     start = sum(len(rank) for rank in ranks[: accelerator.process_index])
-    mine = [place for place in chosen if place not in exact and 0 <= place - start < len(own)]
-    made = {place: _illustrated(images[place - start], fps) for place in mine}
-    small = {place: data for rank in gather_objects(accelerator, made) for place, data in rank.items()}
+    mine = [number for number in chosen if number not in exact and 0 <= number - start < len(rows)]
+    made = {number: _illustrated(images[number - start], fps) for number in mine}
+    small = {number: data for rank in gather_objects(accelerator, made) for number, data in rank.items()}
     if not accelerator.is_main_process:
         return every
     whole = loses_nothing(images.shape[1:])
     kept = []
-    for place, one in enumerate(every):
-        stands = before is None or place in standing
-        if place in exact:
-            kept.append(replace(one, picture=images[place], representative=stands))
+    for number, one in enumerate(every):
+        stands = before is None or number in standing
+        if number in exact:
+            kept.append(replace(one, picture=images[number], representative=stands))
         else:
-            kept.append(replace(one, small=small.get(place), exact=whole, representative=stands))
+            kept.append(replace(one, small=small.get(number), exact=whole, representative=stands))
     return kept
 
 
-def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
+def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
     """A rank's samples of an evaluation, without pictures."""
     return [
         StoredSample(
@@ -95,12 +95,12 @@ def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, flo
             seed=address.seed,
             prompt=prompt.text,
             metadata=prompt.beside,
-            total=float(found.table.total[i]),
+            total=float(evaluation.table.total[i]),
             rewards=rewards[i],
-            error=found.table.errors[i],
-            notes=found.table.notes_of(i),
+            error=evaluation.table.errors[i],
+            notes=evaluation.table.notes_of(i),
         )
-        for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
+        for i, (prompt, address) in enumerate(zip(evaluation.prompts, evaluation.addresses, strict=True))
     ]
 
 

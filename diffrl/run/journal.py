@@ -71,8 +71,8 @@ class Journal:
         kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}}
         if wandb:
             # A resumed run goes on in the same W&B run.
-            own = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
-            options = {"name": self.config.run.name, "id": own, "resume": "allow"}
+            run_id = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
+            options = {"name": self.config.run.name, "id": run_id, "resume": "allow"}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
         self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)
@@ -171,12 +171,12 @@ class Journal:
             self.sources([tree.record.metadata])
             write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
-    def eval_samples(self, iteration: int, found: Evaluation) -> None:
+    def eval_samples(self, iteration: int, evaluation: Evaluation) -> None:
         """All samples of a held-out evaluation, some with their pictures (`held_out`); all ranks take part."""
-        own = stored(iteration, found, _columns({**found.table.raw, **found.table.parts}))
+        rows = stored(iteration, evaluation, _columns({**evaluation.table.raw, **evaluation.table.parts}))
         most = self.config.track.pictures_per_evaluation
         before = totals_at_first(self._store, iteration) if self._writes and most else None
-        every = pictured(self._accelerator, own, found.images, most, before, self._fps)
+        every = pictured(self._accelerator, rows, evaluation.images, most, before, self._fps)
         if self._writes:
             self.sources(one.metadata for one in every if one.pictured)
             self._store.write(every)
@@ -194,8 +194,8 @@ class Journal:
         tensors = {"policy": session.policy.state(), "optimizer": optimizer}
         tensors |= {name: average.average for name, average in averages.items() if average}
         whole = {**state, "optimizer": optimizer_json}
-        for rank, (own, values) in enumerate(generators):
-            tensors[random_group(rank)] = own
+        for rank, (generator, values) in enumerate(generators):
+            tensors[random_group(rank)] = generator
             whole[random_group(rank)] = values
         if session.policy.sharded:
             exchange = partial(gather_objects, accelerator)

@@ -113,10 +113,10 @@ class Run:
         with SampleStore.open_readonly(self.path) as store:
             if iteration is None:
                 iteration = max(store.iterations(stage), default=None)
-            found = [] if iteration is None else store.read(stage=stage, iteration=iteration)
+            rows = [] if iteration is None else store.read(stage=stage, iteration=iteration)
         return [
             Sample(s.prompt, s.iteration, s.rewards, s.total, s.advantage, s.metadata, s.error, self.path, s)
-            for s in found
+            for s in rows
         ]
 
 

@@ -97,16 +97,16 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
     """
     try:
         rows, index = _rows(run_dir), run_dir / INDEX
-        drawn, pictures = set[int](), list[str]()
+        sampled, pictures = set[int](), list[str]()
         if index.exists() and index.stat().st_size > 0:
             with SampleStore.open_readonly(run_dir) as store:
                 store.require_whole()
-                drawn, pictures = store.iterations("train"), store.lost_pictures(step)
+                sampled, pictures = store.iterations("train"), store.lost_pictures(step)
     except DiffrlError as error:
         raise DiffrlError(f"{error} Or move that file away, and the run goes on without what it tells.") from error
     lost = [
         ("metrics.jsonl", sorted(set(range(step + 1)) - {row["iteration"] for row in rows})),
-        (INDEX, sorted(set(range(step)) - drawn)),
+        (INDEX, sorted(set(range(step)) - sampled)),
     ]
     gone = (
         [f"{PICTURES}/ has lost {len(pictures)} images that {INDEX} names, such as {pictures[0]}."] if pictures else []
@@ -132,13 +132,13 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def numbered_entries(folder: Path, prefix: str) -> list[tuple[int, Path]]:
     """Entries of a folder that are named after an iteration: of samples by their stage, of trees without."""
-    found = []
+    entries = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if prefix and path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal():
-            found.append((int(path.name.removeprefix(prefix)), path))
+            entries.append((int(path.name.removeprefix(prefix)), path))
         elif not prefix and (match := TREE.fullmatch(path.name)):
-            found.append((int(match[1]), path))
-    return found
+            entries.append((int(match[1]), path))
+    return entries
 
 
 def is_complete(run_dir: Path, config: Config) -> bool:
@@ -231,11 +231,11 @@ def require_fit(session: Session, checkpoint: Checkpoint) -> None:
     for name in ("policy", *averages):
         require_weights(session.policy.parameters, _group(tensors, name))
     require_optimizer(session.optimizer, _group(tensors, "optimizer"), state["optimizer"])
-    own = random_group(session.accelerator.process_index)
-    if (own in tensors) != (own in state):
-        raise CheckpointError(f"Of the generators {own!r}, the tensors or the values are missing.")
-    if own in tensors:  # a rank that was not there goes on as it was seeded
-        require_rng(tensors[own], state[own])
+    group = random_group(session.accelerator.process_index)
+    if (group in tensors) != (group in state):
+        raise CheckpointError(f"Of the generators {group!r}, the tensors or the values are missing.")
+    if group in tensors:  # a rank that was not there goes on as it was seeded
+        require_rng(tensors[group], state[group])
 
 
 def require_state(state: Mapping[str, Any]) -> None:
