@@ -6,19 +6,18 @@ import re
 from dataclasses import replace
 
 import pytest
+from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
+from diffrl.gallery.trees.splits import rows, splits, train, weight, why_not
 
 from diffrl.gallery.export import export_site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.trees.figure import tree_figure
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
 from diffrl.gallery.trees.rule import rules
-from diffrl.gallery.trees.splits import rows, splits, train, weight, why_not
 from diffrl.gallery.trees.story import story
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.view import tree_view
 from tests.gallery import made_trees
-from tests.gallery.made_trees import tilted
-from tests.gallery.test_tree_story import named, told
+from tests.gallery.made_trees import named, tilted, told
 
 
 def changed(tree, **pushes):
@@ -47,8 +46,8 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
         "Furthest towards": "1aa (+0.46)",
         "Furthest away from": "1ab (−0.23)",
     }
-    assert found["decision"]["Best branch of 1a"] == "1aa: worth 1.000, weight +1.38, pushed up"
-    assert found["decision"]["Worst branch of 1a"] == "1ab: worth 0.250, weight −1.38, pushed down"
+    assert found["decision"]["Best branch of 1a"] == "1aa: value 1.000, weight +1.38, pushed up"
+    assert found["decision"]["Worst branch of 1a"] == "1ab: value 0.250, weight −1.38, pushed down"
     assert found["update"]["Predictions that moved along their direction"] == "1 of 2"
     assert found["update"]["The longest direction, at"] == "1: moved 5.0 % of its length, cosine +0.50"
     both = changed(tilted(), n1=replace(tilted().nodes[1].pushed, cosine=0.25))
@@ -75,7 +74,7 @@ def test_its_references_and_pictures_are_those_of_nodes():
 )
 def test_why_a_split_does_not_train(push, reason):
     tree = changed(tilted(), n4=replace(tilted().nodes[4].pushed, **push))
-    given = sums(tree)
+    given = tree_view(tree)
     assert reason in why_not(given, tree.nodes[4]) and any(reason in label for label in told(tree)["idle"])
     assert reason in panel(given, str, str)[4]["split"]["says"] and reason in drawn_label(tree, 4)
     assert why_not(given, tree.nodes[0]) == why_not(given, tree.nodes[2]) == ""
@@ -89,7 +88,7 @@ def drawn_label(tree, node):
 def test_what_is_only_pulled_to_the_starting_model_is_told():
     tree = changed(tilted(rule=made_trees.TILT | {"kl": 0.5}), n4=replace(tilted().nodes[4].pushed, trained=True))
     assert told(tree)["idle"]["Splits only pulled to the starting model"] == "1"
-    assert "only pulled" in panel(sums(tree), str, str)[4]["split"]["says"]
+    assert "only pulled" in panel(tree_view(tree), str, str)[4]["split"]["says"]
     assert not any("only pulled" in label for label in told(tilted())["idle"])
 
 
@@ -119,7 +118,7 @@ def test_a_guard_that_left_the_update_out_pushed_nowhere():
 
 def test_trees_of_other_objectives_do_not_speak_of_splits_that_train():
     for tree in (made_trees.forest(), made_trees.pool(), made_trees.chains()):
-        given = sums(tree)
+        given = tree_view(tree)
         assert not train(given) and splits(given) == [] and "splits" not in told(tree)
         assert all(one["split"] is None for one in panel(given, str, str))
         items, _, legend = drawn(tree)
@@ -141,7 +140,7 @@ def test_the_drawing_marks_splits_and_shows_weights():
 
 
 def test_a_branch_weighs_what_its_pictures_weigh():
-    given = sums(tilted())
+    given = tree_view(tilted())
     nodes = given.record.nodes
     assert weight(given, nodes[1]) == pytest.approx(0.229) and weight(given, nodes[4]) == pytest.approx(-0.229)
     assert weight(given, nodes[3]) == -1.376 and weight(given, nodes[0]) is None
@@ -151,7 +150,7 @@ def test_a_branch_weighs_what_its_pictures_weigh():
 
 
 def test_the_panel_of_a_split():
-    found = panel(sums(tilted()), lambda file: f"small/{file}", lambda file: f"whole/{file}")
+    found = panel(tree_view(tilted()), lambda file: f"small/{file}", lambda file: f"whole/{file}")
     own = found[0]["split"]
     assert [one["label"] for one in own["shots"]] == ["before", "aim", "after"]
     assert [one["picture"] for one in own["shots"]] == [f"whole/{which}-0.webp" for which in ("before", "aim", "after")]
@@ -177,7 +176,7 @@ def test_many_pictures_are_shown_by_their_ends():
         nodes.append(replace(nodes[6], id=i, child=i))
         many[i] = 0.01 * (i - 11)
     tree = changed(replace(tilted(), nodes=nodes), n0=replace(nodes[0].pushed, pulls=many))
-    own = panel(sums(tree), str, str)[0]["split"]
+    own = panel(tree_view(tree), str, str)[0]["split"]
     assert len(own["ends"]) + own["more"] == 14 and own["ends"][0]["id"] == 2
     weights = [many[end["id"]] for end in own["ends"]]
     assert weights == sorted(weights, reverse=True) and {3, 5, 6} <= {end["id"] for end in own["ends"]}
@@ -186,11 +185,15 @@ def test_many_pictures_are_shown_by_their_ends():
 def test_numbers_that_are_missing_are_dashes():
     for bare in ({"size": None, "moved": None, "cosine": None}, {"moved": None, "cosine": None}, {"cosine": None}):
         tree = changed(tilted(), n0=replace(tilted().nodes[0].pushed, **bare))
-        assert len(rows(sums(tree))) == 3 and told(tree)["splits"] and panel(sums(tree), str, str)[0]["split"]["facts"]
+        assert (
+            len(rows(tree_view(tree))) == 3
+            and told(tree)["splits"]
+            and panel(tree_view(tree), str, str)[0]["split"]["facts"]
+        )
 
 
 def test_the_rule_and_the_words_are_explained():
-    given = sums(tilted())
+    given = tree_view(tilted())
     said = dict(rules(given))
     assert "splits train" in said["nodes"] and "tree tilt" in said["objective"]
     words = dict(glossary(given))

@@ -15,7 +15,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, strength, tree_figure
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.read import read_tree
 from diffrl.trees.record import TreeLeaf
 from tests.gallery import made_trees
@@ -91,7 +91,7 @@ def test_the_tree_page_says_what_the_record_says(client_of, made):
     found = items(answer.text)
     assert len(found) == 28
     assert found[8]["title"] == (
-        "Node 2a, noise level 0.75, worth 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
+        "Node 2a, noise level 0.75, value 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
         "change of log-likelihood +0.00047 per dimension"
     )
     assert found[3]["title"].startswith("Image 1ab, reward 0.250, not passed, advantage of the")
@@ -139,9 +139,9 @@ def test_reasons_name_nodes_as_the_figure_does(client_of, made):
     assert "split at 1: gap 0.41, better side" in text and "node 0" not in text
     tree = made_trees.wide_forest(4)
     nodes = [replace(n, leaf=replace(n.leaf, chosen="split at node 4: gap 1") if n.leaf else None) for n in tree.nodes]
-    assert sums(replace(tree, nodes=nodes)).reason(nodes[2]) == "split at 1b: gap 1"
+    assert tree_view(replace(tree, nodes=nodes)).reason(nodes[2]) == "split at 1b: gap 1"
     strange = replace(nodes[2], leaf=replace(nodes[2].leaf, chosen=f"split at node {'9' * 9}"))
-    assert sums(tree).reason(strange) == f"split at node {'9' * 9}"
+    assert tree_view(tree).reason(strange) == f"split at node {'9' * 9}"
 
 
 def test_words_are_explained_where_they_are_used(client_of, made):
@@ -154,7 +154,7 @@ def test_words_are_explained_where_they_are_used(client_of, made):
         return re.findall(r"<dt>([^<]*)</dt>", block[1])
 
     contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed", "shapes, shapes_strict"]
-    steps = ["worth", "advantage", "turning point ◆", contrast, "per dimension"]
+    steps = ["value", "advantage", "turning point ◆", contrast, "per dimension"]
     assert words("000020-3") == [*both, *steps]
     assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
 

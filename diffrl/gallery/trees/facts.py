@@ -28,6 +28,10 @@ from diffrl.gallery.trees.view import TreeView, total
 from diffrl.trees.record import TreeNode
 
 
+FEW = 4
+"""How many of a step's paths are named."""
+
+
 class NodeFact(NamedTuple):
     """A label, what it is, and the words that belong to it where there is room: how it came about, its unit."""
 
@@ -254,12 +258,19 @@ def _credited(view: TreeView, node: TreeNode) -> Facts:
 
 
 def _turning(view: TreeView, node: TreeNode) -> NodeFact:
-    """Return whether the path turns at a step, and on how many of its paths."""
-    if not node.turning:
-        return NodeFact("Turning point", "no", ": balancing dropped it" if node.turns else "")
-    paths = len(view.usable_below(node))
-    several = f", on {sum(node.turns.values())} of {paths} paths" if node.turns and paths > 1 else ""
-    return NodeFact("Turning point", "yes ◆", several)
+    """Return whether a path turns at a step, on which of its paths, and what each comes to from where the step starts."""
+    turns, start = node.turns or {}, number(getattr(view.parent(node), "value", None))
+    ways = {leaf: f"{view.names[leaf]} {signed(total(view.record.nodes[leaf]) - start)}" for leaf in turns}
+    kept = [ways[leaf] for leaf in turns if turns[leaf]]
+    dropped = [ways[leaf] for leaf in turns if not turns[leaf]]
+    paths = f", on {len(kept)} of {len(view.usable_below(node))} paths: {_few(kept)}" if kept else ""
+    dropped_words = f"; balancing dropped {_few(dropped)}" if dropped else ""
+    return NodeFact("Turning point", "yes ◆" if node.turning else "no", paths + dropped_words)
+
+
+def _few(words: Sequence[str]) -> str:
+    """Return the first of some words, and how many more there are."""
+    return ", ".join([*words[:FEW], *([f"{len(words) - FEW} more"] if len(words) > FEW else [])])
 
 
 def _rank(view: TreeView, proxy: float | None) -> str:

@@ -172,7 +172,8 @@ def decision(view: TreeView) -> Section | None:
         return f"{at}; does not train: {idle}" if idle else at
 
     best, worst = largest[0][1][0], largest[0][1][-1]
-    facts += naming(f"Within 5 % of it, of {len(splits)} splits", [node for node, _ in largest], where)
+    facts.append(fact("Splits within 5 % of it", f"{len(largest)} of {len(splits)}"))
+    facts += naming("The earliest of them", [node for node, _ in largest], where)
     facts += [fact("Best branch", best, _branch(view, best)), fact("Worst branch", worst, _branch(view, worst))]
     facts += counts([(f"What {view.names[worst.id]} lacks", _lacking(view, best, worst) or 0)])
     above, below = view.usable_below(best), view.usable_below(worst)
