@@ -252,7 +252,7 @@ class Samples:
     explored: Mapping[str, Any] | None = None
 
     @property
-    def trains(self) -> Tensor:
+    def is_training_sample(self) -> Tensor:
         """(S,) bool, False for samples that were drawn only to check the ranking."""
         import torch
 
@@ -321,7 +321,7 @@ class Iteration:
         number: of iterations done, this one included.
         samples: what it drew, with rewards.
         credit: what these deserve.
-        kept: (N,) bool, False for nodes whose edges pruning took out of the gradient.
+        grad_mask: (N,) bool, False for nodes whose edges pruning took out of the gradient.
         metrics: of rewards, credit and updates.
         trees: its first prompts as documents (`trees.pictures.KeptTree`), made once, when they are asked for.
     """
@@ -329,6 +329,6 @@ class Iteration:
     number: int
     samples: Samples
     credit: Credit
-    kept: Tensor
+    grad_mask: Tensor
     metrics: Mapping[str, float | int]
     trees: Iterable[Any] = ()

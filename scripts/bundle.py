@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parents[1]
-FILES = ("configs/**/*.yaml", "configs/schema.json", "assets/tiny-*/**/*")
+FILES = ("configs/**/*.yaml", "configs/schema.json", "assets/tiny-*/**/*", "assets/published/**/*.json")
 BUNDLED = Path("diffrl/_bundled")
 
 

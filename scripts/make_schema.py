@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from diffrl.config.explain import RENAMED
 from diffrl.config.load import config_schema
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,9 @@ def page_text() -> str:
             lines += [f"## {name}", "", rows[0][2], "", "| key | values | meaning |", "|---|---|---|"]
             lines += [f"| {key} | {values} | {meaning} |" for key, values, meaning in rows[1:]]
             lines.append("")
+    lines += ["## Renamed keys", "", "An old name is refused with the new one.", "", "| was | is |", "|---|---|"]
+    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    lines.append("")
     return "\n".join(lines)
 
 

@@ -197,8 +197,8 @@ MUTATIONS = [
         "clean + level * noise",
         "objectives/test_nft.py",
     ),
-    Mutation("objectives/noised.py", "1.0 - noisiest + noisiest", "noisiest", "objectives/test_forward.py"),
-    Mutation("objectives/dgpo.py", "noisiest, shared=True)", "noisiest)", "objectives/test_forward.py"),
+    Mutation("objectives/noised.py", "1.0 - noise_range + noise_range", "noise_range", "objectives/test_forward.py"),
+    Mutation("objectives/dgpo.py", "noise_range, shared=True)", "noise_range)", "objectives/test_forward.py"),
     Mutation(
         "objectives/crd.py", "taken.cell, taken.active)", "0 * taken.cell, taken.active)", "objectives/test_forward.py"
     ),
@@ -251,7 +251,9 @@ MUTATIONS = [
         ">= s.fraction * groups else self.flat_iterations",
         "training/test_guards.py",
     ),
-    Mutation("training/crediting.py", "usable = ok & samples.trains", "usable = ok", "training/test_sampling.py"),
+    Mutation(
+        "training/crediting.py", "usable = ok & samples.is_training_sample", "usable = ok", "training/test_sampling.py"
+    ),
     # --- what a run costs, keeps and goes on from
     Mutation(
         "cost/meter.py",
@@ -266,7 +268,7 @@ MUTATIONS = [
         "checkpoint/files.py", "if hashes and _sha256(file) != sha256", "if False", "checkpoint/test_checkpoint.py"
     ),
     Mutation("checkpoint/state.py", '    np.random.set_state(states["numpy"])\n', "", "checkpoint/test_state.py"),
-    Mutation("run/lifecycle.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
+    Mutation("run/completion.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
     Mutation("functional/combine.py", "return weight * (raw - shift)", "return weight * raw", "rewards/test_score.py"),
     # --- studies: what a comparison says
     Mutation(

@@ -81,14 +81,14 @@ PUBLISHED = {
         "prompts.train": "dataset/geneval", "rewards": ["geneval"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 1.0, "rollout.solver": "dpm2", "rollout.tree.roots": 24,
         "credit.std": "batch", "objective.levels": 9, "objective.beta": 1.0, "objective.kl": 1e-4,
-        "objective.old_slope": 0.001, "objective.old_limit": 0.5, "train.updates_per_iteration": 1,
+        "objective.old_decay_rate": 0.001, "objective.old_decay_max": 0.5, "train.updates_per_iteration": 1,
         "train.ema.decay": 0.9,
     },
     # github.com/X-GenGroup/Flow-Factory: examples/{awm,dgpo,crd}/lora/sd3_5/default.yaml
     "awm": FLOW_GRPO | LORA | PICK_A_PIC | {
         "rewards": ["pickscore"],
         "prompts.per_iteration": 48, "rollout.steps": 14, "rollout.guidance_scale": 1.0, "rollout.tree.roots": 16,
-        "credit.std": "batch", "credit.clamp": 1.0, "objective.levels": 6, "objective.noisiest": 0.9,
+        "credit.std": "batch", "credit.clamp": 1.0, "objective.levels": 6, "objective.noise_range": 0.9,
         "objective.weighting": "ghuber", "objective.power": 0.25, "objective.clip": 1.0, "objective.kl": 1e-4,
         "train.updates_per_iteration": 1,
     },
@@ -97,15 +97,16 @@ PUBLISHED = {
         "model.lora.rank": 64, "model.lora.alpha": 128, "prompts.per_iteration": 24, "rollout.guidance_scale": 4.5,
         "objective.guidance": 1.0,
         "rollout.tree.roots": 24, "credit.std": "batch", "credit.clamp": 5.0, "objective.levels": 4,
-        "objective.noisiest": 0.6, "objective.beta": 10.0, "objective.clip": 0.05, "objective.kl": 1e-3,
-        "objective.old_slope": 0.001, "objective.old_limit": 0.3, "train.updates_per_iteration": 1, "eval.steps": 14,
+        "objective.noise_range": 0.6, "objective.beta": 10.0, "objective.clip": 0.05, "objective.kl": 1e-3,
+        "objective.old_decay_rate": 0.001, "objective.old_decay_max": 0.3,
+        "train.updates_per_iteration": 1, "eval.steps": 14,
     },
     "crd": FLOW_GRPO | LORA | {
         "prompts.train": "dataset/ocr", "rewards": ["ocr"],
         "prompts.per_iteration": 48, "rollout.guidance_scale": 1.0, "rollout.tree.roots": 24, "credit.std": "batch",
-        "credit.clamp": 5.0, "objective.levels": 20, "objective.noisiest": 0.99, "objective.beta": 1.0,
-        "objective.kl": 0.1, "objective.kl_guidance": 4.5, "objective.old_slope": 0.005, "objective.old_limit": 0.999,
-        "train.updates_per_iteration": 2,
+        "credit.clamp": 5.0, "objective.levels": 20, "objective.noise_range": 0.99, "objective.beta": 1.0,
+        "objective.kl": 0.1, "objective.kl_guidance": 4.5, "objective.old_decay_rate": 0.005,
+        "objective.old_decay_max": 0.999, "train.updates_per_iteration": 2,
     },
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ import diffrl
 from diffrl.bundled import pipeline_folder, recipe_summary, recipes
 
 ROOT = Path(__file__).parents[1]
-CARRIED = ("diffrl", "reward_models", "configs", "assets/tiny-*")
+CARRIED = ("diffrl", "reward_models", "configs", "assets/tiny-*", "assets/published")
 
 
 def tracked(*paths: str) -> list[str]:

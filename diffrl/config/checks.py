@@ -175,11 +175,12 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
 
 
 def _edges_are_on_policy(objective: Objective) -> str | None:
-    if not (objective.trains_steps and isinstance(objective, NftSettings) and objective.lags):
+    if not (objective.trains_steps and isinstance(objective, NftSettings) and objective.old_policy_is_ema):
         return None
     return (
-        "objective.old_limit must be 0 with objective.edges: a policy that lags draws steps whose ratio is not 1, "
-        f"and the clip would remove them. Got old_limit={show(objective.old_limit)}. Set it to 0 or remove edges."
+        "objective.old_decay_max must be 0 with objective.edges: a policy that lags draws steps whose ratio is not 1, "
+        f"and the clip would remove them. Got old_decay_max={show(objective.old_decay_max)}. Set it to 0 or remove "
+        "edges."
     )
 
 

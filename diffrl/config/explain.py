@@ -35,6 +35,12 @@ BOUNDS = {
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
 }
+RENAMED = {
+    "objective.noisiest": "objective.noise_range",
+    "objective.old_slope": "objective.old_decay_rate",
+    "objective.old_limit": "objective.old_decay_max",
+}
+"""Keys of earlier versions, and what they are called now; docs/configuration.md lists them."""
 NOT_HERE = {
     ("rollout.dynamics", "ode"): "A deterministic step has no density, so grpo cannot train it",
 }
@@ -127,6 +133,8 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     *parents, key = location
     model = next(iter(_models_at(tuple(parents), root)), root)
     path = dotted(location, root)
+    if path in RENAMED:
+        return f"{path} is not a known key any more: it is {RENAMED[path]}. Write that."
     close = closest(key, model.model_fields)
     if close:
         return f"{path} is not a known key. Did you mean {close!r}?"

@@ -22,6 +22,8 @@ def idle_notes(config: Config) -> tuple[str, ...]:
         found.append((given & clips, f"{own} every ratio is 1, but for rounding"))
         if isinstance(o, (NftSettings, CrdSettings)):
             found.append((given & {"objective.beta"}, f"{own} the gradient does not depend on it"))
-    if isinstance(o, SampleSettings) and not o.lags:
-        found.append((given & {"objective.old_slope"}, "with objective.old_limit: 0 the old policy is the newest"))
+    if isinstance(o, SampleSettings) and not o.old_policy_is_ema:
+        found.append(
+            (given & {"objective.old_decay_rate"}, "with objective.old_decay_max: 0 the old policy is the newest")
+        )
     return tuple(f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in found if keys)

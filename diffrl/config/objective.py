@@ -92,8 +92,8 @@ class SampleSettings(ObjectiveSettings):
         description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
     )
     levels: int = Field(1, ge=1, le=1000, description="Noise levels at which each sample is trained.")
-    noisiest: float = Field(
-        1.0, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    noise_range: float = Field(
+        1.0, ge=1.0e-3, le=1, description="They lie in [1 - noise_range, 1], where 1 is noise alone; 1 = anywhere."
     )
     guidance: float = Field(
         1.0,
@@ -104,18 +104,20 @@ class SampleSettings(ObjectiveSettings):
         "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
         "is set, this stands in its place.",
     )
-    old_slope: float = Field(
+    old_decay_rate: float = Field(
         0.001,
         ge=0,
         le=1,
-        description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
+        description="After an iteration the old policy keeps min(old_decay_rate * updates, old_decay_max).",
     )
-    old_limit: float = Field(0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    old_decay_max: float = Field(
+        0.5, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy."
+    )
 
     @property
     def options(self) -> dict[str, Any]:
         """What every one of them is built with."""
-        return {"kl": self.kl, "levels": self.levels, "noisiest": self.noisiest}
+        return {"kl": self.kl, "levels": self.levels, "noise_range": self.noise_range}
 
     @property
     def sample_guidance(self) -> float | None:
@@ -133,13 +135,13 @@ class SampleSettings(ObjectiveSettings):
         return self.levels
 
     @property
-    def lags(self) -> bool:
+    def old_policy_is_ema(self) -> bool:
         """See the base class; not where the old policy is always the newest."""
-        return self.old_limit > 0
+        return self.old_decay_max > 0
 
     def old_decay(self, updates: int) -> float:
         """See the base class; the rise of DiffusionNFT, arXiv 2509.16117."""
-        return min(self.old_slope * updates, self.old_limit)
+        return min(self.old_decay_rate * updates, self.old_decay_max)
 
 
 class NftSettings(PulledSettings, SampleSettings):
@@ -176,10 +178,12 @@ class AwmSettings(PulledSettings, SampleSettings):
 
     kind: Literal["awm"] = Field(description="Advantage-weighted matching, arXiv 2509.25050.")
     levels: int = Field(6, ge=1, le=1000, description="Noise levels at which each sample is trained.")
-    noisiest: float = Field(
-        0.9, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    noise_range: float = Field(
+        0.9, ge=1.0e-3, le=1, description="They lie in [1 - noise_range, 1], where 1 is noise alone; 1 = anywhere."
     )
-    old_limit: float = Field(0.0, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    old_decay_max: float = Field(
+        0.0, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy."
+    )
     weighting: Literal["uniform", "sigma", "sigma_squared", "huber", "ghuber", "normalised"] = Field(
         "ghuber",
         description="Weight of the matching error; huber and ghuber damp large ones, normalised is DiffusionNFT's.",
@@ -220,10 +224,12 @@ class DgpoSettings(GroupSettings):
     kind: Literal["dgpo"] = Field(description="Direct group preference optimisation, arXiv 2510.08425.")
     kl: float = Field(1.0e-3, ge=0, le=1.0e6, description="Weight of mean |v - v_ref|^2; costs no evaluation here.")
     levels: int = Field(4, ge=1, le=1000, description="Noise levels at which each group is trained.")
-    noisiest: float = Field(
-        0.6, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    noise_range: float = Field(
+        0.6, ge=1.0e-3, le=1, description="They lie in [1 - noise_range, 1], where 1 is noise alone; 1 = anywhere."
     )
-    old_limit: float = Field(0.3, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+    old_decay_max: float = Field(
+        0.3, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy."
+    )
     beta: float = Field(
         10.0, ge=1.0e-6, le=1.0e6, description="How soon a group weighs less once its better samples match better."
     )
@@ -257,16 +263,16 @@ class CrdSettings(PulledSettings, GroupSettings):
         description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
     )
     levels: int = Field(20, ge=1, le=1000, description="Noise levels at which each sample is trained.")
-    noisiest: float = Field(
-        0.99, ge=1.0e-3, le=1, description="They lie in [1 - noisiest, 1], where 1 is noise alone; 1 = anywhere."
+    noise_range: float = Field(
+        0.99, ge=1.0e-3, le=1, description="They lie in [1 - noise_range, 1], where 1 is noise alone; 1 = anywhere."
     )
-    old_slope: float = Field(
+    old_decay_rate: float = Field(
         0.005,
         ge=0,
         le=1,
-        description="After an iteration the old policy keeps min(old_slope * updates, old_limit).",
+        description="After an iteration the old policy keeps min(old_decay_rate * updates, old_decay_max).",
     )
-    old_limit: float = Field(
+    old_decay_max: float = Field(
         0.999, ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy."
     )
     beta: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Of the KL leash: implied rewards grow up to R / beta.")

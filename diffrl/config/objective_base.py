@@ -77,7 +77,7 @@ class ObjectiveSettings(Section):
         """
         return False
 
-    def asks_old(self, old_is_policy: bool) -> bool:
+    def needs_old_velocity(self, old_is_policy: bool) -> bool:
         """Whether examples of finished samples ask the policy that drew them once more.
 
         Args:
@@ -106,7 +106,7 @@ class ObjectiveSettings(Section):
         return float(getattr(self, "kl", 0.0)) > 0
 
     @property
-    def lags(self) -> bool:
+    def old_policy_is_ema(self) -> bool:
         """Whether the policy that draws the samples is kept apart from the trained one."""
         return False
 

@@ -13,6 +13,9 @@ from diffrl.errors import ConfigError
 from diffrl.registry import OBJECTIVES, require_call, resolve
 from reward_models.common.messages import describe
 
+RENAMED = {"asks_old": "needs_old_velocity", "noisiest": "noise_range"}
+"""Attributes of an objective of the user's own in earlier versions, and what they are called now."""
+
 
 class OwnObjectiveSettings(ObjectiveSettings):
     """An objective of your own, a subclass of diffrl.SampleObjective or diffrl.StepObjective; see docs/python.md."""
@@ -49,12 +52,15 @@ class OwnObjectiveSettings(ObjectiveSettings):
                     f"gives. Got {show(names)}. Change it."
                 ]
             )
-        noisiest = getattr(made, "noisiest", 1.0)
-        if not isinstance(noisiest, int | float) or not 0 < noisiest <= 1:
+        for was, name in RENAMED.items():
+            if hasattr(made, was):
+                raise problems([f"`{was}` of the objective {self.kind} is called `{name}` now. Rename it."])
+        noise_range = getattr(made, "noise_range", 1.0)
+        if not isinstance(noise_range, int | float) or not 0 < noise_range <= 1:
             raise problems(
                 [
-                    f"`noisiest` of the objective {self.kind} must be a number above 0 and at most 1: noise levels lie "
-                    f"in [1 - noisiest, 1]. Got {show(noisiest)}. Change it."
+                    f"`noise_range` of the objective {self.kind} must be a number above 0 and at most 1: noise levels "
+                    f"lie in [1 - noise_range, 1]. Got {show(noise_range)}. Change it."
                 ]
             )
         return self
@@ -106,9 +112,9 @@ class OwnObjectiveSettings(ObjectiveSettings):
         """See the base class; `levels` of the class."""
         return int(self.made.levels) if self.trains_samples else 0
 
-    def asks_old(self, old_is_policy: bool) -> bool:
+    def needs_old_velocity(self, old_is_policy: bool) -> bool:
         """See the base class; as its class says."""
-        return bool(self.made.asks_old)
+        return bool(self.made.needs_old_velocity)
 
     @property
     def asks_reference(self) -> bool:

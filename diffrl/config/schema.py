@@ -321,4 +321,4 @@ class Config(Section):
     @property
     def old_is_policy(self) -> bool:
         """Whether the old policy is the trained one whenever it is asked: nothing of it is kept, one update is made."""
-        return not self.objective.lags and self.train.updates_per_iteration == 1
+        return not self.objective.old_policy_is_ema and self.train.updates_per_iteration == 1

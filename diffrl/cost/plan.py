@@ -211,7 +211,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
-        "old": (noised * iterations if o.asks_old(config.old_is_policy) else 0) + retaken,
+        "old": (noised * iterations if o.needs_old_velocity(config.old_is_policy) else 0) + retaken,
         "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
         "update": trained,
         "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,

@@ -111,7 +111,7 @@ def shared_names(accelerator: Any, names: Iterable[str]) -> list[str]:
     return sorted({name for own in gather_objects(accelerator, list(names)) for name in own})
 
 
-def agreed(accelerator: Any, work: Callable[[], T]) -> T:
+def raise_on_all_ranks(accelerator: Any, work: Callable[[], T]) -> T:
     """Do what may fail on one rank alone; what fails on any rank fails on all, or the others would wait for it forever.
 
     Args:

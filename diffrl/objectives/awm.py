@@ -44,7 +44,7 @@ class AWM:
         clip: the ratio counts within [1 - clip, 1 + clip].
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each sample.
-        noisiest: they lie in [1 - noisiest, 1].
+        noise_range: they lie in [1 - noise_range, 1].
         old_is_policy: as for `NFT`; then the ratio is 1.
     """
 
@@ -54,7 +54,7 @@ class AWM:
     clip: float = 1.0
     kl: float = 0.0
     levels: int = 1
-    noisiest: float = 1.0
+    noise_range: float = 1.0
     old_is_policy: bool = False
 
     @classmethod
@@ -68,7 +68,7 @@ class AWM:
         return self.kl > 0
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """The ratio is to its error."""
         return not self.old_is_policy
 
@@ -79,13 +79,13 @@ class AWM:
         return ("ratio", "ratio_error", "clipped", "approx_kl", "matching_error", *pulled)
 
     def examples(
-        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> MatchingExamples:
         """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noisiest)
+        units = noised(rollout, self.seed, self.levels, self.noise_range)
         active = credit.used if self.needs_reference else credit.used & (credit.outcome != 0)
         active = active[units.sample].to(units.prompt.device)
-        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
         advantage = credit.outcome[units.sample].to(units.prompt.device)
         return MatchingExamples(*units.start, active, units.target, advantage, velocity)
 
@@ -96,7 +96,7 @@ class AWM:
         velocity = policy(*examples.start)
         loss, metrics = awm_loss(
             velocity,
-            examples.old_velocity if self.asks_old else velocity.detach(),
+            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
             examples.target,
             examples.sigma,
             examples.advantage,

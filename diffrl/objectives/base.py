@@ -113,7 +113,7 @@ class Objective(Protocol[Some]):
         ...
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """Whether `examples` asks the old policy for velocities, one a unit that is active."""
         ...
 
@@ -122,13 +122,13 @@ class Objective(Protocol[Some]):
         """Names of the metrics that `loss` gives."""
         ...
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> Some:
+    def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Some:
         """What an iteration trains on.
 
         Args:
             rollout: samples and recorded steps.
             credit: their advantages.
-            kept: (N,) bool, False for nodes whose edges pruning takes out of the gradient.
+            grad_mask: (N,) bool, False for nodes whose edges pruning takes out of the gradient.
             old: velocities, without gradient, of the policy that drew the samples.
             micro_batch: evaluations a call.
         """

@@ -50,7 +50,7 @@ class CRD:
         beta: of the KL leash.
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each sample.
-        noisiest: they lie in [1 - noisiest, 1].
+        noise_range: they lie in [1 - noise_range, 1].
         old_is_policy: as for `NFT`; then every implied reward is 0.
     """
 
@@ -58,7 +58,7 @@ class CRD:
     beta: float = 1.0
     kl: float = 0.0
     levels: int = 1
-    noisiest: float = 1.0
+    noise_range: float = 1.0
     old_is_policy: bool = False
 
     @classmethod
@@ -72,14 +72,14 @@ class CRD:
         return self.kl > 0
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """Implied rewards are measured from it."""
         return not self.old_is_policy
 
     @property
     def group_evaluations(self) -> int:
         """Of the policy, unless it is the old one."""
-        return int(self.asks_old)
+        return int(self.needs_old_velocity)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -87,13 +87,13 @@ class CRD:
         return ("implicit_reward", "reward_gap", *(("reference_kl",) if self.kl > 0 else ()))
 
     def examples(
-        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> DistillationExamples:
         """Every sample at its noise levels; those of no advantage train too, because implied rewards may differ."""
-        units = noised(rollout, self.seed, self.levels, self.noisiest)
+        units = noised(rollout, self.seed, self.levels, self.noise_range)
         device = units.prompt.device
         active = credit.used[units.sample].to(device)
-        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
         reward = optimality(credit.outcome)[units.sample].to(device)
         mean = group_mean(reward, units.cell, active)
         return DistillationExamples(
@@ -109,7 +109,7 @@ class CRD:
         micro_batch: int,
     ) -> DistillationExamples:
         """See `GroupObjective`: the mean of the rewards that the policy implies now, of the update's cells."""
-        if not self.asks_old:
+        if not self.needs_old_velocity:
             return examples
         taken = examples.take(index)
         now = asked(policy, taken.start, taken.active, micro_batch)
@@ -121,7 +121,7 @@ class CRD:
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """See `Objective.loss`; metrics are those of `crd_loss` and, with a reference, reference_kl."""
         velocity = policy(*examples.start)
-        before = examples.old_velocity if self.asks_old else velocity.detach()
+        before = examples.old_velocity if self.needs_old_velocity else velocity.detach()
         loss, metrics = crd_loss(
             implicit_reward(velocity, before, examples.target),
             examples.implicit_mean,

@@ -52,7 +52,7 @@ class DGPO:
         clip: exp(d_old - d) counts within [1 - clip, 1 + clip].
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each prompt.
-        noisiest: they lie in [1 - noisiest, 1].
+        noise_range: they lie in [1 - noise_range, 1].
         old_is_policy: as for `NFT`; then the clip removes nothing.
     """
 
@@ -61,7 +61,7 @@ class DGPO:
     clip: float = 0.05
     kl: float = 0.0
     levels: int = 1
-    noisiest: float = 1.0
+    noise_range: float = 1.0
     old_is_policy: bool = False
 
     @classmethod
@@ -75,7 +75,7 @@ class DGPO:
         return False
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """The clip is about its errors."""
         return not self.old_is_policy
 
@@ -90,14 +90,14 @@ class DGPO:
         return ("matching_error", "group_weight", "clipped", "reference_kl")
 
     def examples(
-        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> PreferenceExamples:
         """Every sample at its prompt's noise levels; those of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noisiest, shared=True)
+        units = noised(rollout, self.seed, self.levels, self.noise_range, shared=True)
         device = units.prompt.device
         counts, advantage = (column[units.sample].to(device) for column in (credit.used, credit.outcome))
         active = counts if self.kl > 0 else counts & (advantage != 0)
-        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
         unknown, weight = velocity.new_zeros(velocity.shape), advantage.new_zeros(advantage.shape)
         return PreferenceExamples(
             *units.start, active, units.cell, counts, units.target, advantage, velocity, unknown, weight
@@ -131,7 +131,7 @@ class DGPO:
         velocity = policy(*examples.start)
         loss, metrics = dgpo_loss(
             velocity,
-            examples.old_velocity if self.asks_old else velocity.detach(),
+            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
             examples.target,
             examples.advantage,
             examples.weight,

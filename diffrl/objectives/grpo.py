@@ -93,7 +93,7 @@ class GRPO:
         return self.kl > 0
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """The densities of the policy that drew the steps are stored."""
         return False
 
@@ -102,18 +102,20 @@ class GRPO:
         """Of the ratio, and the distance to the reference."""
         return ("ratio", "ratio_error", "clipped", "approx_kl", *(("reference_kl",) if self.kl > 0 else ()))
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> EdgeExamples:
+    def examples(
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
+    ) -> EdgeExamples:
         """All recorded steps but the pruned; origins without any credit are inactive unless the reference pulls."""
         edges = rollout.edges
         advantage = credit.advantage.to(edges.node.device)[edges.node]
-        kept = kept.to(edges.node.device)[edges.node]
+        grad_mask = grad_mask.to(edges.node.device)[edges.node]
         count = torch.zeros_like(edges.step)
         terms = count.index_add(0, edges.origin, torch.ones_like(edges.origin))
-        trains = kept if self.needs_reference else kept & (advantage != 0)
+        trains = grad_mask if self.needs_reference else grad_mask & (advantage != 0)
         active = count.index_add(0, edges.origin, trains.long()) > 0
         every = torch.arange(len(edges.step), device=edges.step.device)
-        if not kept.all():
-            edges, rows = take_origins(edges, every, kept)
+        if not grad_mask.all():
+            edges, rows = take_origins(edges, every, grad_mask)
             advantage = advantage[rows]
         return EdgeExamples(edges, advantage, terms, active)
 

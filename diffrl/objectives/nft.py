@@ -42,7 +42,7 @@ class NFT:
         beta: how far the contrasted velocities lie from the old one.
         kl: weight of mean |v - v_ref|^2; 0 is off.
         levels: noise levels of each sample.
-        noisiest: they lie in [1 - noisiest, 1].
+        noise_range: they lie in [1 - noise_range, 1].
         old_is_policy: the policy that drew the samples is the one that is trained, and every example is used before it
             changes; then v_old is its own velocity, without gradient, and costs no evaluation.
     """
@@ -51,12 +51,12 @@ class NFT:
     beta: float = 1.0
     kl: float = 0.0
     levels: int = 1
-    noisiest: float = 1.0
+    noise_range: float = 1.0
     old_is_policy: bool = False
 
     @classmethod
     def build(cls, context: RunContext, **options: Any) -> NFT:
-        """Of a run; options are beta, kl, levels and noisiest."""
+        """Of a run; options are beta, kl, levels and noise_range."""
         return cls(context.seed, old_is_policy=context.old_is_policy, **options)
 
     @property
@@ -65,7 +65,7 @@ class NFT:
         return self.kl > 0
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """The contrast is about its velocities."""
         return not self.old_is_policy
 
@@ -75,13 +75,13 @@ class NFT:
         return ("loss_plus", "loss_minus", "velocity_gap", *(("reference_kl",) if self.kl > 0 else ()))
 
     def examples(
-        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> NoisedExamples:
         """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noisiest)
+        units = noised(rollout, self.seed, self.levels, self.noise_range)
         active = credit.used if self.needs_reference else credit.used & (credit.outcome != 0)
         active = active[units.sample].to(units.prompt.device)
-        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
         r = optimality(credit.outcome)[units.sample].to(units.prompt.device)
         return NoisedExamples(*units.start, active, units.clean, r, velocity)
 
@@ -92,7 +92,7 @@ class NFT:
         velocity = policy(*examples.start)
         loss, metrics = nft_loss(
             velocity,
-            examples.old_velocity if self.asks_old else velocity.detach(),
+            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
             examples.latents,
             examples.clean,
             examples.sigma,

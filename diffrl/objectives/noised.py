@@ -51,20 +51,20 @@ class Noised:
         return self.prompt * (int(self.level.max()) + 1) + self.level.to(self.prompt.device)
 
 
-def noised(rollout: Rollout, seed: int, levels: int, noisiest: float = 1.0, shared: bool = False) -> Noised:
+def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, shared: bool = False) -> Noised:
     """Every sample at its noise levels; the same for the same seed and rollout, however prompts lie on ranks.
 
     Args:
         rollout: whose samples.
         seed: of the run; keys levels and noise.
         levels: of each sample.
-        noisiest: levels lie in [1 - noisiest, 1], in (0, 1]; spread evenly over each prompt's samples, uniform for
-            each one.
+        noise_range: levels lie in [1 - noise_range, 1], in (0, 1]; spread evenly over each prompt's samples, uniform
+            for each one.
         shared: all samples of a prompt have the same levels, with the same noise.
     """
     device = rollout.latents.device
     sample = torch.arange(len(rollout)).repeat_interleave(levels)
-    sigma, noise = _noise(rollout, seed, levels, noisiest, shared)
+    sigma, noise = _noise(rollout, seed, levels, noise_range, shared)
     sigma, noise, clean = sigma.to(device), noise.to(device), rollout.latents[sample.to(device)]
     level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
     latents = (1.0 - level) * clean + level * noise
@@ -72,7 +72,7 @@ def noised(rollout: Rollout, seed: int, levels: int, noisiest: float = 1.0, shar
     return Noised(sample, torch.arange(levels).repeat(len(rollout)), prompt, sigma, clean, noise, latents)
 
 
-def _noise(rollout: Rollout, seed: int, levels: int, noisiest: float, shared: bool) -> tuple[Tensor, Tensor]:
+def _noise(rollout: Rollout, seed: int, levels: int, noise_range: float, shared: bool) -> tuple[Tensor, Tensor]:
     """Noise levels (M,) and noise (M, ...)."""
     batch, prompts = rollout.batch, rollout.forest.sample_prompt.tolist()
     place: dict[int, int] = {}
@@ -87,6 +87,6 @@ def _noise(rollout: Rollout, seed: int, levels: int, noisiest: float, shared: bo
         count = levels if shared else len(mine) * levels
         generator = generator_at(seed, batch.iteration, group, Purpose.NOISE_LEVELS)
         strata = (generator.permutation(count) + generator.random(count)) / max(count, 1)
-        sigmas[mine] = (1.0 - noisiest + noisiest * strata).reshape(-1, levels)
+        sigmas[mine] = (1.0 - noise_range + noise_range * strata).reshape(-1, levels)
     shape = tuple(rollout.latents.shape[1:])
     return torch.from_numpy(sigmas.reshape(-1)).clamp(1e-3, 1.0), noise_at(addresses, shape)

@@ -32,7 +32,7 @@ class SampleExamples(States):
         clean: (M, ...) the samples.
         target: (M, ...) the velocity noise - clean.
         advantage: (M,) float32, 0 for a sample as good as its group's mean.
-        old_velocity: (M, ...) of the policy that drew the samples; zeros unless `asks_old`.
+        old_velocity: (M, ...) of the policy that drew the samples; zeros unless `needs_old_velocity`.
     """
 
     clean: Tensor
@@ -46,7 +46,7 @@ class _OwnObjective:
 
     Attributes:
         needs_reference: whether the loss asks the model before alignment; a call each unit more.
-        asks_old: whether examples ask the policy that drew the samples once more.
+        needs_old_velocity: whether examples ask the policy that drew the samples once more.
         metrics: names of the metrics that the loss gives; each is logged as update/NAME.
         levels: noise levels at which each finished sample trains, one network evaluation each.
         context: of the run: its seed and dynamics. It is there from `examples` on, not yet in `__init__`.
@@ -54,7 +54,7 @@ class _OwnObjective:
 
     trains: Literal["samples", "steps"]
     needs_reference = False
-    asks_old = False
+    needs_old_velocity = False
     metrics: tuple[str, ...] = ()
     levels = 1
     context: RunContext
@@ -66,7 +66,7 @@ class _OwnObjective:
         object.__setattr__(made, "context", context)  # also of a frozen dataclass
         return Checked(made)
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> Any:
+    def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Any:
         """See `objectives.base.Objective`."""
         raise NotImplementedError
 
@@ -95,19 +95,19 @@ class SampleObjective(_OwnObjective):
     Every sample that was scored trains, whatever its advantage. Subclasses define `loss`, which gets `SampleExamples`.
 
     Attributes:
-        noisiest: noise levels lie in [1 - noisiest, 1], in (0, 1].
+        noise_range: noise levels lie in [1 - noise_range, 1], in (0, 1].
     """
 
     trains: Literal["samples", "steps"] = "samples"
-    noisiest = 1.0
+    noise_range = 1.0
 
     def examples(
-        self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> SampleExamples:
         """Every sample at its noise levels."""
-        units = noised(rollout, self.context.seed, self.levels, self.noisiest)
+        units = noised(rollout, self.context.seed, self.levels, self.noise_range)
         active, advantage = (c[units.sample].to(units.prompt.device) for c in (credit.used, credit.outcome))
-        velocity = asked(old, units.start, active & self.asks_old, micro_batch)
+        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
         return SampleExamples(*units.start, active, units.clean, units.target, advantage, velocity)
 
 
@@ -121,10 +121,12 @@ class StepObjective(_OwnObjective):
 
     trains: Literal["samples", "steps"] = "steps"
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> EdgeExamples:
+    def examples(
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
+    ) -> EdgeExamples:
         """All recorded steps but the pruned, as GRPO has them."""
         assert self.context.transition is not None
-        return GRPO(self.context.transition, 0.0, 0.0).examples(rollout, credit, kept, old, micro_batch)
+        return GRPO(self.context.transition, 0.0, 0.0).examples(rollout, credit, grad_mask, old, micro_batch)
 
     def log_prob(self, examples: EdgeExamples, velocity: Tensor) -> Tensor:
         """Density of each step under a policy.
@@ -158,18 +160,20 @@ class Checked:
         self.inner = inner
         self.name = f"{type(inner).__module__}:{type(inner).__name__}"
         self.metrics = tuple(inner.metrics)
-        self.needs_reference, self.asks_old = bool(inner.needs_reference), bool(inner.asks_old)
+        self.needs_reference, self.needs_old_velocity = bool(inner.needs_reference), bool(inner.needs_old_velocity)
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> Examples:
+    def examples(
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
+    ) -> Examples:
         """Its examples.
 
         Raises:
             DiffrlError: it raised, they are not as many as planned, or belong to no prompt of the batch.
         """
-        before = _versions((rollout, credit, kept))
+        before = _versions((rollout, credit, grad_mask))
         with own_code(f"The objective {self.name}"):
-            found: Any = self.inner.examples(rollout, credit, kept, old, micro_batch)
-        if _versions((rollout, credit, kept)) != before:
+            found: Any = self.inner.examples(rollout, credit, grad_mask, old, micro_batch)
+        if _versions((rollout, credit, grad_mask)) != before:
             raise self._error("`examples` must leave the rollout as it is. It works in place on a tensor of it")
         if not isinstance(getattr(found, "prompt", None), Tensor):
             raise self._error(f"`examples` must return diffrl.objectives.base.Examples. Got {_shape(found)}")

@@ -64,7 +64,7 @@ class Tilt:
         return self.kl > 0
 
     @property
-    def asks_old(self) -> bool:
+    def needs_old_velocity(self) -> bool:
         """The loss's gradient at the old policy needs no prediction of it."""
         return False
 
@@ -73,7 +73,9 @@ class Tilt:
         """Of the direction, and the distance to the reference."""
         return ("direction", "prediction_error", *(("reference_kl",) if self.kl > 0 else ()))
 
-    def examples(self, rollout: Rollout, credit: Credit, kept: Tensor, old: Velocity, micro_batch: int) -> NodeExamples:
+    def examples(
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
+    ) -> NodeExamples:
         """Every node that splits; without a direction it is inactive, unless the reference pulls where samples count.
 
         Pruning takes a child, with all that grows from it, out of the covariance of the node that it leaves.
@@ -82,7 +84,7 @@ class Tilt:
         latents = edges.stored[edges.before[origins]].float()
         direction, centre = (torch.zeros_like(latents, dtype=torch.float32) for _ in range(2))
         moves, used = (torch.zeros(len(origins), dtype=torch.bool, device=latents.device) for _ in range(2))
-        for row, sample, child in leaves_below(rollout, origins, credit.used, kept):
+        for row, sample, child in leaves_below(rollout, origins, credit.used, grad_mask):
             below, place = row.unique(return_inverse=True)
             advantage = credit.outcome[sample].to(latents.device)
             found = sibling_covariance(rollout.latents[sample.to(latents.device)], advantage, place, child, len(below))
@@ -125,7 +127,7 @@ def origin_nodes(edges: Edges, forest: Forest) -> Tensor:
 
 
 def leaves_below(
-    rollout: Rollout, origins: Tensor, used: Tensor, kept: Tensor
+    rollout: Rollout, origins: Tensor, used: Tensor, grad_mask: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Level by level, (L,) int64 each: the row in `origins` above a used sample, the sample, the child in between.
 
@@ -133,7 +135,7 @@ def leaves_below(
         rollout: whose samples.
         origins: (U,) int64 rows of its recorded origins.
         used: (S,) bool, samples that count.
-        kept: (N,) bool, False where pruning took the edge that ends in a node out of the gradient.
+        grad_mask: (N,) bool, False where pruning took the edge that ends in a node out of the gradient.
     """
     forest, device = rollout.forest, rollout.latents.device
     row_of = torch.full_like(forest.parent, -1)
@@ -143,7 +145,7 @@ def leaves_below(
         inside = forest.parent[child] >= 0
         sample, child = sample[inside], child[inside]
         above = forest.parent[child]
-        enters = (row_of[above] >= 0) & kept[child]
+        enters = (row_of[above] >= 0) & grad_mask[child]
         if enters.any():
             yield row_of[above[enters]].to(device), sample[enters], child[enters].to(device)
         child = above

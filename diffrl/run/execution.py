@@ -129,7 +129,7 @@ class TrainingRun:
         self.callbacks.iteration(done.number, row)
         if self.config.run.evaluates_after(done.number):
             self.callbacks.evaluation(done.number, self._scores(row))
-        trainer.sentinel.check()
+        trainer.hacking.check()
         trainer.guard.check_learning()
 
     def _write_trees(self, done: Iteration) -> None:

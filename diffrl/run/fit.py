@@ -61,7 +61,7 @@ class _State(_Strict):
 
 def averages_of(config: Config) -> list[str]:
     """The averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
-    kept = {"ema": config.train.ema is not None, "old": config.objective.lags}
+    kept = {"ema": config.train.ema is not None, "old": config.objective.old_policy_is_ema}
     return [name for name, asked in kept.items() if asked]
 
 

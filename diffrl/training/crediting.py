@@ -12,7 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
-from diffrl.distributed.ranks import agreed, gather_rows, shared_names, sum_ranks
+from diffrl.distributed.ranks import gather_rows, raise_on_all_ranks, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
@@ -59,8 +59,10 @@ class Crediting:
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
         action = self.config.guards.nonfinite_reward
-        ok = agreed(accelerator, lambda: failed_samples(table, groups, prompts, action, self.messages.report_own))
-        usable = ok & samples.trains
+        ok = raise_on_all_ranks(
+            accelerator, lambda: failed_samples(table, groups, prompts, action, self.messages.report_own)
+        )
+        usable = ok & samples.is_training_sample
         everyone = tuple(gather_rows(accelerator, column) for column in (table.total, usable.long()))
         batch = (everyone[0], everyone[1].bool())
         credit = assign_credit(
@@ -105,7 +107,7 @@ class Crediting:
             minimum=c.minimum_samples,
         )
 
-    def kept(self, samples: Samples, credit: Credit) -> Tensor:
+    def grad_mask(self, samples: Samples, credit: Credit) -> Tensor:
         """(N,) bool, False for nodes whose edges pruning takes out of the gradient.
 
         Where a reference pulls at every step, those that lead to no used sample are out too: what was drawn only to
@@ -115,12 +117,12 @@ class Crediting:
         steps: Sequence[int] = ()
         if p.depth is not None:
             steps = p.depth.steps_at(samples.rollout.batch.iteration, sorted(forest.branching))
-        kept = kept_edges(
+        grad_mask = kept_edges(
             forest, samples.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps
         )
         if o.steps_are_pulled:
-            kept &= paths_to(forest, torch.nonzero(credit.used).flatten())
-        return kept
+            grad_mask &= paths_to(forest, torch.nonzero(credit.used).flatten())
+        return grad_mask
 
     def values(self, rollout: Rollout, conditioning: Conditioning) -> Tensor | None:
         """(N,) worth of the nodes by the configured estimator; None where their samples' rewards are all it takes."""
@@ -142,7 +144,7 @@ class Crediting:
             texts = [prompt.text for prompt in prompts]
             decode(s.adapter, latents, self.config.rollout.decode_batch, texts, scoring.add)
         with self.clock("reward"):
-            table = agreed(s.accelerator, scoring.table)
+            table = raise_on_all_ranks(s.accelerator, scoring.table)
         failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
         if failed:
             self.messages.report_own(
@@ -175,7 +177,7 @@ class Crediting:
         """
         exploration = samples.exploration
         if exploration is None:
-            return self._means(samples.table, good, samples.trains)
+            return self._means(samples.table, good, samples.is_training_sample)
         proxy = exploration.proxy
         pool = gather_rows(self.session.accelerator, proxy.total).double()
         metrics = self._means(proxy, pool[pool.isfinite()], torch.ones_like(proxy.total, dtype=torch.bool))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.schema import EvalSettings
-from diffrl.distributed.ranks import agreed, shared_names, sum_ranks
+from diffrl.distributed.ranks import raise_on_all_ranks, shared_names, sum_ranks
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.score import Scoring, WeightedScorer
@@ -127,7 +127,7 @@ def evaluate(
     chosen = [prompts[row] for row, _ in places]
     scoring = Scoring(scorers, chosen)
     addresses, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream, scoring.add)
-    table = agreed(accelerator, scoring.table)
+    table = raise_on_all_ranks(accelerator, scoring.table)
     values = {**table.raw, **table.parts}
     names = shared_names(accelerator, sorted(values))
     unknown = torch.full((len(chosen),), torch.nan)

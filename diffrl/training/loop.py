@@ -33,8 +33,8 @@ from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import Learning, UpdateGuard, check_on_policy, clip_note
 from diffrl.training.messages import Messages
 from diffrl.training.optim import learning_rate_factor, set_learning_rate
+from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
 from diffrl.training.sampling import FidelityWatch, Sampling
-from diffrl.training.sentinel import Sentinel, Watch
 from diffrl.training.session import Session
 from diffrl.training.update import (
     accumulate_gradient,
@@ -68,7 +68,7 @@ class Trainer:
         self.guard = UpdateGuard(self.config.guards, messages.report)
         ema = self.config.train.ema
         self.ema = EMA(session.policy.parameters, ema.decay) if ema else None
-        self.old = EMA(session.policy.parameters, 0.0) if self.config.objective.lags else None
+        self.old = EMA(session.policy.parameters, 0.0) if self.config.objective.old_policy_is_ema else None
         self.sampling = Sampling(session, self.clock, self.guard, messages)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, messages)
         writes = session.accelerator.is_main_process
@@ -76,7 +76,7 @@ class Trainer:
             self.config, session.adapter, session.transition, session.meter, self.clock, bool(writes)
         )
         hacking = self.config.guards.reward_hacking
-        self.sentinel = Sentinel(hacking, session.eval_scorers, self.accelerator, messages.report)
+        self.hacking = RewardHackingMonitor(hacking, session.eval_scorers, self.accelerator, messages.report)
         self.iteration = 0
         self.updates = 0
         self.on_policy_error: float | None = None
@@ -100,16 +100,19 @@ class Trainer:
         metrics: Metrics = self.sampling.fidelity(samples)
         credit, rewards = self.crediting.assign(samples, conditioning)
         with self.clock("reward"):
-            metrics |= rewards | self.sentinel.measure(samples, rewards)
-        kept = self.crediting.kept(samples, credit)
+            metrics |= rewards | self.hacking.measure(samples, rewards)
+        grad_mask = self.crediting.grad_mask(samples, credit)
         predict = [velocity_of(s.adapter, conditioning, loss.guidance) for loss in s.losses]
         with self.clock("update"):
             self.gate(samples.rollout, predict)
-        with self.clock("old" if any(loss.objective.asks_old for loss in s.losses) else "update"), self.old_policy():
+        with (
+            self.clock("old" if any(loss.objective.needs_old_velocity for loss in s.losses) else "update"),
+            self.old_policy(),
+        ):
             micro_batch = self.config.rollout.micro_batch
             examples = [
                 loss.objective.examples(
-                    samples.rollout, credit, kept, metered(s.meter, "old", torch.no_grad()(own)), micro_batch
+                    samples.rollout, credit, grad_mask, metered(s.meter, "old", torch.no_grad()(own)), micro_batch
                 )
                 for loss, own in zip(s.losses, predict, strict=True)
             ]
@@ -118,7 +121,7 @@ class Trainer:
         with self.clock("update"):
             metrics |= self.update(samples.rollout, examples, predict, conditioning)
         trees = self.trees.record(
-            *(trace, samples, credit, kept, examples, conditioning),
+            *(trace, samples, credit, grad_mask, examples, conditioning),
             before=before,
             skipped=int(metrics["update/skipped"]),
             learning_rate=float(s.optimizer.param_groups[0]["lr"]),  # that of the last update still stands there
@@ -126,7 +129,7 @@ class Trainer:
         )
         metrics |= self.compilation()
         self.iteration += 1
-        return Iteration(self.iteration, samples, credit, kept, metrics, trees)
+        return Iteration(self.iteration, samples, credit, grad_mask, metrics, trees)
 
     def compilation(self) -> Metrics:
         """How many graphs torch.compile has made of the policy, and what it left out, which is told once."""
@@ -257,7 +260,9 @@ class Trainer:
         calls, calls_before = self._calls()
         for loss, own, times in zip(self.session.losses, examples, calls, strict=True):
             grouped = loss.objective.group_evaluations if isinstance(loss.objective, GroupObjective) else 0
-            each = (1 + loss.objective.asks_old + grouped) * times + loss.objective.needs_reference * calls_before
+            each = (
+                1 + loss.objective.needs_old_velocity + grouped
+            ) * times + loss.objective.needs_reference * calls_before
             self.session.meter.skipped += int((~own.active).sum()) * each
 
     def _calls(self) -> tuple[list[int], int]:
@@ -295,9 +300,9 @@ class Trainer:
         return found
 
     def compare(self, found: Evaluation) -> Metrics:
-        """An evaluation against the best so far, as the sentinel sees it."""
+        """An evaluation against the best so far, as the reward-hacking monitor sees it."""
         weighted = self.session.scorers_at(max(self.iteration - 1, 0))
-        return self.sentinel.compare(found, self.config.eval.samples, weighted)
+        return self.hacking.compare(found, self.config.eval.samples, weighted)
 
     @cached_property
     def eval_conditioning(self) -> Conditioning:
@@ -331,7 +336,7 @@ class Trainer:
             "learning": asdict(self.guard.learning),
             "on_policy_error": self.on_policy_error,
             "fidelity": asdict(self.sampling.watch),
-            "sentinel": asdict(self.sentinel.watch),
+            "sentinel": asdict(self.hacking.state),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -343,4 +348,4 @@ class Trainer:
         self.guard.learning = Learning(**(state.get("learning") or {"updates": state["updates"]}))
         self.on_policy_error = state["on_policy_error"]
         self.sampling.watch = FidelityWatch(**state["fidelity"])
-        self.sentinel.watch = Watch(**state["sentinel"])
+        self.hacking.state = MonitorState(**state["sentinel"])

@@ -15,7 +15,7 @@ from diffrl.config.explore import ExploreSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
-from diffrl.distributed.ranks import agreed, sum_ranks
+from diffrl.distributed.ranks import raise_on_all_ranks, sum_ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
@@ -27,7 +27,7 @@ from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.transition import Transition
-from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
+from diffrl.rollout.tree import plan_forest, prompt_chunks, root_addresses, subset
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.session import Session
@@ -142,7 +142,7 @@ class Sampling:
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
         with self.clock("reward"):
-            return rollout, agreed(s.accelerator, scoring.table)
+            return rollout, raise_on_all_ranks(s.accelerator, scoring.table)
 
     def explore(
         self,
@@ -196,7 +196,7 @@ class Sampling:
         metrics = fidelity_metrics(self.session.accelerator, samples)
         self._react(metrics["fidelity/tau"], settings)
         if samples.rollout.forest.branching:
-            trained = subset(samples.rollout.forest, torch.nonzero(samples.trains).flatten())
+            trained = subset(samples.rollout.forest, torch.nonzero(samples.is_training_sample).flatten())
             lonely = torch.tensor([lonely_splits(trained)])
             metrics["explore/one_child_splits"] = int(sum_ranks(self.session.accelerator, lonely)[0])
         return metrics
@@ -278,14 +278,14 @@ def draw_pool(
         each(images)
 
     with copy.in_place_of(adapter) if copy is not None else nullcontext():
-        for samples in prompts_apart(pool, prompts_at_once):
+        for samples in prompt_chunks(pool, prompts_at_once):
             part = subset(pool, samples)
             roots = root_addresses(part, batch, seed)
             explore(
                 adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
             )
     with clock("reward"):
-        return scoring.table() if accelerator is None else agreed(accelerator, scoring.table)
+        return scoring.table() if accelerator is None else raise_on_all_ranks(accelerator, scoring.table)
 
 
 def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:

@@ -1,11 +1,13 @@
 """Every mistake is named with its path, the rule, what was given and a way out; all of them at once."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
 
 from diffrl.config import dump_config, load_config
+from diffrl.config.explain import RENAMED
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from tests.config.conftest import FULL
@@ -52,6 +54,14 @@ def test_a_key_of_another_section_is_pointed_to(load):
     assert problems_of(load, "rollout.learning_rate=1") == [
         "rollout.learning_rate is not a known key. Did you mean train.learning_rate?"
     ]
+
+
+@pytest.mark.parametrize(("was", "name"), RENAMED.items())
+def test_a_renamed_key_is_refused_with_its_new_name(load, was, name):
+    section, _, key = was.partition(".")
+    kind = "objective={kind: awm, " if section == "objective" else f"{section}={{"
+    assert problems_of(load, f"{kind}{key}: 0.1}}") == [f"{was} is not a known key any more: it is {name}. Write that."]
+    assert f"| `{was}` | `{name}` |" in Path("docs/configuration.md").read_text(encoding="utf-8")
 
 
 def test_all_problems_are_reported_at_once(load):
@@ -147,7 +157,7 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("credit.clamp=1e-320", "credit.clamp must be >= 0.001"),
         ("objective={kind: grpo, clip: 1e-320}", "objective.clip must be >= 1e-06"),
         ("objective={kind: nft, beta: 1e-320}", "objective.beta must be >= 1e-06"),
-        ("objective={kind: nft, old_limit: 0, edges: {weight: 1e-320}}", "objective.edges.weight must be >= 1e-06"),
+        ("objective={kind: nft, old_decay_max: 0, edges: {weight: 1e-320}}", "objective.edges.weight must be >= 1e-06"),
         ("train.learning_rate=1e-320", "train.learning_rate must be >= 1e-09"),
         ("eval.rewards={}", "eval.rewards must be a list"),
         ("credit.minimum_samples=6", "credit.minimum_samples must be <= the samples of a prompt"),

@@ -12,7 +12,7 @@ from diffrl.functional.matching import crd_loss, implicit_reward
 from tests.config.test_config_rules import data_of
 
 CLIPS = "every ratio is 1, but for rounding."
-NFT = {"kind": "nft", "old_limit": 0.0}
+NFT = {"kind": "nft", "old_decay_max": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ NFT = {"kind": "nft", "old_limit": 0.0}
         ({"kind": "grpo", "kl": 0.1}, 1, []),
         (NFT | {"beta": 0.5}, 1, ["objective.beta"]),
         (NFT | {"beta": 0.5}, 2, []),
-        ({"kind": "nft", "beta": 0.5, "old_slope": 0.1}, 1, []),
-        (NFT | {"old_slope": 0.1}, 2, ["objective.old_slope"]),
+        ({"kind": "nft", "beta": 0.5, "old_decay_rate": 0.1}, 1, []),
+        (NFT | {"old_decay_rate": 0.1}, 2, ["objective.old_decay_rate"]),
         (NFT | {"beta": 1.0, "edges": {"clip": 1e-3}}, 1, ["objective.edges.clip", "objective.beta"]),
         (NFT | {"edges": {"weight": 6.0}}, 1, []),
         ({"kind": "awm", "clip": 0.5}, 1, ["objective.clip"]),
-        ({"kind": "awm", "clip": 0.5, "old_limit": 0.3}, 1, []),
-        ({"kind": "dgpo", "clip": 0.5, "beta": 3.0, "old_limit": 0.0}, 1, ["objective.clip"]),
-        ({"kind": "crd", "beta": 3.0, "old_limit": 0.0}, 1, ["objective.beta"]),
+        ({"kind": "awm", "clip": 0.5, "old_decay_max": 0.3}, 1, []),
+        ({"kind": "dgpo", "clip": 0.5, "beta": 3.0, "old_decay_max": 0.0}, 1, ["objective.clip"]),
+        ({"kind": "crd", "beta": 3.0, "old_decay_max": 0.0}, 1, ["objective.beta"]),
     ],
 )
 def test_what_was_given_and_cannot_act_is_said(objective, updates, keys):

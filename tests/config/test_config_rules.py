@@ -53,9 +53,9 @@ GOOD = {
     "turning points": {"credit": {"reward": "turning_point"}},
     "tp_grpo": {"rollout": CHAINS, "credit": {"reward": "turning_point", "value": "ode"}},
     "nft": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT, "credit": {}},
-    "nft and edges": {"objective": NFT | {"old_limit": 0.0, "edges": {"weight": 0.3}}},
+    "nft and edges": {"objective": NFT | {"old_decay_max": 0.0, "edges": {"weight": 0.3}}},
     "awm": {"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": {"kind": "awm"}, "credit": {"clamp": 1.0}},
-    "dgpo of a forest": {"objective": {"kind": "dgpo", "noisiest": 0.6}, "credit": {}},
+    "dgpo of a forest": {"objective": {"kind": "dgpo", "noise_range": 0.6}, "credit": {}},
     "crd, as many updates as levels": {
         "objective": {"kind": "crd", "levels": 3},
         "credit": {},
@@ -88,7 +88,7 @@ BAD = [
     ({"objective": {"kind": "crd"}},
      "credit.reward must be outcome, and credit.prune empty, with objective.kind: crd: it trains whole samples, not "
      "steps. Got reward=\"fused\". Set them so, or choose another objective."),
-    ({"objective": NFT | {"noisiest": 0}, "credit": {}}, "objective.noisiest must be >= 0.001. Got 0."),
+    ({"objective": NFT | {"noise_range": 0}, "credit": {}}, "objective.noise_range must be >= 0.001. Got 0."),
     # a tree
     ({"rollout": {"tree": {"roots": 3, "splits": [2, 0]}}},
      "rollout.tree.splits must be steps in ascending order, each once, from 0. Got [2, 0]. Sort them."),
@@ -174,13 +174,13 @@ BAD = [
      "module:Object."),
     ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft, awm, dgpo, crd, tilt, module:Object."),
     ({"objective": NFT | {"clip": 1e-3}}, "objective.clip is not a key of kind nft."),
-    ({"objective": NFT | {"old_limit": 1.0}}, "objective.old_limit must be < 1"),
+    ({"objective": NFT | {"old_decay_max": 1.0}}, "objective.old_decay_max must be < 1"),
     ({"train": {"updates_per_iteration": 10}},
      "train.updates_per_iteration must be <= what one prompt has to train on, the nodes that stochastic steps start "
      "from. Got updates_per_iteration=10, with 9 of them."),
     ({"train": {"updates_per_iteration": 25}, "objective": NFT | {"levels": 2}, "credit": {}},
      "rollout.tree's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
-    ({"objective": NFT | {"edges": {}}}, "objective.old_limit must be 0 with objective.edges: a policy that lags"),
+    ({"objective": NFT | {"edges": {}}}, "objective.old_decay_max must be 0 with objective.edges: a policy that lags"),
     ({"objective": TILT, "credit": {}, "train": {"updates_per_iteration": 2}},
      "train.updates_per_iteration must be 1 with objective.kind: tilt"),
     ({"objective": TILT},
@@ -199,7 +199,7 @@ BAD = [
      "credit.prune.depth.size must be < the number of rollout.tree.splits with objective.kind: tilt"),
     ({"credit": {"prune": {"depth": {"size": 2}}}}, "credit.prune.depth.start + size must be <= the stochastic steps"),
     ({"credit": {"beta": 2.0}}, "credit.beta must be left at 1.0 with credit.fusion: uniform"),
-    ({"train": {"updates_per_iteration": 10}, "objective": NFT | {"levels": 2, "old_limit": 0.0, "edges": {}}},
+    ({"train": {"updates_per_iteration": 10}, "objective": NFT | {"levels": 2, "old_decay_max": 0.0, "edges": {}}},
      "the nodes that stochastic steps start from. Got updates_per_iteration=10, with 9 of them."),
 ]  # fmt: skip
 

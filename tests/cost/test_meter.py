@@ -36,19 +36,19 @@ CASES = {  # exact ones
     "nft": {"rollout": FREE, "objective": NFT},
     "nft and edges, lora": {
         "rollout": FOREST, "model": {"lora": LORA},
-        "objective": NFT | {"levels": 2, "kl": 0.0, "old_limit": 0.0, "edges": {}},
+        "objective": NFT | {"levels": 2, "kl": 0.0, "old_decay_max": 0.0, "edges": {}},
     },
     "awm, own policy, kl": {
         "rollout": FREE, "objective": {"kind": "awm", "levels": 3, "kl": 0.1}, "train": {"updates_per_iteration": 1},
     },
     "dgpo, guidance": {"rollout": FREE | {"guidance_scale": 2.0}, "objective": {"kind": "dgpo", "levels": 2}},
     "dgpo, own policy, lora": {
-        "rollout": FREE, "objective": {"kind": "dgpo", "levels": 3, "old_limit": 0.0, "kl": 0.0},
+        "rollout": FREE, "objective": {"kind": "dgpo", "levels": 3, "old_decay_max": 0.0, "kl": 0.0},
         "train": {"updates_per_iteration": 1}, "model": {"lora": LORA},
     },
     "crd": {"rollout": FREE, "objective": {"kind": "crd", "levels": 3}},
     "crd, own policy": {
-        "rollout": FREE, "objective": {"kind": "crd", "levels": 2, "old_limit": 0.0, "kl": 0.0},
+        "rollout": FREE, "objective": {"kind": "crd", "levels": 2, "old_decay_max": 0.0, "kl": 0.0},
         "train": {"updates_per_iteration": 1},
     },
     "tilt, kl, guidance": {

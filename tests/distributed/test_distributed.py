@@ -85,7 +85,7 @@ def idle_rank_run(pipeline, directory):
 
 def exploring_run(pipeline, directory):
     """Two stages and both losses."""
-    objective = {"kind": "nft", "kl": 0.1, "old_limit": 0.0, "edges": {"weight": 0.3}}
+    objective = {"kind": "nft", "kl": 0.1, "old_decay_max": 0.0, "edges": {"weight": 0.3}}
     data = idle_rank_run(pipeline, directory) | {"objective": objective}
     data["rollout"] |= {"explore": EXPLORE | {"steps": None}}
     data["prompts"]["per_iteration"] = 4
@@ -102,7 +102,7 @@ def tilt_run(pipeline, directory):
 def group_run(pipeline, directory):
     """Groups that are compared before each update; one rank has none of which anything trains."""
     data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "dgpo", "kl": 0.0, "levels": 3}, "credit": {}}
-    data["objective"] |= {"old_slope": 0.3}
+    data["objective"] |= {"old_decay_rate": 0.3}
     return data
 
 
@@ -260,7 +260,7 @@ def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     done = launch(write_config(data, tmp_path / "config.yaml"))
     assert done.returncode != 0 and "exitcode  : -9 " in done.stderr
     assert done.stderr.count("error: Another process of this run has ended") == 1
-    assert "diffrl/run/lifecycle.py" not in done.stderr  # no traceback of ours
+    assert "diffrl/lifecycle.py" not in done.stderr  # no traceback of ours
     assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()
 
 

@@ -88,7 +88,7 @@ def test_pointer_story_and_neighbours(page, served, run):
     page.wait_for_url("**tree=000021-3")
     page.keyboard.press("p")
     page.wait_for_url("**tree=000020-3")
-    page.goto(f"{base}/tree?tree=000020-3#details-8")
+    page.goto(f"{base}/tree?tree=000020-3#steps-8")
     assert "Node 2a" in page.locator("#panel").inner_text()
 
 
@@ -246,7 +246,7 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
         assert box["x"] <= found["x"] and found["x"] + found["width"] <= box["x"] + box["width"], css
     gaps = page.evaluate(
         "[...document.querySelectorAll('.node .chip-a')].map((one) => { const id = one.closest('.node').dataset.node;"
-        "const up = JSON.parse(document.getElementById('tree-nodes').textContent)[id].parent;"
+        "const up = JSON.parse(document.getElementById('tree-facts').textContent)[id].parent;"
         "const above = document.querySelector(`#node-${up} .shot`).getBoundingClientRect();"
         "return one.getBoundingClientRect().left - above.right; })"
     )
@@ -280,7 +280,7 @@ def test_without_scripts_everything_can_be_read(context_of, served, run):
     assert "Steps pushed up most" in page.locator("#story").inner_text()
     page.locator("#all-steps summary").click()
     assert page.locator("#all-steps tbody tr:visible").count() == 24
-    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, noise level 0.75, value 1.000")
+    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, step 1 of 4, noise level 1.00 → 0.75")
 
 
 def test_the_exported_tree_opens_from_disk(page, made, tmp_path):

@@ -54,7 +54,7 @@ def test_reports_of_no_more_than_a_few_runs_stay_in_memory(made, site_of, monkey
     [
         ("train: {updates_per_iteration: 1}", True),
         ("train: {updates_per_iteration: 2}", False),
-        ("train: {updates_per_iteration: 1}\nobjective: {kind: nft, old_limit: 0.5}", False),
+        ("train: {updates_per_iteration: 1}\nobjective: {kind: nft, old_decay_max: 0.5}", False),
         ("", False),
     ],
 )

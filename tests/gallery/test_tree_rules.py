@@ -109,7 +109,7 @@ def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():
     assert named["kl"] == "0: nothing pulls to the starting model"
     clip = "0.001: a step's push ends once it is 0.1 % less likely, per dimension"
     idle = f"{clip}; with one update an iteration it has no effect"
-    assert named["clip"] == f"{idle} unless the policy that samples lags behind (old_limit above 0)"
+    assert named["clip"] == f"{idle} unless the policy that samples lags behind (old_decay_max above 0)"
     for rule, text in (({"objective": "grpo"}, idle), ({"updates": 2}, clip), ({"updates": None}, clip)):
         other = tree_view(replace(tree, rule={**tree.rule, **rule}))
         assert dict(rules(other))["clip"] == text

@@ -212,11 +212,9 @@ def test_the_exported_page_carries_them(made, tmp_path):
     made_trees.write(made, tilted())
     export_site(find_sources([made]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
     text = (tmp_path / "site/tree-made-000020-3.html").read_text("utf-8")
-    named = [
-        re.search(rf'"image": {{"file": "([^"]+)", [^}}]*}}, "label": "{which}"', text)[1]
-        for which in ("before", "aim", "after")
-    ]
-    assert len(set(named)) == 3 and all((tmp_path / "site" / name).is_file() for name in named)
+    image = r'"image": {{"file": "([^"]+)", [^}}]*}}, "label": "{}"'
+    files = [re.search(image.format(which), text)[1] for which in ("before", "aim", "after")]
+    assert len(set(files)) == 3 and all((tmp_path / "site" / name).is_file() for name in files)
 
 
 def test_the_report_shows_the_longest_direction(client_of, made):

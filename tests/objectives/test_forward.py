@@ -59,10 +59,10 @@ def compared(objective, examples, policy, reference=None):
         return objective.compared(examples, every, policy, reference, 4)
 
 
-@pytest.mark.parametrize(("levels", "noisiest"), [(4, 0.6), (1, 0.9), (3, 1.0)])
-def test_levels_lie_in_the_noisiest_part_and_are_spread_over_it(rollout, levels, noisiest):
-    found = noised(rollout, 11, levels, noisiest)
-    places = (found.sigma.reshape(2, 3 * levels) - (1 - noisiest)) / noisiest * 3 * levels
+@pytest.mark.parametrize(("levels", "noise_range"), [(4, 0.6), (1, 0.9), (3, 1.0)])
+def test_levels_lie_in_the_noisiest_part_and_are_spread_over_it(rollout, levels, noise_range):
+    found = noised(rollout, 11, levels, noise_range)
+    places = (found.sigma.reshape(2, 3 * levels) - (1 - noise_range)) / noise_range * 3 * levels
     assert torch.equal(places.floor().sort(1).values, torch.arange(3.0 * levels).expand(2, -1))
     sigma = found.sigma.reshape(-1, 1, 1, 1)
     torch.testing.assert_close(found.latents, found.clean + sigma * found.target)
@@ -84,13 +84,13 @@ def test_shared_levels_are_the_same_for_a_prompts_samples_and_so_is_their_noise(
 @pytest.mark.parametrize("objective", [NFT, AWM, CRD])
 def test_objectives_of_one_seed_see_the_same_noise(rollout, objective):
     expected = noised(rollout, 11, 2, 0.7)
-    found = examples_of(objective(11, levels=2, noisiest=0.7), rollout)
+    found = examples_of(objective(11, levels=2, noise_range=0.7), rollout)
     assert torch.equal(found.latents, expected.latents) and torch.equal(found.sigma, expected.sigma)
 
 
 def test_dgpos_groups_share_levels_and_noise(rollout):
     expected = noised(rollout, 11, 2, 0.7, shared=True)
-    found = examples_of(DGPO(11, levels=2, noisiest=0.7), rollout)
+    found = examples_of(DGPO(11, levels=2, noise_range=0.7), rollout)
     assert torch.equal(found.latents, expected.latents) and torch.equal(found.cell, expected.cell)
 
 
@@ -105,7 +105,11 @@ def test_the_networks_are_asked_where_there_is_something_to_learn(rollout, objec
     assert torch.equal(examples.active, active) and (examples.terms == 1).all()
     assert torch.equal(torch.cat(old.asked), examples.latents[active])
     own, silent = replace(objective, old_is_policy=True), Policy(0.4)
-    assert objective.asks_old and not own.asks_old and not examples_of(own, rollout, silent).old_velocity.any()
+    assert (
+        objective.needs_old_velocity
+        and not own.needs_old_velocity
+        and not examples_of(own, rollout, silent).old_velocity.any()
+    )
     assert silent.asked == [] and list(objective.on_policy_errors(rollout, old, 4)) == []
     if isinstance(objective, GroupObjective):
         policy, reference = Policy(0.5), Policy(0.1)
@@ -161,7 +165,7 @@ def test_awm_is_the_papers(rollout, kl):
             found.append(worst + kl * error(v, v_ref))
         return found
 
-    check(AWM(1, kl=kl, levels=2, noisiest=0.9), rollout, expected)
+    check(AWM(1, kl=kl, levels=2, noise_range=0.9), rollout, expected)
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
@@ -188,7 +192,7 @@ def test_dgpo_is_the_papers(rollout, kl):
         assert len(set(weights.values())) == 4
         return found
 
-    check(DGPO(1, beta=3.0, clip=5.0, kl=kl, levels=2, noisiest=0.6), rollout, expected)
+    check(DGPO(1, beta=3.0, clip=5.0, kl=kl, levels=2, noise_range=0.6), rollout, expected)
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
@@ -213,7 +217,7 @@ def test_crd_is_the_papers(rollout, kl):
                     found[i] = 5 * gap**2 / 0.7 + kl * error(units[i][0], units[i][2])
         return [found[i] for i in sorted(found)]
 
-    check(CRD(1, beta=0.7, kl=kl, levels=2, noisiest=0.99), rollout, expected)
+    check(CRD(1, beta=0.7, kl=kl, levels=2, noise_range=0.99), rollout, expected)
 
 
 @pytest.mark.parametrize("objective", [DGPO(1, levels=2), CRD(1, levels=2)])

@@ -189,7 +189,7 @@ def test_micro_batches_change_nothing(rollout, credit, size):
 def test_without_kl_no_reference_is_asked(rollout, credit):
     objective = GRPO(transition, 0.1, 0.1)
     assert not objective.needs_reference and GRPO(transition, 0.1, 0.1, kl=0.01).needs_reference
-    assert not objective.asks_old
+    assert not objective.needs_old_velocity
     examples = objective.examples(rollout, credit, KEPT, unasked, 4)
     assert "reference_kl" not in objective.loss(examples, Network(), None)[1]
 

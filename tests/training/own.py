@@ -29,7 +29,7 @@ class Leashed(diffrl.SampleObjective):
     """The same as a frozen dataclass, which asks the old policy and the reference."""
 
     kl: float = 0.5
-    needs_reference = asks_old = True
+    needs_reference = needs_old_velocity = True
     metrics = ("moved", "reference_kl")
 
     def loss(self, examples, policy, reference):
@@ -186,7 +186,11 @@ class Spelt(Weighted):
 
 
 class Loud(Weighted):
-    noisiest = float("nan")
+    noise_range = float("nan")
+
+
+class Former(Weighted):
+    asks_old = True
 
 
 class Unmeasured(Unclipped):

@@ -15,7 +15,7 @@ from tests.tolerances import NETWORK, of_spread
 from tests.training.harness import distance, flat, make_trainer, record_gradients, settings, weights_of
 
 NO_NOISE = {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 5}}
-LAGS = {"old_slope": 0.3, "old_limit": 0.6}
+LAGS = {"old_decay_rate": 0.3, "old_decay_max": 0.6}
 
 
 def trainer_of(pipeline, directory, train=None, guidance_scale=1.0, **objective):
@@ -31,7 +31,7 @@ def test_awm_with_the_normalised_weight_is_nft_on_its_own_policy(random_sd3, tmp
     The second one is taken at the same weights: images are rounded to bytes, so that a weight's last digit may decide
     what a reward is.
     """
-    own = {"kl": 0.0, "levels": 3, "noisiest": 0.8, "old_limit": 0.0}
+    own = {"kl": 0.0, "levels": 3, "noise_range": 0.8, "old_decay_max": 0.0}
     runs = {}
     for name, micro_batch, kind in (
         ("nft", 3, {"kind": "nft"}),
@@ -107,7 +107,7 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
     assert [float(one.abs().max()) > 4 * NETWORK for one in gone] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("lags", daily([{"old_limit": 0.0}, LAGS], [LAGS]))
+@pytest.mark.parametrize("lags", daily([{"old_decay_max": 0.0}, LAGS], [LAGS]))
 @pytest.mark.parametrize("kind", daily(["nft", "awm", "dgpo", "crd"], ["dgpo"]))
 def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, monkeypatch, kind, lags):
     """The gradient is that of the loss of velocities which the network, called by hand, has for the prompt alone."""
@@ -137,7 +137,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
         expected = torch.autograd.grad(loss.mean(), [policy.parameters[name] for name in names], allow_unused=True)
         kept = [getattr(taken, name) for name in ("old_velocity", "reference_velocity") if hasattr(taken, name)]
         with torch.no_grad():
-            old = [conditional(*taken.start)] if not trainer.updates and lags["old_limit"] else []
+            old = [conditional(*taken.start)] if not trainer.updates and lags["old_decay_max"] else []
         found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
         grads = {n: policy.parameters[n].grad for n, g in zip(names, expected, strict=True) if g is not None}
         seen.append((flat(grads), flat(dict(zip(names, expected, strict=True)))))

@@ -22,13 +22,13 @@ def nft_trainer(pipeline, directory, rollout=NO_NOISE, credit=None, train=None, 
 def test_the_first_update_has_no_gap(random_sd3, tmp_path):
     trainer = nft_trainer(random_sd3, tmp_path, train={"updates_per_iteration": 1}, kl=0.0)
     assert trainer.iterate().metrics["update/velocity_gap"] < SQUARED and trainer.on_policy_error is None
-    # old_slope 0.001: hardly anything is forgotten, all is kept
+    # old_decay_rate 0.001: hardly anything is forgotten, all is kept
     assert trainer.iterate().metrics["update/velocity_gap"] > 100 * SQUARED
 
 
 def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp_path, monkeypatch):
     slope, limit = 0.08, 0.25
-    trainer = nft_trainer(random_sd3, tmp_path, old_slope=slope, old_limit=limit)
+    trainer = nft_trainer(random_sd3, tmp_path, old_decay_rate=slope, old_decay_max=limit)
     objective, regenerate, drew, asked = trainer.session.losses[0].objective, trainer.sampling.regenerate, [], []
     monkeypatch.setattr(
         trainer.sampling, "regenerate", lambda *a: drew.append(flat(weights_of(trainer))) or regenerate(*a)
@@ -65,7 +65,7 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
     weight = 0.7
     trainer = nft_trainer(
         random_sd3, tmp_path, FOREST, {"reward": "fused", "normalise": "depth"}, {"micro_batch": 5},
-        kl=0.2, old_limit=0.0, edges={"weight": weight},
+        kl=0.2, old_decay_max=0.0, edges={"weight": weight},
     )  # fmt: skip
     seen = []
 

@@ -176,7 +176,7 @@ def test_an_own_selection_chooses_what_trains(random_sd3, tmp_path):
     trainer = make_trainer(settings(random_sd3, tmp_path, rollout=rollout_with(explore=explore)))
     for done in trainer.iterations():
         samples = done.samples
-        drawn = samples.chosen.samples[samples.trains].tolist()
+        drawn = samples.chosen.samples[samples.is_training_sample].tolist()
         proxy = samples.exploration.proxy.total.view(2, 9)
         nearest = (proxy - proxy.mean(1, keepdim=True)).abs().argsort(dim=1)[:, :3] + torch.tensor([[0], [9]])
         assert drawn == sorted(nearest.flatten().tolist())
@@ -288,7 +288,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_as_that_of_any_objective(random
         (objective("Broken"), "RuntimeError: no weights here"),
         (objective("Unnamed"), "`metrics` of the objective"),
         (objective("Spelt"), "`metrics` of the objective"),
-        (objective("Loud"), "`noisiest` of the objective"),
+        (objective("Loud"), "`noise_range` of the objective"),
+        (objective("Former"), "own:Former is called `needs_old_velocity` now. Rename it."),
         ({"kind": "no path:at all"}, "must be module:Object"),
         ({"kind": OWN + "Weighted", "temperature": 2}, "objective.temperature is not a key of kind module:Object"),
     ],

@@ -71,7 +71,7 @@ def test_the_reward_of_an_exploring_run_is_of_what_nobody_chose(explored):
     assert done.metrics["reward/std"] == pytest.approx(float(proxy.total.std(correction=0)), rel=1e-4)
     for name, raw in proxy.raw.items():
         assert done.metrics[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
-        assert trainer.sentinel.watch.sums[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
+        assert trainer.hacking.state.sums[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
 
 
 @pytest.mark.long

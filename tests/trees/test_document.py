@@ -50,8 +50,8 @@ from tests.trees.test_recorder import everything, forest_run
 
 CHAINS = {"stochastic": {"kind": "window", "start": 0, "size": 3}, "tree": {"roots": 4}}
 WIDE = FOREST | {"explore": EXPLORE | {"steps": None, "candidates": 24}}
-LAGGING = {"kind": "nft", "old_slope": 0.3, "old_limit": 0.6}
-BOTH = {"kind": "nft", "kl": 0.0, "old_limit": 0.0, "edges": {"weight": 0.5}}
+LAGGING = {"kind": "nft", "old_decay_rate": 0.3, "old_decay_max": 0.6}
+BOTH = {"kind": "nft", "kl": 0.0, "old_decay_max": 0.0, "edges": {"weight": 0.5}}
 
 
 def kept(run):
@@ -131,7 +131,7 @@ RUNS = {
     },
     "nothing stochastic": {
         "rollout": {"stochastic": {"kind": "none"}, "dynamics": None},
-        "objective": {"kind": "nft", "old_limit": 0.0},
+        "objective": {"kind": "nft", "old_decay_max": 0.0},
     },
 }
 
@@ -338,7 +338,7 @@ def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
 OBJECTIVES = {
     "grpo": {"kind": "grpo"},
     "grpo with a reference": {"kind": "grpo", "kl": 0.2},
-    "nft": {"kind": "nft", "kl": 0.0, "old_limit": 0.0},
+    "nft": {"kind": "nft", "kl": 0.0, "old_decay_max": 0.0},
     "nft with a reference": {"kind": "nft", "kl": 0.2},
     "nft and steps": BOTH,
     "nft with a reference and steps": BOTH | {"kl": 0.2},

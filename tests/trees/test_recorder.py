@@ -55,7 +55,7 @@ def everything(pipeline, directory):
         model={"family": "sd3", "path": str(pipeline), "lora": LORA},
         train={"learning_rate": 1e-2, "ema": {"decay": 0.7}, "updates_per_iteration": 2},
     )
-    data["objective"] = {"kind": "nft", "old_slope": 0.1, "old_limit": 0.5}
+    data["objective"] = {"kind": "nft", "old_decay_rate": 0.1, "old_decay_max": 0.5}
     data["credit"] = {}
     data["run"] |= {"iterations": 4, "checkpoint_every": 3}
     return data
@@ -216,7 +216,7 @@ def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(rando
         done = trainer.iterate()
         metrics = done.metrics
         found[width] = (done.samples.table.total, done.credit.advantage, metrics["update/grad_norm"])
-        kept = trainer.crediting.kept(done.samples, done.credit)
+        kept = trainer.crediting.grad_mask(done.samples, done.credit)
         assert int(kept.sum()) == (2 * 12 if width is None else 2 * 8)
     assert torch.equal(found[None][0], found["parent_top1"][0]) and torch.equal(found[None][1], found["parent_top1"][1])
     assert found[None][2] != found["parent_top1"][2]

@@ -98,7 +98,7 @@ def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3,
         ({"kind": "grpo", "clip": 0.002}, (0.002, 0.002)),
         ({"kind": "grpo", "clip": 0.002, "clip_high": 0.003}, (0.002, 0.003)),
         (BOTH | {"edges": {"clip": 0.004, "clip_high": 0.005}}, (0.004, 0.005)),
-        ({"kind": "nft", "old_limit": 0.0}, (None, None)),
+        ({"kind": "nft", "old_decay_max": 0.0}, (None, None)),
     ],
 )
 @pytest.mark.long

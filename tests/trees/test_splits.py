@@ -85,7 +85,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     adapter, after = trainer.session.adapter, trainer.session.policy.inner
     drawn = done.samples.rollout
     rows = {key: row for row, key in enumerate(forest_ways(drawn.forest))}
-    kept_edges, origins = trainer.crediting.kept(done.samples, done.credit), origins_of(done, trace)
+    kept_edges, origins = trainer.crediting.grad_mask(done.samples, done.credit), origins_of(done, trace)
     seen, moved_along = 0, 0.0
     for prompt, tree in enumerate(trees):
         below = tree.children()

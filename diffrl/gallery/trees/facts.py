@@ -27,7 +27,6 @@ from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.view import TreeView, total
 from diffrl.trees.record import TreeNode
 
-
 FEW = 4
 """How many of a step's paths are named."""
 

@@ -7,14 +7,9 @@ from diffrl.gallery.trees.rule import SAMPLES_BY, VALUE
 from diffrl.gallery.trees.story import precision
 from diffrl.gallery.trees.sums import sample_sum, step_sum
 from diffrl.gallery.trees.view import TreeView
+from diffrl.precision.facts import EMULATED
+from diffrl.precision.formats import PRECISIONS
 
-FORMATS = {
-    "nvfp4": "numbers of 4 bits in blocks of 16 that share a scale",
-    "mxfp8": "numbers of 8 bits in blocks of 32 that share a scale",
-    "fp8": "numbers of 8 bits with a floating point",
-    "int8": "whole numbers of 8 bits with a scale",
-    "bfloat16": "numbers of 16 bits with a floating point",
-}
 PARTS = {
     "count": "how near the number of objects found is to the number asked for; objects of a colour that touch are one",
     "colour": "how well the objects' colours fit the asked ones against the others",
@@ -74,8 +69,9 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     leaves = [node.leaf for node in view.leaves if node.leaf]
     stage = record.explored or {}
     emulated = ": emulated means that the values are rounded to it and multiplied in a wider format"
-    stages = f"The exploring stage computed with {FORMATS.get(str(stage.get('precision')))}"
-    stages += f"{emulated if stage.get('engine') == 'emulated' else ''}."
+    name = str(stage.get("precision"))
+    meaning = PRECISIONS[name].meaning if name in PRECISIONS else ""
+    stages = f"The exploring stage computed with {meaning}{emulated if stage.get('engine') == EMULATED else ''}."
     verdict = any(view.passed(node) is not None for node in view.sampled_leaves)
     credited = any(known(leaf.advantage) for leaf in leaves)
     own = OWN if edges and credited and rule.get("reward") != "outcome" else ""  # there a step has its images' credit
@@ -89,7 +85,7 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     contrast = SAMPLES_BY.get(str(rule.get("objective")), "")
     words: list[tuple[str, str, object]] = [
         ("proxy reward", PROXY, any(known(leaf.proxy) for leaf in leaves)),
-        (precision(view), stages, stage.get("precision") in FORMATS),
+        (precision(view), stages, meaning),
         ("audit", AUDIT, any(leaf.audit for leaf in leaves)),
         ("group", GROUP, not number(rule.get("prompts"))),
         ("passed", f"An image passes if its score {view.verdict} is 1, and does not if it is 0.", verdict),

@@ -116,7 +116,9 @@ def _idle_clip(rule: Mapping[str, Any]) -> str:
     """
     if number(rule.get("updates")) != 1:
         return ""
-    lags = " unless the policy that samples lags behind (old_limit above 0)" if rule.get("objective") == "nft" else ""
+    lags = (
+        " unless the policy that samples lags behind (old_decay_max above 0)" if rule.get("objective") == "nft" else ""
+    )
     return f"; with one update an iteration it has no effect{lags}"
 
 

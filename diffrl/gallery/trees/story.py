@@ -15,6 +15,8 @@ from diffrl.gallery.trees.rule import SAMPLES_BY, rules
 from diffrl.gallery.trees.sections import MOST, Fact, Section, counts, fact, naming
 from diffrl.gallery.trees.update import idle, update
 from diffrl.gallery.trees.view import PULLED, TreeView, total
+from diffrl.precision.facts import TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.trees.record import TreeLeaf, TreeNode
 
 FEW = 4
@@ -38,7 +40,6 @@ CHOSEN = {
     "": "for other reasons",
 }
 """What is generated again and why, by the first word of the reason in the record."""
-PRECISIONS = {"nvfp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "int8": "INT8", "training": "the training precision"}
 TEXTS = {
     "sampled": "Both ends of what was explored are generated again: contrast between good and bad is what teaches.",
     "credit": "Where a path turns, a step counts as its whole way to the end.",
@@ -115,8 +116,10 @@ def precision(view: TreeView) -> str:
     """Return the exploring stage's arithmetic, "NVFP4 (emulated)"; with the policy itself, its training precision."""
     stage = view.record.explored or {}
     name, engine = str(stage.get("precision")), stage.get("engine")
-    emulated = engine and engine != "policy" and name != "training"
-    return PRECISIONS.get(name, name) + (f" ({engine})" if emulated else "")
+    if name == TRAINING:
+        return "the training precision"
+    title = PRECISIONS[name].title if name in PRECISIONS else name
+    return title + (f" ({engine})" if engine and engine != "policy" else "")
 
 
 def _kind(leaf: TreeLeaf) -> str:

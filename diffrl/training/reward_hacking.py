@@ -1,0 +1,208 @@
+"""Watches for reward hacking: a training reward that rises while what nobody rewards goes down.
+
+Three things are watched at every held-out evaluation: the held-out rewards against the best that they have been, and of
+the training samples since the evaluation before, their diversity within a prompt and their sharpness against the first
+ones. Every number is in the metrics whether it is alarming or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config.method import RewardHackingGuard
+from diffrl.distributed.ranks import sum_ranks
+from diffrl.errors import GuardStop
+from diffrl.records import Samples
+from diffrl.rewards.score import WeightedScorer
+from diffrl.training.evaluate import Evaluation
+from reward_models import RewardBatch, load_reward
+
+RAW = "reward/"
+Metrics = dict[str, float | int]
+
+
+@dataclass
+class MonitorState:
+    """What the monitor remembers; plain values, as a checkpoint keeps them.
+
+    Args:
+        sums: of the training rewards' means, raw, and of diversity and sharpness, since the last evaluation.
+        counts: how many iterations each was added up over.
+        first: the first iteration's values of the same.
+        best: of each held-out reward its best evaluation: mean, deviation, samples, and the training rewards' raw means
+            at that time.
+        alarmed: evaluations in a row with an alarm.
+    """
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alarmed: int = 0
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Take in an iteration's numbers; those that are not finite are left out."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+                self.counts[name] = self.counts.get(name, 0) + 1
+                self.first.setdefault(name, value)
+
+    def take(self) -> dict[str, float]:
+        """Means since the last call, which begin anew."""
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+
+@dataclass
+class RewardHackingMonitor:
+    """Measures, and decides when to speak.
+
+    Args:
+        settings: guards.reward_hacking.
+        scorers: the held-out rewards.
+        accelerator: joins the ranks.
+        report: tells the user something that all ranks know.
+        state: what it remembers.
+        verdict: why the run is to stop, once its last row is written; None while it may go on.
+    """
+
+    settings: RewardHackingGuard
+    scorers: Sequence[WeightedScorer]
+    accelerator: Any
+    report: Callable[[str], None]
+    state: MonitorState = field(default_factory=MonitorState)
+    verdict: str | None = None
+
+    def __post_init__(self) -> None:
+        """Make the two scorers of pictures that nothing but the monitor asks."""
+        self._diversity, self._sharpness = load_reward("diversity"), load_reward("sharpness")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is measured."""
+        return self.settings.action != "off"
+
+    def measure(self, samples: Samples, metrics: Mapping[str, float]) -> Metrics:
+        """Measure an iteration's training samples.
+
+        Args:
+            samples: this rank's.
+            metrics: with the raw mean of each training reward that was asked, over all ranks, as "reward/<name>".
+
+        Returns:
+            Means over the samples of all ranks, NaN where none can be judged.
+        """
+        if not self.on:
+            return {}
+        images = samples.rollout.images
+        groups = [samples.rollout.batch.groups[row] for row in samples.rollout.forest.sample_prompt.tolist()]
+        rewards = {name: metrics[f"{RAW}{name}"] for name in samples.table.raw}
+        stills = images if images.ndim == 4 else images[:, images.shape[1] // 2]
+        spread = [self._diversity_of(images, groups, group) for group in dict.fromkeys(groups)]
+        found = {
+            "diversity": torch.cat(spread),
+            "sharpness": torch.cat([self._sharpness_of(part) for part in stills.split(64)]),
+        }
+        sums = torch.stack([value.double().nansum() for value in found.values()])
+        counts = torch.stack([value.isfinite().sum().double() for value in found.values()])
+        means = torch.div(*sum_ranks(self.accelerator, torch.cat([sums, counts])).chunk(2)).tolist()
+        named = dict(zip(found, means, strict=True))
+        self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
+        return {f"sentinel/{name}": value for name, value in named.items()}
+
+    def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
+        own = images[[row for row, other in enumerate(groups) if other == group]]
+        return self._diversity(RewardBatch(own, [""] * len(own))).raw
+
+    def _sharpness_of(self, stills: Tensor) -> Tensor:
+        return self._sharpness(RewardBatch(stills, [""] * len(stills))).raw
+
+    def compare(self, found: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
+        """Compare a held-out evaluation, and the samples since the one before, with what was.
+
+        Args:
+            found: the evaluation.
+            samples: how many it drew, on all ranks.
+            rewards: the training rewards with their weights now; with these weights "then" and "now" are compared.
+        """
+        if not self.on:
+            return {}
+        means = self.state.take()
+        alarms: list[str] = []
+        metrics: Metrics = {}
+        for scorer in self.scorers:
+            if found.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
+                continue
+            change, alarming = self._change(scorer, found, means)
+            metrics[f"sentinel/change/{scorer.name}"] = change
+            if alarming and self._rose(scorer, means, rewards):
+                alarms.append(
+                    f"held-out {scorer.name} is {-change:.2f} standard deviations worse than at its best, while the "
+                    "training reward is higher than then"
+                )
+        alarms += self._pictures(means)
+        self.state.alarmed = self.state.alarmed + 1 if alarms else 0
+        metrics["sentinel/alarms"] = len(alarms)
+        if alarms and self.state.alarmed >= self.settings.patience:
+            message = f"This looks like reward hacking: {'; '.join(alarms)}. (guards.reward_hacking)"
+            if self.settings.action == "stop":
+                self.verdict = f"{message} The run stops; its last checkpoint is intact."
+            else:
+                self.report(f"{message} Look at the images; compare checkpoints.")
+        return metrics
+
+    def check(self) -> None:
+        """End the run if the last evaluation was bad enough; called when that evaluation is written down.
+
+        Raises:
+            GuardStop: it was, and the action is stop.
+        """
+        if self.verdict is not None:
+            raise GuardStop(self.verdict)
+
+    def _change(self, scorer: WeightedScorer, found: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
+        """A held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.
+
+        The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
+        difference: a pass or fail that begins near 0 has hardly any deviation then.
+        """
+        name, best = scorer.name, self.state.best.get(scorer.name)
+        value = found.means[name] if scorer.scorer.spec.higher_is_better else -found.means[name]
+        if best is None or value >= best["mean"]:
+            raws = {key: mean for key, mean in (means or self.state.first).items() if key.startswith(RAW)}
+            self.state.best[name] = {
+                "mean": value,
+                "deviation": found.deviations[name],
+                "samples": found.counts[name],
+                "rewards": raws or None,  # none before the first iteration: the first iteration's are taken
+            }
+            return 0.0, False
+        fall = best["mean"] - value
+        unit = max(best["deviation"], found.deviations[name]) or fall
+        error = math.sqrt(best["deviation"] ** 2 / best["samples"] + found.deviations[name] ** 2 / found.counts[name])
+        return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
+
+    def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
+        """Whether the training reward is above what it was when the held-out reward was at its best."""
+        then = self.state.best[scorer.name]["rewards"] or self.state.first
+        known = [r for r in rewards if r.weight != 0 and f"{RAW}{r.name}" in means and f"{RAW}{r.name}" in then]
+        return sum(r.weight * (means[f"{RAW}{r.name}"] - then[f"{RAW}{r.name}"]) / r.scale for r in known) > 0
+
+    def _pictures(self, means: Mapping[str, float]) -> list[str]:
+        first, alarms = self.state.first, []
+        if "diversity" in first and means.get("diversity", math.inf) < self.settings.diversity * first["diversity"]:
+            share = means["diversity"] / first["diversity"]
+            alarms.append(f"the images of a prompt differ by {share:.0%} of what they did at first")
+        if first.get("sharpness") and "sharpness" in means:
+            ratio = means["sharpness"] / first["sharpness"]
+            if ratio > self.settings.sharpness or ratio < 1 / self.settings.sharpness:
+                alarms.append(f"images are {ratio:.2g} times as sharp as at first")
+        return alarms

@@ -1,0 +1,257 @@
+"""Reward hacking is noticed when the training reward rises and something unrewarded falls; and only then."""
+
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from diffrl.config.method import RewardHackingGuard
+from diffrl.errors import GuardStop
+from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
+from diffrl.rewards.score import WeightedScorer
+from diffrl.rollout.tree import chains
+from diffrl.training.evaluate import Evaluation
+from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
+from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
+from tests.training.scorers import Brightness
+
+
+class OneProcess:
+    num_processes = 1
+
+
+TRAINING = [WeightedScorer("raw", Brightness())]
+
+
+def monitor(**options):
+    said = []
+    scorers = [WeightedScorer("good", Brightness()), WeightedScorer("bad", Lower())]
+    return RewardHackingMonitor(RewardHackingGuard(**options), scorers, OneProcess(), said.append), said
+
+
+class Lower(Brightness):
+    spec = Brightness.spec.__class__("lower", "lower is better", (0.0, 1.0), higher_is_better=False)
+
+
+def evaluation(good, bad=0.5, deviation=0.1, samples=500):
+    means = {"good": good, "bad": bad}
+    counts = dict.fromkeys(means, samples)
+    return Evaluation(means, dict.fromkeys(means, deviation), counts, 0, [], [], torch.empty(0), None)
+
+
+def noise(seed, count=4, size=32):
+    return torch.randint(0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def feed(guard, reward, images=None):
+    images = noise(0) if images is None else images
+    return feed_groups(guard, images, [0] * len(images), reward)
+
+
+def judge(guard, *args, samples=500, rewards=TRAINING, **options):
+    found = guard.compare(evaluation(*args, samples=samples, **options), samples, rewards)
+    guard.check()
+    return found
+
+
+def test_diversity_and_sharpness_by_hand():
+    guard, _ = monitor()
+    images, groups = noise(1, 5), [7, 7, 7, 9, 9]
+    found = feed_groups(guard, images, groups)
+    small = images.float() / 255
+    spread = []
+    for i in range(5):
+        others = [j for j in range(5) if groups[j] == groups[i] and j != i]
+        spread.append(np.mean([float((small[i] - small[j]).square().mean().sqrt()) for j in others]))
+    assert found["sentinel/diversity"] == pytest.approx(np.mean(spread), rel=1e-4)
+    sharp = []
+    for picture in images.double().numpy():
+        y = np.tensordot([0.299, 0.587, 0.114], picture, 1)
+        inner = [(i, j) for i in range(1, 31) for j in range(1, 31)]
+        sharp.append(np.var([y[i - 1, j] + y[i + 1, j] + y[i, j - 1] + y[i, j + 1] - 4 * y[i, j] for i, j in inner]))
+    assert found["sentinel/sharpness"] == pytest.approx(np.mean(sharp), rel=1e-4)
+
+
+def feed_groups(guard, images, groups, reward=0.5):
+    """Samples of prompts whose group ids are these, one prompt a sample."""
+    forest = chains(torch.arange(len(groups)))
+    batch = PromptBatch([Prompt("")] * len(groups), groups, 0)
+    rollout = Rollout(batch, forest, torch.empty(0), torch.empty(0), images, None)
+    table = RewardTable({"raw": torch.full((len(groups),), reward)}, {}, torch.empty(0), torch.empty(0), [])
+    return guard.measure(Samples(rollout, table), {"reward/raw": reward})
+
+
+def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
+    for rewards, expected in (((0.2, 0.3, 0.4), 1), ((0.5, 0.4, 0.3), 0)):
+        guard, said = monitor()
+        judge(guard, 0.6)
+        feed(guard, rewards[0])
+        assert judge(guard, 0.62)["sentinel/alarms"] == 0
+        feed(guard, rewards[1])
+        assert judge(guard, 0.605)["sentinel/alarms"] == 0  # 0.15 standard deviations
+        feed(guard, rewards[2])
+        metrics = judge(guard, 0.59)
+        assert metrics["sentinel/change/good"] == pytest.approx(-0.3, rel=1e-5)
+        assert metrics["sentinel/alarms"] == expected == len(said)
+        assert not expected or "held-out good is 0.30 standard deviations worse" in said[0]
+
+
+def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
+    guard, said = monitor()
+    judge(guard, 0.5, bad=0.4)
+    feed(guard, 0.1)
+    judge(guard, 0.5, bad=0.3)
+    feed(guard, 0.2)
+    assert judge(guard, 0.5, bad=0.35)["sentinel/change/bad"] == pytest.approx(-0.5, rel=1e-5)
+    assert "held-out bad" in said[0]
+
+
+def test_few_samples_need_a_larger_fall():
+    guard, said = monitor()
+    judge(guard, 0.6, samples=16)
+    feed(guard, 0.1)
+    feed(guard, 0.2)
+    judge(guard, 0.5, samples=16)  # 1.0 deviation, below 4 * sqrt(2 / 16) = 1.41
+    assert not said
+    feed(guard, 0.3)
+    judge(guard, 0.45, samples=16)
+    assert len(said) == 1
+
+
+def test_the_first_iterations_reward_is_what_the_start_had():
+    guard, said = monitor()
+    judge(guard, 0.6)  # before any training reward is known, and the best it will ever be
+    feed(guard, 0.3)
+    feed(guard, 0.4)
+    judge(guard, 0.4)
+    assert len(said) == 1
+
+
+def test_collapse_and_changed_sharpness_are_alarms():
+    flat = torch.full((4, 3, 32, 32), 99, dtype=torch.uint8)
+    for later, sentence in ((noise(5)[:1].expand(4, -1, -1, -1), "differ by 0%"), (flat, "differ by 0%")):
+        guard, said = monitor()
+        judge(guard, 0.5)
+        feed(guard, 0.1)
+        judge(guard, 0.5)
+        feed(guard, 0.1, later)
+        judge(guard, 0.5)
+        assert sentence in said[0]
+    faint = (noise(0).int() // 4 + 96).to(torch.uint8)
+    guard, said = monitor(diversity=0.0)
+    feed(guard, 0.1)
+    judge(guard, 0.5)
+    feed(guard, 0.1, faint)
+    judge(guard, 0.5)
+    assert "times as sharp as at first" in said[0]
+
+
+def test_patience_stop_and_off():
+    guard, said = monitor(patience=2, action="stop")
+    judge(guard, 0.6)
+    feed(guard, 0.1)
+    feed(guard, 0.2)
+    assert judge(guard, 0.3)["sentinel/alarms"] == 1 and not said
+    feed(guard, 0.3)
+    with pytest.raises(GuardStop, match="looks like reward hacking"):
+        judge(guard, 0.3)
+    guard, said = monitor(action="off")
+    assert feed(guard, 0.1) == {} and judge(guard, 0.1) == {}
+
+
+def test_a_failed_reward_is_neither_a_fall_nor_a_best():
+    guard, said = monitor()
+    judge(guard, 0.6)
+    feed(guard, 0.1)
+    feed(guard, math.nan)
+    missing = evaluation(0.6)
+    missing.means.pop("good")
+    missing.counts.pop("good")
+    assert "sentinel/change/good" not in guard.compare(missing, 500, TRAINING) and not said
+    few = evaluation(0.1)
+    few.counts["good"] = 249  # fewer than half: what is left may be no fair sample
+    assert "sentinel/change/good" not in guard.compare(few, 500, TRAINING) and not said
+    assert guard.state.best["good"]["mean"] == 0.6
+
+
+def test_a_pass_rate_that_rises_from_nothing_and_then_stands_still_is_no_alarm():
+    """Independent draws of a pass or a fail: its deviation is small at first, and the noise of a mean is not."""
+    alarms = 0
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        guard, said = monitor()
+        for number, rate in enumerate([0.01, 0.2, 0.4] + [0.6] * 12):
+            feed(guard, 0.1 + 0.01 * number)
+            good = generator.binomial(64, rate) / 64
+            judge(guard, good, samples=64, deviation=math.sqrt(good * (1 - good)))
+        alarms += bool(said)
+    assert alarms <= 2  # 480 comparisons with a best of several, at four standard errors each
+
+
+def test_weights_that_change_are_no_rise_and_hide_none():
+    rising = [WeightedScorer("raw", Brightness(), weight=4.0)]  # the weight rose, the reward fell
+    guard, said = monitor()
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.4)
+    judge(guard, 0.3, rewards=rising)
+    assert not said
+    falling = [WeightedScorer("raw", Brightness(), weight=0.1)]  # the weight fell, the reward rose
+    guard, said = monitor()
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.6)
+    judge(guard, 0.3, rewards=falling)
+    assert len(said) == 1
+    guard, said = monitor()  # a reward to be lowered
+    feed(guard, 0.5)
+    judge(guard, 0.6)
+    feed(guard, 0.4)
+    judge(guard, 0.3, rewards=[WeightedScorer("raw", Brightness(), weight=-1.0)])
+    assert len(said) == 1
+
+
+def test_a_checkpoint_keeps_what_it_remembers():
+    guard, _ = monitor()
+    judge(guard, 0.6)
+    feed(guard, 0.1)
+    judge(guard, 0.7)
+    feed(guard, 0.2)
+    again, _ = monitor()
+    again.state = MonitorState(**asdict(guard.state))
+    assert judge(again, 0.4) == judge(guard, 0.4)
+
+
+def test_videos_are_watched_by_a_still():
+    guard, _ = monitor()
+    clips = torch.stack([noise(seed, 5) for seed in range(3)])  # (3, F, 3, H, W)
+    found = feed_groups(guard, clips, [0, 0, 0])
+    stills = feed_groups(monitor()[0], clips[:, 2], [0, 0, 0])
+    assert found["sentinel/sharpness"] == stills["sentinel/sharpness"] and found["sentinel/diversity"] > 0
+
+
+def test_a_run_writes_it_down(random_sd3, tmp_path):
+    changes = {
+        "run": {"iterations": 4, "checkpoint_every": 2, "eval_every": 1},
+        "eval": {"rewards": [{"name": BRIGHTNESS}, {"name": GREEN, "label": "green"}], "samples": 5, "steps": 3},
+    }
+    run_dir, _ = start(settings(random_sd3, tmp_path, **changes))
+    rows = rows_of(run_dir)
+    assert all(math.isfinite(row["sentinel/diversity"]) and row["sentinel/sharpness"] >= 0 for row in rows[1:])
+    assert all({"sentinel/change/green", "held_out/green", "sentinel/alarms"} <= row.keys() for row in rows)
+
+
+def test_a_run_that_it_stops_has_written_the_alarm_down(random_sd3, tmp_path):
+    data = settings(
+        random_sd3,
+        tmp_path,
+        run={"iterations": 3, "eval_every": 1, "checkpoint_every": 1},
+        guards={"reward_hacking": {"action": "stop", "sharpness": 1.0000001, "diversity": 0.0}},
+    )
+    with pytest.raises(GuardStop, match="times as sharp as at first"):
+        start(data)
+    rows = rows_of(tmp_path / "run")
+    assert rows[-1]["sentinel/alarms"] == 1 and rows[-1]["iteration"] >= 1
+    assert "looks like reward hacking" in (tmp_path / "run" / "log.txt").read_text()
