@@ -257,7 +257,7 @@ def _credited(view: TreeView, node: TreeNode) -> Facts:
 
 
 def _turning(view: TreeView, node: TreeNode) -> NodeFact:
-    """Return whether a path turns at a step, on which of its paths, and what each comes to from where the step starts."""
+    """Return whether paths turn at a step, on which of its paths, and what each comes to from where it starts."""
     turns, start = node.turns or {}, number(getattr(view.parent(node), "value", None))
     ways = {leaf: f"{view.names[leaf]} {signed(total(view.record.nodes[leaf]) - start)}" for leaf in turns}
     kept = [ways[leaf] for leaf in turns if turns[leaf]]
