@@ -241,7 +241,7 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
     )
     assert min(page.evaluate(sizes)) >= 12
     box = page.locator("#box").bounding_box()
-    for css in ("#node-2 .words", "#node-2 .shot", ".head.last b"):
+    for css in ("#node-2 .words", "#node-2 .shot", ".head:last-child b"):
         found = page.locator(css).first.bounding_box()
         assert box["x"] <= found["x"] and found["x"] + found["width"] <= box["x"] + box["width"], css
     gaps = page.evaluate(
