@@ -14,9 +14,8 @@ from diffrl.gallery.progress import first_rewards, how_it_ended, log_messages, r
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
 from diffrl.gallery.votes import read_votes
-from diffrl.run.choose import _rewards
-from diffrl.run.directory import _read_environment
-from diffrl.run.longer import read_summary
+from diffrl.run.checkpoints import _rewards
+from diffrl.run.directory import _read_environment, read_summary
 from diffrl.run.resume import newest_known
 from diffrl.studies.compare.archive import unpack
 from diffrl.studies.compare.reported import read_rows as read_evaluations
