@@ -20,16 +20,17 @@ from rich.console import Console
 from diffrl.bundled import find_recipe
 from diffrl.config.load import load_config
 from diffrl.config.schema import Config
+from diffrl.cost.gpus import rates_of
 from diffrl.cost.memory import LIBRARIES
 from diffrl.cost.plan import make_plan
-from diffrl.doctor.machine import describe, peak_tflops
+from diffrl.doctor.machine import describe
 from diffrl.doctor.models import write_random_pipeline
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
+from diffrl.lifecycle import train
 from diffrl.models.placement import ALIGNMENT
 from diffrl.models.published import published_pipeline
-from diffrl.run.lifecycle import train
 from diffrl.tracking.metrics import read_metrics
 
 GIB = 2**30
@@ -169,7 +170,7 @@ def used_as_mapped(folder: Path) -> int:
 
 def _speed(flops: int | None, seconds: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Share of the GPU's peak rate that rollout and update reached, and the seconds that 40 % of it would take."""
-    peak = peak_tflops(describe(device)["device"], "bfloat16")
+    peak = rates_of(describe(device)["device"]).get("bfloat16")
     if flops is None or peak is None:
         return {}
     spent = seconds["rollout"] + seconds["update"]

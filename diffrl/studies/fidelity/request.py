@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import least_steps
-from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.table import PRECISION_BACKENDS
+from diffrl.precision.choice import find_backend
+from diffrl.precision.facts import AUTO, EMULATED, TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice
 from diffrl.run.directory import open_run_dir
+from diffrl.studies.requests import FidelityRequest
 
-TRAINING = "training"
 CANDIDATES = 32
-
-
-@dataclass(frozen=True)
-class FidelityRequest:
-    """What to compare; see `diffrl fidelity --help`. Empty and None leave the choice to the configuration."""
-
-    out: Path
-    run: Path | None = None
-    choice: Choice = NEWEST
-    precisions: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    prompts: int = 8
-    candidates: int | None = None
-    k: int = 8
-    seed: int | None = None
-    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +38,7 @@ def default_steps(config: Config) -> tuple[int, ...]:
 def wanted_pools(config: Config, request: FidelityRequest) -> list[Wanted]:
     """The precisions that are compared, each with its engine."""
     e = config.rollout.explore
-    texts = request.precisions or ("bfloat16" if e is None else e.precision,)
+    texts = request.precision or ("bfloat16" if e is None else e.precision,)
     pools = []
     for text in dict.fromkeys(texts):
         precision, colon, engine = text.partition(":")
@@ -104,7 +87,7 @@ def request_problems(
 
 def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     """Why this machine cannot run a precision, in the words of the copy."""
-    names = (TRAINING, *PRECISION_BACKENDS)
+    names = (TRAINING, *PRECISIONS)
     if wanted.precision not in names:
         return [f"--precision must be one of {', '.join(names)}, or precision:engine. Got {wanted.text!r}."]
     if wanted.precision == TRAINING:
@@ -112,7 +95,7 @@ def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     try:
         find_backend(wanted.precision, wanted.engine, device)
     except ConfigError as error:
-        emulated = wanted.engine == AUTO and "emulated" in PRECISION_BACKENDS[wanted.precision]
+        emulated = wanted.engine == AUTO and EMULATED in PRECISIONS[wanted.precision].runners
         way_out = f" Here: --precision {wanted.precision}:emulated." if emulated else ""
         return [f"--precision {wanted.text}: {problem}{way_out}" for problem in error.problems]
     return []
