@@ -273,6 +273,12 @@ class ScorerSpec:
         if problems:
             raise RewardError(f"The spec of the scorer {printable(repr(self.name), 80)}: {' '.join(problems)} Mend it.")
 
+    @property
+    def needs(self) -> list[str]:
+        """What must come with every sample: "prompt", "source", keys of its metadata, "group"."""
+        first = [*(["prompt"] if self.uses_prompt else []), *(["source"] if self.uses_source else [])]
+        return [*first, *self.requires, *(["group"] if self.scope == "group" else [])]
+
     def as_json(self) -> dict[str, Any]:
         """Return its facts as JSON; a range without a bound has null there."""
         return {**asdict(self), "range": [bound if math.isfinite(bound) else None for bound in self.range]}
