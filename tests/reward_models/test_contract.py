@@ -22,7 +22,7 @@ def test_no_scorer_is_left_out():
 
 
 LONG = pytest.mark.long
-"""Reading fifty pictures takes ten seconds; test_ocr.py reads some every time."""
+"""Reading fifty images takes ten seconds; test_ocr.py reads some every time."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "ocr" else ()) for name in sorted(SCORERS)])

@@ -82,7 +82,7 @@ def test_clips_are_never_floats_as_a_whole():
 def test_features_in_pieces_are_those_of_all_at_once(monkeypatch):
     frames = random_media(7, 3, 37, 53)
     at_once = torch.nn.functional.adaptive_avg_pool2d(frames.float() / 255, 32).flatten(1)
-    for values in (1, 2 * 3 * 37 * 53, 2**20):  # pictures at a time: 1, 2, all
+    for values in (1, 2 * 3 * 37 * 53, 2**20):  # images at a time: 1, 2, all
         monkeypatch.setattr(diversity, "PIECE", values)
         assert torch.equal(diversity.pixel_features(frames), at_once)
 

@@ -64,7 +64,7 @@ def test_strict_is_one_part_of_both_scorers_and_truth_is_graded_above_every_fail
 
 
 def test_ties_are_rare_among_imperfect_pictures(truth):
-    """Sixteen pictures of one prompt, as an update compares them, each off in its own way."""
+    """Sixteen images of one prompt, as an update compares them, each off in its own way."""
     rng = np.random.default_rng(0)
     same = pairs = 0
     for picture, text in zip(*(values[:40] for values in truth), strict=True):
