@@ -144,8 +144,6 @@ def test_refusals():
     with pytest.raises(RewardError, match="needs the option reward"):
         load_reward("video_mean")
     scorer = load_reward("video_mean", reward="sharpness")
-    with pytest.raises(RewardError, match="scores videos"):
-        scorer(RewardBatch(noise(32)[None], ["a"]))
     empty = scorer(RewardBatch(torch.zeros(2, 0, 3, 8, 8, dtype=torch.uint8), ["a", "b"]))
     assert not empty.ok.any() and empty.errors[0] == "the clip has no frames"
 
