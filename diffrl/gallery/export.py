@@ -23,7 +23,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.static_links import Places, StaticLinks
+from diffrl.gallery.static_links import Names, StaticLinks
 from diffrl.gallery.thumbnails import MISSING, shrink
 from diffrl.gallery.votes import read_votes
 from diffrl.trees.read import list_trees
@@ -89,9 +89,9 @@ def export_site(
         if (kept := len(list_trees(run.path))) > trees
     ]
     lines += _absences(site)
-    told = [file for file in failed if file.endswith(".html")]
+    explained = [file for file in failed if file.endswith(".html")]
     absent = [file for file in failed if not file.endswith(".html")]
-    lines += [f"{_counted(len(told), 'page')} could only say why: {_some(told)}."] if told else []
+    lines += [f"{_counted(len(explained), 'page')} could only say why: {_some(explained)}."] if explained else []
     lines += [f"{_counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
     lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
     return lines
@@ -182,40 +182,31 @@ class Shelf:
     def __init__(self, sources: Sequence[Source], site: Path):
         self.site, self.written, self.missing = site, 0, 0
         self._sources = {source.key: source for source in sources}
-        self._places = Places()
-        self._whole: dict[tuple[str, str], str] = {}
+        self._names = Names()
 
     def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
         """See `static_links.Keep`. An image that is small enough is its own thumbnail."""
         try:
             path = Path(self._sources[source].media(file))
             small = shrink(path, size, still) if size is not None or still else None
+            name, suffix = str(PurePosixPath(file).with_suffix("")), PurePosixPath(file).suffix.lower()
             if small is None:
-                return self._copy(source, file, path)
-            address = self._places.of(source, file + ("/still" if still else ""), size, ".webp")
-            self._write(address, small)
-            return address
+                return self._put(f"{source}/{name}", suffix, (source, file), path.read_bytes())
+            name += ("/still" if still else "") + (f"-{size}" if size else "")
+            return self._put(f"{source}/{name}", ".webp", (source, file, size, still), small)
         except (GalleryError, OSError, KeyError):
-            return self._sign()
+            self.missing += 1
+            return self._write("missing.svg", MISSING.encode())
 
-    def _copy(self, source: str, file: str, path: Path) -> str:
-        if (source, file) not in self._whole:
-            suffix = PurePosixPath(file).suffix.lower()
-            address = self._places.of(source, file, None, suffix)
-            self._write(address, path.read_bytes())
-            self._whole[source, file] = address
-        return self._whole[source, file]
+    def _put(self, words: str, suffix: str, meant: object, data: bytes) -> str:
+        name, new = self._names.of(words, suffix, meant)
+        self.written += new
+        return self._write(name, data) if new else f"media/{name}"
 
-    def _write(self, address: str, data: bytes) -> None:
-        (self.site / address).parent.mkdir(parents=True, exist_ok=True)
-        (self.site / address).write_bytes(data)
-        self.written += 1
-
-    def _sign(self) -> str:
-        self.missing += 1
+    def _write(self, name: str, data: bytes) -> str:
         (self.site / "media").mkdir(exist_ok=True)
-        (self.site / "media" / "missing.svg").write_text(MISSING, encoding="utf-8")
-        return "media/missing.svg"
+        (self.site / "media" / name).write_bytes(data)
+        return f"media/{name}"
 
 
 class Hidden:
