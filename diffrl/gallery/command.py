@@ -54,7 +54,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     if request.export is not None:
         from diffrl.gallery.export import export_site
 
-        with told_far(sys.stderr) as far:
+        with shown_progress(sys.stderr) as far:
             lines = export_site(sources, request.export, options, far)
         for line in lines:
             say(line)
@@ -76,7 +76,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def told_far(out: TextIO) -> Iterator[Callable[[int, int], None]]:
+def shown_progress(out: TextIO) -> Iterator[Callable[[int, int], None]]:
     """Says on a terminal how far an export is, in one line that is written anew every `EVERY` seconds and goes at last.
 
     Args:

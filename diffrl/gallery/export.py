@@ -131,7 +131,7 @@ def _require_free(destination: Path, sources: Sequence[Source]) -> None:
             f"An export never overwrites anything. {destination} already exists and is not empty. Choose "
             "another folder."
         )
-    for source, path in _places(sources):
+    for source, path in _directories(sources):
         if destination.resolve().is_relative_to(path):
             raise ConfigError(
                 f"An export is never written into what it shows. {destination} is in {source.title}. Choose a folder "
@@ -217,20 +217,18 @@ class Hidden:
 
     def __init__(self, sources: Sequence[Source]):
         names: dict[str, str] = {}
-        for _, path in _places(sources):
+        for _, path in _directories(sources):
             names |= {str(path.parent): "…"} if len(path.parent.parts) > 2 else {}
         for source in sources:
-            place = setting(source, "dir") if isinstance(source, RunSource) else None
-            if isinstance(place, str) and place.startswith("/") and len(Path(place).parts) > 1:
-                names.setdefault(str(Path(place)), "…")
-        for source, path in _places(sources):
-            names |= {str(path): source.key}
+            written = setting(source, "dir") if isinstance(source, RunSource) else None
+            if isinstance(written, str) and written.startswith("/") and len(Path(written).parts) > 1:
+                names.setdefault(str(Path(written)), "…")
+        names |= {str(path): source.key for source, path in _directories(sources)}
         if len(Path.home().parts) > 1:
             names.setdefault(str(Path.home()), "~")
-        forms = {form: name for place, name in names.items() for form in _forms(place)}
-        self._names = forms
-        longest = sorted(forms, key=len, reverse=True)
-        self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if forms else None
+        self._names = {form: name for path, name in names.items() for form in _forms(path)}
+        longest = sorted(self._names, key=len, reverse=True)
+        self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if longest else None
 
     def places(self, text: str) -> str:
         """The text without them."""
@@ -242,13 +240,10 @@ def _forms(path: str) -> set[str]:
     return {path, str(escape(path)), str(htmlsafe_json_dumps(path))[1:-1]}
 
 
-def _places(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
-    """Sources with their directories, both as they were given and with links followed."""
-    found = []
-    for source in sources:
-        path = Path(getattr(source, "path", "."))
-        found += [(source, way) for way in {path.absolute(): 0, path.resolve(): 0}]
-    return found
+def _directories(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
+    """Return sources with their directories, both as they were named and with links followed."""
+    ways = [(source, (source.path.absolute(), source.path.resolve())) for source in sources]
+    return [(source, path) for source, paths in ways for path in dict.fromkeys(paths)]
 
 
 def _some(files: Sequence[str]) -> str:

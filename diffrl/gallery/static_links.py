@@ -38,13 +38,13 @@ class StaticLinks:
 
     def page(self, name: str, **parameters: Value) -> str:
         """See `links.Links.page`."""
-        given = pairs(parameters)
+        wanted = pairs(parameters)
         stem, dot, suffix = name.partition(".")
-        words = "-".join(["index" if name == "home" else stem, *(value for _, value in given)])
-        file, new = self.names.of(words, dot + suffix or ".html", (name, *given))
+        words = "-".join(["index" if name == "home" else stem, *(value for _, value in wanted)])
+        file, new = self.names.of(words, dot + suffix or ".html", (name, *wanted))
         if new:
             values: dict[str, list[str]] = {}
-            for key, value in given:
+            for key, value in wanted:
                 values.setdefault(key, []).append(value)
             self.pending.append((file, name, Query(values)))
         return file

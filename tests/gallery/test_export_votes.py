@@ -148,7 +148,7 @@ def test_how_far_an_export_is_stands_on_a_terminal_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "EVERY", 0.0)
     run, seen = run_without_curves(tmp_path / "one"), []
     for out in (Terminal(), io.StringIO()):
-        with command.told_far(out) as far:
+        with command.shown_progress(out) as far:
             export_site(find_sources([run]), tmp_path / f"site{len(seen)}", {"votes": tmp_path / "v.jsonl"}, far)
         seen.append(out.getvalue())
     told = [int(count) for count in re.findall(r"\r(\d+) pages? written", seen[0])]

@@ -15,7 +15,7 @@ from diffrl.gallery.votes import add_vote
 from tests.gallery import made_trees
 from tests.gallery.made import make_run
 from tests.gallery.test_compare import stored
-from tests.gallery.test_standings import SKILL, noisy
+from tests.gallery.test_score_table import SKILL, noisy
 from tests.gallery.test_tree_story import split
 from tests.gallery.test_votes import side
 
