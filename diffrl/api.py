@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from diffrl import lifecycle
 from diffrl.checkpoint.state import restore_rng, rng_state
 from diffrl.config import Config
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.export.generate import GenerateRequest, asked_prompts, draw, open_drawing
 from diffrl.export.pictures import run_or_model
 from diffrl.models.images import pil_or_frames
-from diffrl.run import lifecycle
 from diffrl.run.callbacks import Callback, require_callbacks
 from diffrl.run.choose import Choice, require_choice
 from diffrl.run.opened import Run, open_run

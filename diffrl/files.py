@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from diffrl.errors import DiffrlError
 from reward_models.common.files import discard, replacing
@@ -89,10 +90,9 @@ def follow_umask(path: Path) -> None:
     Raises:
         OSError: nothing can be written there, or a file is another user's.
     """
-    # `os.umask` tells the mask by changing it, for all threads; a new file has it.
-    probe = (path if path.is_dir() else path.parent) / ".mode.tmp"
-    probe.unlink(missing_ok=True)
-    probe.touch()
+    # `os.umask` tells the mask by changing it, for all threads; a new file has it. Several ranks write into one folder.
+    probe = (path if path.is_dir() else path.parent) / f".{uuid4().hex}.tmp"
+    probe.touch(exist_ok=False)
     try:
         mode = stat.S_IMODE(probe.stat().st_mode)
     finally:

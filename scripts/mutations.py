@@ -268,7 +268,7 @@ MUTATIONS = [
         "checkpoint/files.py", "if hashes and _sha256(file) != sha256", "if False", "checkpoint/test_checkpoint.py"
     ),
     Mutation("checkpoint/state.py", '    np.random.set_state(states["numpy"])\n', "", "checkpoint/test_state.py"),
-    Mutation("run/lifecycle.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
+    Mutation("run/completion.py", "average.restore(tensors[name])", "pass", "run/test_resume.py"),
     Mutation("functional/combine.py", "return weight * (raw - shift)", "return weight * raw", "rewards/test_score.py"),
     # --- studies: what a comparison says
     Mutation(

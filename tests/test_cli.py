@@ -285,7 +285,7 @@ def test_what_training_depends_on_stays_when_resuming(runs, capsys):
 
 
 def test_a_finished_run_says_so_and_how_to_go_on(runs, monkeypatch, capsys):
-    monkeypatch.setattr("diffrl.run.lifecycle.open_session", lambda *args: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("diffrl.lifecycle.open_session", lambda *args: pytest.fail("the model was loaded"))
     assert run("train", "--resume", runs["full"]) == 0
     said = capsys.readouterr().out
     assert "is finished" in said and f"diffrl train --resume {runs['full']} run.iterations=4" in said

@@ -45,7 +45,7 @@ def demo(overrides: OverridesArgument = None) -> None:
 
     resolved = load(find_recipe("quickstart")[1], overrides)
     quiet()
-    from diffrl.run.lifecycle import train as start
+    from diffrl.lifecycle import train as start
 
     start(resolved, console())
 

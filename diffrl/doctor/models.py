@@ -135,8 +135,8 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for name, component in published.components.items():
-                own = changed if name.startswith("transformer") else {}
-                parts[name] = _shorter(name, component, tiny, own).build()
+                changes = changed if name.startswith("transformer") else {}
+                parts[name] = _shorter(name, component, tiny, changes).build()
     finally:
         torch.set_default_dtype(torch.float32)
     others = {name: part for name, part in tiny.components.items() if name not in parts and name != "scheduler"}

@@ -173,7 +173,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                     pulse.SCORED: of_rewards,
                 },
             )
-            found = evaluate(
+            evaluation = evaluate(
                 OneProcess(),
                 setting.adapter,
                 encode,
@@ -183,31 +183,31 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 setting.decode_batch,
                 stream,
             )
-            _require_scores(found, tell)
+            _require_scores(evaluation, tell)
             varied = None
             if request.variety is not None:
                 images = first[guidance] if weights == "base" else several(settings, request.variety)
                 varied = variety(images, first.get(guidance))
             step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
-            row = measured(found, settings, setting.source, len(setting.prompts), weights, step, state, varied)
+            row = measured(evaluation, settings, setting.source, len(setting.prompts), weights, step, state, varied)
             if request.out is not None:
-                _keep(found, request.out / row.label, setting)
+                _keep(evaluation, request.out / row.label, setting)
             if request.run is not None:
                 _write_down(row, request.run)
             yield row
 
 
-def _require_scores(found: Evaluation, tell: Callable[[str], None]) -> None:
+def _require_scores(result: Evaluation, tell: Callable[[str], None]) -> None:
     """Tell why samples have no score.
 
     Raises:
         GuardStop: none has.
     """
-    first = next((f"{p.text!r}: {e}" for p, e in zip(found.prompts, found.table.errors, strict=True) if e), "")
-    if not any(found.counts.values()):
-        raise GuardStop(f"None of the {found.failed} samples could be scored. The first is {first.rstrip('.')}.")
+    first = next((f"{p.text!r}: {e}" for p, e in zip(result.prompts, result.table.errors, strict=True) if e), "")
+    if not any(result.counts.values()):
+        raise GuardStop(f"None of the {result.failed} samples could be scored. The first is {first.rstrip('.')}.")
     if first:
-        tell(f"{found.failed} samples could not be scored. The first is {first}")
+        tell(f"{result.failed} samples could not be scored. The first is {first}")
 
 
 def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
@@ -279,13 +279,13 @@ def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
         chosen = choose(request.reward, request.option or ())
     except RewardError as error:
         raise ConfigError(str(error)) from error
-    return tuple(RewardSettings(name=c.name, label=c.label, options=dict(c.options)) for c in chosen)
+    return tuple(settings.model_copy(update={"weight": 1.0}) for settings in chosen)
 
 
 def _replaced(settings: EvalSettings, request: EvaluateRequest) -> EvalSettings:
     """Settings with what the command line gives in their place."""
-    given = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
-    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+    requested = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
+    return settings.model_copy(update={name: value for name, value in requested.items() if value is not None})
 
 
 def _guidances(request: EvaluateRequest, default: float) -> list[float]:
@@ -304,17 +304,17 @@ def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
     require_sources(setting.family, setting.adapter, {setting.source: prompts})
 
 
-def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
+def _keep(result: Evaluation, folder: Path, setting: _Setting) -> None:
     """Write a row's samples as `diffrl generate` does, their rewards beside them."""
     folder.mkdir(parents=True)
     fps = find_family(setting.family).fps
-    values = {name: column.tolist() for name, column in {**found.table.raw, **found.table.parts}.items()}
+    values = {name: column.tolist() for name, column in {**result.table.raw, **result.table.parts}.items()}
     with (folder / SAMPLES).open("w", encoding="utf-8") as index:
-        for i, (picture, prompt, address) in enumerate(zip(found.images, found.prompts, found.addresses, strict=True)):
+        for i, (image, prompt, address) in enumerate(zip(result.images, result.prompts, result.addresses, strict=True)):
             scores = {name: column[i] if column[i] == column[i] else None for name, column in values.items()}
-            place = (address.group, address.root, address.seed)
-            beside = {"rewards": scores, "notes": found.table.notes_of(i)}
-            write_sample(folder, index, picture, prompt, *place, fps, beside)
+            key = (address.group, address.root, address.seed)
+            beside = {"rewards": scores, "notes": result.table.notes_of(i)}
+            write_sample(folder, index, image, prompt, *key, fps, beside)
 
 
 def _write_down(row: Measured, run: Path) -> None:

@@ -158,7 +158,7 @@ def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) 
             drawing.sampler,
         )
         pictures = decode(adapter, latents, request.batch, [prompts[i].text for i, _ in piece])
-        yield from ((i, j, picture) for (i, j), picture in zip(piece, pictures, strict=True))
+        yield from ((i, j, image) for (i, j), image in zip(piece, pictures, strict=True))
 
 
 def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> list[str]:
@@ -171,18 +171,18 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
     steps = len(sampler.sigmas) - 1
     pulse.begin(f"generating into {out}", {pulse.NETWORK: wanted * steps, pulse.DECODED: wanted})
     with (out / SAMPLES).open("w", encoding="utf-8") as index:
-        for i, j, picture in draw(request, prompts, drawing):
-            write_sample(out, index, picture, prompts[i], i, j, request.seed, fps)
+        for i, j, image in draw(request, prompts, drawing):
+            write_sample(out, index, image, prompts[i], i, j, request.seed, fps)
             count += 1
             if j < shown and i < GRID_PROMPTS:
-                first.setdefault(i, []).append(still(picture))
+                first.setdefault(i, []).append(still(image))
     cells = [Cell(prompts[i].text, pictures) for i, pictures in first.items()]
     size = GRID_SIZE if fps is None else STILL_SIZE
     grid = comparison_grid(cells, labels=[""] * shown, columns=max(1, 6 // shown), picture_size=size)
     grid.save(out / "grid.png")
     what = ("image" if fps is None else "video") + ("" if count == 1 else "s")
-    drawn = f"{steps} steps, guidance {sampler.guidance_scale:g}."
-    return [*drawing.lines, drawn, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
+    settings = f"{steps} steps, guidance {sampler.guidance_scale:g}."
+    return [*drawing.lines, settings, f"{count} {what} in {out}, side by side in {out / 'grid.png'}"]
 
 
 def kept_pictures(out: Path) -> str:

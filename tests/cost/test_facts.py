@@ -5,16 +5,10 @@ import pytest
 from diffrl.bundled import recipes
 from diffrl.config import load_config
 from diffrl.config.rewards import RewardSettings
-from diffrl.cost import scorers, weight_bytes
+from diffrl.cost import scorers
 from diffrl.errors import ConfigError
 from diffrl.models.published import hub_facts, published_pipelines, reward_facts
-from diffrl.precision.backends.table import PRECISION_BACKENDS
 from reward_models.registry import SCORERS
-
-
-def test_every_precision_has_bytes():
-    assert set(weight_bytes.COPY_BYTES) == set(PRECISION_BACKENDS)
-
 
 PIPELINE = {"source", "licence", "gated", "pipeline", "options", "components", "scheduler"}
 WEIGHTS, OTHER = ({"source", "licence", "gated"} | more for more in ({"parameters", "dtype"}, {"bytes"}))

@@ -11,7 +11,8 @@ from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.published import published_pipeline
 from diffrl.models.tiny import build_pipeline
-from diffrl.precision.layers import choose_layers, linear_layers, matches
+from diffrl.precision.building import choose_layers, linear_layers
+from diffrl.precision.layers import matches
 
 
 @pytest.mark.parametrize(

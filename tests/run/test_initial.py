@@ -147,7 +147,7 @@ def test_of_another_model_or_lora_is_refused_before_anything_is_written(random_s
 
 def test_the_command_line_names_the_checkpoint(random_sd3, tmp_path, sources, capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr("diffrl.run.lifecycle.train", lambda config, console, **options: seen.append(config))
+    monkeypatch.setattr("diffrl.lifecycle.train", lambda config, console, **options: seen.append(config))
     path = write_config(of(random_sd3, tmp_path, LORA), tmp_path / "config.yaml")
     for options, step in ((["--step", "1"], 1), ([], 2), (["--best"], None)):
         with pytest.raises(SystemExit) as ended:

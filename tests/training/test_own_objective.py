@@ -16,11 +16,12 @@ import diffrl.registry as registry
 from diffrl.config.load import make_config
 from diffrl.config.objective import LossSettings, ObjectiveSettings
 from diffrl.objectives.base import States
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
 from diffrl.rollout.address import Address
 from diffrl.rollout.noise import noise_at
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
-from diffrl.training.session import open_session
 from tests.training.harness import flat, settings, weights_of
 
 
@@ -82,7 +83,7 @@ def test_an_objective_is_a_file_a_settings_class_and_a_line(random_sd3, tmp_path
     data = settings(random_sd3, tmp_path, track={"trees": {"prompts": 1}})
     config = make_config(data)
     config = config.model_copy(update={"objective": ImitationSettings()})
-    session = open_session(config, Path(config.run.dir) / config.run.name)
+    session = open_session(Preview(config), Path(config.run.dir) / config.run.name)
     trainer = Trainer(session, Messages())
     before = flat(weights_of(trainer))
     done = trainer.iterate()

@@ -211,7 +211,7 @@ def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, co
     Raises:
         ConfigError: there is neither an sd nor a comparison that tells it, or it takes too many seeds.
     """
-    told = "given"
+    origin = "given"
     if sd is None:
         measured = measured_sd(collect(out, metric)) if (out / STATE).is_file() else None
         if measured is None:
@@ -220,11 +220,11 @@ def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, co
                 "two seeds that differ. Give --sd, or compare with --seeds 5 first."
             )
         sd, (low, high) = measured[0], sd_interval(*measured)
-        told = f"measured on {measured[1]} seeds, which leaves {low:.2g} to {high:.2g}"
+        origin = f"measured on {measured[1]} seeds, which leaves {low:.2g} to {high:.2g}"
     seeds = seeds_to_detect(detect, sd)
     console.print(
         f"A difference of {detect:g} takes {seeds} seeds (paired t-test, power {POWER:g}, level {ALPHA:g}, sd of "
-        f"paired differences {sd:.3g}, {told}).",
+        f"paired differences {sd:.3g}, {origin}).",
         highlight=False,
         markup=False,
     )

@@ -186,9 +186,9 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
         for count in steps:
             pulse.begin(f"{w.text}, {count} steps", _totals(setting, count))
             own_images, own_rewards, pool = _draw(setting, copy, count)
-            found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
-            means = {name: mean_over_prompts(values) for name, values in found.items()}
-            variants.append(replace(pool, per_prompt=_by_prompt(found), means=means))
+            numbers = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
+            means = {name: mean_over_prompts(values) for name, values in numbers.items()}
+            variants.append(replace(pool, per_prompt=_by_prompt(numbers), means=means))
     settings = {
         "k": request.k,
         "candidates": candidates,
@@ -201,7 +201,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     }
     runs_on = {name: value for name, value in environment(device, config.model.dtype, 1).items() if name != "run_id"}
     ranked = [rewards[row] for i, row in enumerate(rows) if i not in without]
-    perfect = mean_over_prompts([ranking_fidelity(own, own, request.k).mean_rank for own in ranked])
+    perfect = mean_over_prompts([ranking_fidelity(true, true, request.k).mean_rank for true in ranked])
     return Fidelity(settings, runs_on, without, _chance(ranked, request.k), perfect, truth, variants)
 
 
@@ -316,15 +316,15 @@ def _compare(
     k: int,
 ) -> dict[str, list[float]]:
     """Every number, prompt by prompt; NaN where there is none."""
-    found: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
+    numbers: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
     for i, row in enumerate(rows):
         ranking = ranking_fidelity(proxy[row], true[row], k)
         for name in RANKING:
-            found[name].append(math.nan if i in without_spread else getattr(ranking, name))
-        found["reward_difference"].append(float((proxy[row].double() - true[row].double()).abs().nanmean()))
+            numbers[name].append(math.nan if i in without_spread else getattr(ranking, name))
+        numbers["reward_difference"].append(float((proxy[row].double() - true[row].double()).abs().nanmean()))
         pixels = (images[row].float() - true_images[row].float()).abs()
-        found["pixel_difference"].append(float(pixels.mean(dtype=torch.float64)) / 255)
-    return found
+        numbers["pixel_difference"].append(float(pixels.mean(dtype=torch.float64)) / 255)
+    return numbers
 
 
 def _has_spread(rewards: Tensor) -> bool:
@@ -351,8 +351,8 @@ def mean_over_prompts(values: Sequence[float]) -> Mean:
     return Mean(float(usable.mean()) if count else None, error, count)
 
 
-def _by_prompt(found: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    return {name: [_plain(value) for value in values] for name, values in found.items()}
+def _by_prompt(numbers: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    return {name: [_plain(value) for value in values] for name, values in numbers.items()}
 
 
 def _plain(value: float) -> float | None:
