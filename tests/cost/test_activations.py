@@ -56,10 +56,12 @@ def test_a_graph_is_what_autograd_keeps(family, random_pipelines):
     options = SIZES[family] | {"max_sequence_length": 512 if family == "wan_i2v" else 23}
     adapter = load_adapter(family, str(path), dtype="float32", device=torch.device("cpu"), **options)
     add_lora(adapter.transformer, 4, 4, FAMILIES[family].lora_targets, 0)
-    weights = {
-        t.untyped_storage().data_ptr() for t in (*adapter.transformer.parameters(), *adapter.transformer.buffers())
-    }
-    conditioning, kept = encoded(adapter, [LONG, LONG]), {}
+    modules = list(adapter.transformer.modules())
+    own = [*adapter.transformer.parameters(), *adapter.transformer.buffers()]
+    own += [one for module in modules for one in vars(module).values() if isinstance(one, torch.Tensor)]  # tables
+    weights = {tensor.untyped_storage().data_ptr() for tensor in own}
+    encodings, kept = encoded(adapter, [LONG, LONG]), {}
+    full = {name: torch.ones_like(one) if name.endswith("mask") else one for name, one in encodings.items()}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -69,7 +71,7 @@ def test_a_graph_is_what_autograd_keeps(family, random_pipelines):
 
     latents = adapter.init_latents(lambda shape: torch.randn(2, *shape))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        adapter.velocity(latents, torch.tensor([0.7, 0.7]), conditioning, 1.0)
+        adapter.velocity(latents, torch.tensor([0.7, 0.7]), full, 1.0)
     sizes = counted(family, path, LORA, **options)
     assert sizes.graph.of(2) == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.15)
 
