@@ -76,6 +76,23 @@ def test_a_graph_is_what_autograd_keeps(family, random_pipelines):
     assert sizes.graph.of(2) == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.15)
 
 
+def test_counting_leaves_torch_as_it_was(random_pipelines):
+    """Random numbers, autocast's rules, and results to the last bit."""
+
+    def computed():
+        torch.manual_seed(7)
+        x = torch.randn(3, 5)
+        with torch.autocast("cpu", torch.bfloat16):
+            normed = torch.nn.functional.layer_norm(torch.nn.functional.linear(x, x), (3,))
+        return normed.dtype, normed, torch.nn.functional.rms_norm(x, (5,)), torch.nn.Linear(5, 3).double().weight
+
+    before, state = computed(), torch.get_rng_state()
+    counted("sd3", random_pipelines("sd3"), **SIZES["sd3"])
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_default_dtype() == torch.float32
+    for old, new in zip(before, computed(), strict=True):
+        assert old == new if isinstance(old, torch.dtype) else torch.equal(old, new) and old.dtype == new.dtype
+
+
 def test_a_wide_lora_holds_what_passes_between_its_halves(random_pipelines):
     """Of six layers that both streams of a joint block pass, rank numbers a token."""
     path = random_pipelines("sd3")
