@@ -211,7 +211,7 @@ MUTATIONS = [
     ),
     Mutation(
         "training/loop.py",
-        "velocity_of(s.adapter, conditioning, c.reference_guidance)",
+        "velocity_of(s.adapter, conditioning, c.kl_guidance)",
         "velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)",
         "training/test_tilt_training.py",
     ),

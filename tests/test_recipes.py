@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffrl.config import load_config
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import TOYS
 from reward_models.scoring.choices import factory_of
@@ -132,4 +132,4 @@ def test_a_preset_keeps_its_method(family, preset):
         assert (expected["credit"].combine, found["credit"].combine) == ("sum", "gdpo")
         expected["credit"] = expected["credit"].model_copy(update={"combine": "gdpo"})
     assert found == expected
-    assert not idle_notes(large) and not idle_notes(tiny)
+    assert not unused_keys(large) and not unused_keys(tiny)

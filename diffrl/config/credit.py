@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from diffrl.config.base import OWN_PATH, Section, known_or_own, problems, show
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
+from diffrl.sections import OWN_PATH, Section, known_or_own, problems, show
 
 CreditName = Annotated[
     str,

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from diffrl.config.base import (
+from diffrl.config.tree import TreeSettings
+from diffrl.registry import SELECTIONS
+from diffrl.sections import (
     LONGEST_TEXT,
     MOST_ITERATIONS,
     MOST_SAMPLES,
@@ -16,8 +18,6 @@ from diffrl.config.base import (
     Section,
     known_or_own,
 )
-from diffrl.config.tree import TreeSettings
-from diffrl.registry import SELECTIONS
 
 SelectionName = Annotated[
     str,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import ListOf, Section, problems, rule, show
+from diffrl.sections import ListOf, Section, problems, rule, show
 
 
 def _known_scorer(name: str) -> str:

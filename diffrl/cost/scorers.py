@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from diffrl.config.base import show
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
+from diffrl.sections import show
 from reward_models.parameters import ACTIVATIONS, PARAMETERS, PLACES, WEIGHTLESS
 from reward_models.registry import SCORERS
 

@@ -11,7 +11,7 @@ import torch
 
 from diffrl.bundled import comes_with_diffrl, pipeline_folder
 from diffrl.config import Config
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.config.rewards import RewardSettings
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import Offer, fit_text, offer_here, offer_of
@@ -85,7 +85,7 @@ def check_config(
         verdict = f"The configuration is valid, and cannot run on {machine}:"
     return [
         *found,
-        *idle_notes(config),
+        *unused_keys(config),
         *(f"{'' if number else 'to fetch':<12} {line}" for number, line in enumerate(told(fetched))),
         verdict,
         *(f"  - {reason}" for reason in dict.fromkeys(not_here)),

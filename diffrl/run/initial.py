@@ -17,7 +17,6 @@ from typing import Any
 
 from diffrl.checkpoint.files import MANIFEST, load_checkpoint
 from diffrl.config import Config
-from diffrl.config.base import show
 from diffrl.config.model import InitSettings, ModelSettings
 from diffrl.errors import ConfigError
 from diffrl.files import read_own
@@ -26,6 +25,7 @@ from diffrl.run.choose import Choice, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
 from diffrl.run.inputs import require_inputs, require_pinned
 from diffrl.run.lora_start import pin_start, restore_start
+from diffrl.sections import show
 from diffrl.training.inputs import digest_base
 from diffrl.training.policy import Policy
 

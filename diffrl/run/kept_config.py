@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from diffrl.config import Config, dump_config
-from diffrl.config.base import show
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
+from diffrl.sections import show
 from reward_models.common.yaml12 import Loader
 
 MAY_CHANGE = (

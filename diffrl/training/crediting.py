@@ -120,7 +120,7 @@ class Crediting:
         grad_mask = kept_edges(
             forest, samples.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps
         )
-        if o.steps_are_pulled:
+        if o.trains_uncredited("steps"):
             grad_mask &= paths_to(forest, torch.nonzero(credit.used).flatten())
         return grad_mask
 

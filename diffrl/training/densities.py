@@ -11,15 +11,12 @@ credit is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from diffrl.objectives.base import Examples
-from diffrl.objectives.grpo import EdgeExamples
+from diffrl.objectives.examples import Examples
 from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.density import retaken
 from diffrl.training.session import Session
 from diffrl.training.update import batches
 
@@ -37,18 +34,13 @@ def own_densities(
         predict: velocities of the policy, as each loss is given them.
     """
     calls = session.config.model.facts.calls_per_step
-    found: list[Examples] = []
+    retaken: list[Examples] = []
     for loss, own, dealt, velocity in zip(session.losses, examples, shares, predict, strict=True):
-        if isinstance(own, EdgeExamples) and session.transition is not None:
-            asked = dealt[int(session.config.objective.knows_on_policy) :]
-            idle = sum(int((~own.active[share]).sum()) for share in asked)
+        if loss.objective.trains == "steps":
+            later = dealt[int(loss.objective.knows_on_policy) :]
+            idle = sum(int((~own.active[share]).sum()) for share in later)
             session.meter.skipped += idle * calls(loss.guidance)
-            pieces = [piece for share in asked for piece in batches(own, share, session.config.train.micro_batch)]
-            own = replace(own, edges=retaken(own.edges, pieces, velocity, session.transition))
-        found.append(own)
-    return found
-
-
-def on_policy(examples: Examples, first: bool) -> Examples:
-    """Return the examples as the first update of an iteration takes them, or a later one."""
-    return replace(examples, on_policy=first) if isinstance(examples, EdgeExamples) else examples
+            pieces = [piece for share in later for piece in batches(own, share, session.config.train.micro_batch)]
+            own = loss.objective.retake_densities(own, pieces, velocity)
+        retaken.append(own)
+    return retaken

@@ -22,12 +22,12 @@ from diffrl.distributed.ranks import any_rank, sum_ranks
 from diffrl.errors import SourceError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.encodings import PromptEncodings
-from diffrl.objectives.base import Examples, GroupObjective
+from diffrl.objectives.examples import Examples
 from diffrl.precision.compiled import compiled_blocks
 from diffrl.records import Iteration, PromptBatch, Rollout
 from diffrl.rollout.denoise import Velocity, velocity_of
 from diffrl.training.crediting import Crediting
-from diffrl.training.densities import on_policy, own_densities
+from diffrl.training.densities import own_densities
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import Learning, UpdateGuard, check_on_policy, clip_note
@@ -187,11 +187,13 @@ class Trainer:
         """The iteration's optimiser updates."""
         c, s = self.config, self.session
         self._count_skipped(examples)
-        before = velocity_of(s.adapter, conditioning, c.reference_guidance)
+        before = velocity_of(s.adapter, conditioning, c.kl_guidance)
         reference = reference_of(s.policy, metered(s.meter, "reference", before))
         shares = [
-            minibatches(e.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed, getattr(e, "cell", None))
-            for e in examples
+            minibatches(
+                own.prompt, rollout.batch, c.train.updates_per_iteration, c.run.seed, loss.objective.groups(own)
+            )
+            for loss, own in zip(s.losses, examples, strict=True)
         ]
         if c.retakes_densities:
             with self.clock("old"), s.meter.purpose("old"):
@@ -199,10 +201,11 @@ class Trainer:
         gradients, rates, left_out, trained = [], [], 0, 0
         for number, share in enumerate(zip(*shares, strict=True)):
             if c.retakes_densities:
-                examples = [on_policy(own, number == 0) for own in examples]
+                pairs = zip(s.losses, examples, strict=True)
+                examples = [loss.objective.on_policy(own, number == 0) for loss, own in pairs]
             rate = self.learning_rate()
             set_learning_rate(s.optimizer, rate)
-            examples = self.compared(examples, share, predict, reference)
+            examples = self.precompute_group_terms(examples, share, predict, reference)
             with s.meter.purpose("update"):
                 gradient = accumulate_gradient(
                     self.accelerator,
@@ -241,7 +244,7 @@ class Trainer:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics
 
-    def compared(
+    def precompute_group_terms(
         self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Sequence[Velocity], reference: Velocity
     ) -> list[Examples]:
         """Before an update: what losses over whole groups need to know of its units, without gradient."""
@@ -249,9 +252,7 @@ class Trainer:
         policy = [metered(meter, "group", torch.no_grad()(velocity)) for velocity in predict]
         micro_batch = self.config.rollout.micro_batch
         return [
-            loss.objective.compared(own, index, velocity, reference, micro_batch)
-            if isinstance(loss.objective, GroupObjective)
-            else own
+            loss.objective.precompute_group_terms(own, index, velocity, reference, micro_batch)
             for loss, own, index, velocity in zip(losses, examples, share, policy, strict=True)
         ]
 
@@ -259,17 +260,16 @@ class Trainer:
         """Evaluations that inactive units would have cost, of whichever network the objective asks."""
         calls, calls_before = self._calls()
         for loss, own, times in zip(self.session.losses, examples, calls, strict=True):
-            grouped = loss.objective.group_evaluations if isinstance(loss.objective, GroupObjective) else 0
-            each = (
-                1 + loss.objective.needs_old_velocity + grouped
-            ) * times + loss.objective.needs_reference * calls_before
+            o = loss.objective
+            policy = 1 + o.needs_old_velocity + o.group_evaluations
+            each = policy * times + o.needs_reference * calls_before
             self.session.meter.skipped += int((~own.active).sum()) * each
 
     def _calls(self) -> tuple[list[int], int]:
         """Network evaluations of one velocity: of the policy by each loss, and of the model before alignment."""
         c = self.config
         calls = c.model.facts.calls_per_step
-        return [calls(loss.guidance) for loss in self.session.losses], calls(c.reference_guidance)
+        return [calls(loss.guidance) for loss in self.session.losses], calls(c.kl_guidance)
 
     def learning_rate(self) -> float:
         """Of the next update."""

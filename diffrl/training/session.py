@@ -34,7 +34,6 @@ from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.precision.facts import speed_notes
 from diffrl.records import Prompt
-from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
@@ -179,7 +178,7 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
         adapter,
         config.model.adapters,
         config.run.seed,
-        keep_reference=config.objective.asks_reference,
+        keep_reference=config.objective.needs_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
         to_be_sharded=sharded,
     )
@@ -310,12 +309,8 @@ def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]
     """The configured objective as the losses that an update adds up."""
     context = RunContext(transition, config.run.seed, config.old_is_policy)
     return [
-        LossTerm(
-            resolve("objective.kind", OBJECTIVES, loss.kind).build(context, **loss.options),
-            loss.weight,
-            config.loss_guidance(loss.guidance),
-        )
-        for loss in config.objective.losses
+        LossTerm(loss.objective, loss.weight, config.loss_guidance(loss.guidance))
+        for loss in config.objective.losses(context)
     ]
 
 

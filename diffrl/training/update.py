@@ -14,7 +14,8 @@ from torch import Tensor
 from diffrl.cost.meter import CostMeter
 from diffrl.distributed.ranks import average_gradients, gather_rows, lockstep_of, sum_ranks
 from diffrl.distributed.sharding import total_norm
-from diffrl.objectives.base import Examples, Objective
+from diffrl.objectives.base import Objective
+from diffrl.objectives.examples import Examples
 from diffrl.records import PromptBatch
 from diffrl.rollout.address import Purpose
 from diffrl.rollout.denoise import Velocity
@@ -158,7 +159,8 @@ def accumulate_gradient(
     with lockstep.equal_calls() if lockstep else nullcontext():
         for count, (number, piece) in enumerate(passes, 1):
             term, examples, _ = shares[number]
-            asked = reference if term.objective.needs_reference else None
+            o = term.objective
+            asked = reference if o.needs_reference and not o.precomputes_reference else None
             with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
                 if piece is None:
                     _join_with_nothing(examples, predict[number], asked)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from diffrl.objectives.awm import AWM
-from diffrl.objectives.base import GroupObjective
 from diffrl.objectives.crd import CRD
 from diffrl.objectives.dgpo import DGPO
 from diffrl.objectives.nft import NFT
@@ -56,7 +55,7 @@ def examples_of(objective, rollout, old=None, outcome=OUTCOME, used=USED):
 def compared(objective, examples, policy, reference=None):
     with torch.no_grad():
         every = torch.arange(len(examples.sigma))
-        return objective.compared(examples, every, policy, reference, 4)
+        return objective.precompute_group_terms(examples, every, policy, reference, 4)
 
 
 @pytest.mark.parametrize(("levels", "noise_range"), [(4, 0.6), (1, 0.9), (3, 1.0)])
@@ -111,12 +110,11 @@ def test_the_networks_are_asked_where_there_is_something_to_learn(rollout, objec
         and not examples_of(own, rollout, silent).old_velocity.any()
     )
     assert silent.asked == [] and list(objective.on_policy_errors(rollout, old, 4)) == []
-    if isinstance(objective, GroupObjective):
-        policy, reference = Policy(0.5), Policy(0.1)
-        compared(objective, examples, policy, reference)
-        calls = sum(len(x) for x in policy.asked + reference.asked)
-        assert calls == objective.group_evaluations * int(active.sum())
-    assert isinstance(objective, GroupObjective) == (not isinstance(objective, AWM))
+    policy, reference = Policy(0.5), Policy(0.1)
+    compared(objective, examples, policy, reference)
+    calls = [sum(map(len, network.asked)) for network in (policy, reference)]
+    each = [objective.group_evaluations, objective.precomputes_reference]
+    assert calls == [n * int(active.sum()) for n in each] and any(each) == (not isinstance(objective, AWM))
 
 
 def pieces(examples, policy, old, reference):
@@ -137,11 +135,11 @@ def check(objective, rollout, expected):
     """Loss and gradient over all units against `expected`, which maps the pieces to a list of losses."""
     policy, old, reference, naive = Policy(0.5), Policy(0.4), Policy(0.1), Policy(0.5)
     examples = examples_of(objective, rollout, old)
-    if isinstance(objective, GroupObjective):
-        examples = compared(objective, examples, policy, reference)
+    examples = compared(objective, examples, policy, reference)
     active = torch.nonzero(examples.active).flatten()
     taken = examples.take(active)
-    loss, metrics = objective.loss(taken, policy, reference if objective.needs_reference else None)
+    asks = objective.needs_reference and not objective.precomputes_reference
+    loss, metrics = objective.loss(taken, policy, reference if asks else None)
     loss.sum().backward()
     losses = expected(examples, pieces(examples, naive, old, reference))
     sum(losses).backward()
@@ -225,7 +223,7 @@ def test_only_the_updates_units_are_compared(rollout, objective):
     examples = examples_of(objective, rollout)
     index = torch.nonzero(examples.cell == examples.cell[1]).flatten()
     with torch.no_grad():
-        part = objective.compared(examples, index, Policy(0.5), Policy(0.1), 4)
+        part = objective.precompute_group_terms(examples, index, Policy(0.5), Policy(0.1), 4)
     whole = compared(objective, examples, Policy(0.5), Policy(0.1))
     rest = torch.ones(len(examples.sigma), dtype=torch.bool).index_fill(0, index, False)
     for name, column in vars(part).items():

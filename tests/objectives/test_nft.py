@@ -104,7 +104,7 @@ def test_with_a_reference_samples_without_advantage_are_pulled_too(rollout):
 
 @pytest.mark.parametrize(("beta", "kl"), [(1.0, 0.0), (0.6, 0.3)])
 def test_loss_and_gradient_are_the_papers(rollout, beta, kl):
-    objective, policy, old, reference = NFT(1, beta, kl), Policy(0.5), Policy(0.4), Policy(0.1)
+    objective, policy, old, reference = NFT(1, kl, beta=beta), Policy(0.5), Policy(0.4), Policy(0.1)
     examples = examples_of(objective, rollout, old=old)
     loss, metrics = objective.loss(examples, policy, reference if kl else None)
     loss.sum().backward()

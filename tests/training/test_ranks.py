@@ -4,13 +4,15 @@ import copy
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import diffrl.training.update as update
-from diffrl.objectives.base import States
+from diffrl.objectives.base import Objective
+from diffrl.objectives.examples import States
 from tests.patience import LONG
 
 
@@ -48,12 +50,11 @@ class Ranks:
 
 
 @dataclass
-class Squares:
+class Squares(Objective[States]):
     """Mean square of the velocity, times a number of each unit."""
 
+    measures: ClassVar = ("size",)
     factor: float
-    needs_reference = False
-    metrics = ("size",)
 
     def loss(self, examples, policy, reference):
         loss = self.factor * policy(*examples.start).square().flatten(1).mean(1)
