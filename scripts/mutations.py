@@ -190,7 +190,7 @@ MUTATIONS = [
     Mutation(
         "credit/assign.py", "(from_best < best) | (from_worst < best)", "from_best < best", "credit/test_assign.py"
     ),
-    Mutation("objectives/grpo.py", "kept & (advantage != 0)", "kept", "objectives/test_grpo.py"),
+    Mutation("objectives/grpo.py", "in_loss & (advantage != 0)", "in_loss", "objectives/test_grpo.py"),
     Mutation(
         "objectives/noised.py",
         "(1.0 - level) * clean + level * noise",
@@ -198,7 +198,12 @@ MUTATIONS = [
         "objectives/test_nft.py",
     ),
     Mutation("objectives/noised.py", "1.0 - noise_range + noise_range", "noise_range", "objectives/test_forward.py"),
-    Mutation("objectives/dgpo.py", "noise_range, shared=True)", "noise_range)", "objectives/test_forward.py"),
+    Mutation(
+        "objectives/dgpo.py",
+        "shared: ClassVar[bool] = True",
+        "shared: ClassVar[bool] = False",
+        "objectives/test_forward.py",
+    ),
     Mutation(
         "objectives/crd.py", "taken.cell, taken.active)", "0 * taken.cell, taken.active)", "objectives/test_forward.py"
     ),
@@ -229,7 +234,7 @@ MUTATIONS = [
     ),
     Mutation(
         "objectives/tilt.py",
-        "active = used if self.needs_reference else moves",
+        "active = used if self.trains_uncredited else moves",
         "active = moves",
         "objectives/test_tilt.py",
     ),

@@ -99,7 +99,7 @@ def predict_active(
 
     predicted = torch.zeros_like(start[0])
     index = torch.nonzero(active).flatten()
-    for part in index.split(micro_batch) if len(index) else ():
+    for part in torch.split(index, micro_batch) if len(index) else ():
         predicted[part] = velocity(*(column[part] for column in start))
     return predicted
 

@@ -87,7 +87,7 @@ class Tilt(Objective[NodeExamples]):
         direction, centre = (torch.zeros_like(latents, dtype=torch.float32) for _ in range(2))
         moves, used = (torch.zeros(len(origins), dtype=torch.bool, device=latents.device) for _ in range(2))
         for row, sample, child in leaves_below(rollout, origins, credit.used, grad_mask):
-            below, which = row.unique(return_inverse=True)
+            below, which = torch.unique(row, return_inverse=True)
             advantage = credit.outcome[sample].to(latents.device)
             clean = rollout.latents[sample.to(latents.device)]
             tilt = sibling_covariance(clean, advantage, which, child, len(below))
