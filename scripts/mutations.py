@@ -215,21 +215,21 @@ MUTATIONS = [
         "functional/test_matching.py",
     ),
     Mutation(
-        "training/loop.py",
-        "velocity_of(s.adapter, conditioning, c.kl_guidance)",
-        "velocity_of(s.adapter, conditioning, c.rollout.guidance_scale)",
+        "training/update.py",
+        "conditioning, self.config.kl_guidance)",
+        "conditioning, self.config.rollout.guidance_scale)",
         "training/test_tilt_training.py",
     ),
     Mutation(
-        "training/loop.py",
-        "velocity_of(s.adapter, conditioning, loss.guidance)",
-        "velocity_of(s.adapter, conditioning, self.config.rollout.guidance_scale)",
+        "training/update.py",
+        "conditioning, loss.guidance)",
+        "conditioning, self.config.rollout.guidance_scale)",
         "training/test_forward_training.py",
     ),
     Mutation(
-        "training/loop.py",
-        "index, velocity, reference, micro_batch)",
-        "index[:1], velocity, reference, micro_batch)",
+        "training/update.py",
+        "index, policy, reference, micro_batch)",
+        "index[:1], policy, reference, micro_batch)",
         "training/test_forward_training.py",
     ),
     Mutation(
@@ -239,9 +239,9 @@ MUTATIONS = [
         "objectives/test_tilt.py",
     ),
     # --- training
-    Mutation("training/update.py", "/ planned[number]))", "/ len(piece)))", "training/test_nft_training.py"),
-    Mutation("training/update.py", "term.weight * accelerator.num_processes", "term.weight", "training/test_ranks.py"),
-    Mutation("training/update.py", "limit / (norm + 1e-6)", "limit", "training/test_gradient.py"),
+    Mutation("training/gradient.py", "/ planned[number]))", "/ len(piece)))", "training/test_nft_training.py"),
+    Mutation("training/gradient.py", "term.weight * ranks.world", "term.weight", "training/test_ranks.py"),
+    Mutation("training/gradient.py", "limit / (norm + 1e-6)", "limit", "training/test_gradient.py"),
     Mutation("training/ema.py", "1.0 - self.decay)", "self.decay)", "training/test_loop.py"),
     Mutation("training/optim.py", "0.5 * (1.0 + math.cos(", "0.5 * (1.0 - math.cos(", "training/test_loop.py"),
     Mutation(

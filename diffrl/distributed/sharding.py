@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.distributed.gathered import is_sharded, whole
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
 
 
@@ -34,11 +35,11 @@ class Rows(Protocol):
         ...
 
 
-def make_mesh(accelerator: Any) -> Any:
-    """All ranks of the accelerator in one row."""
+def make_mesh(ranks: Ranks) -> Any:
+    """Return all ranks in one row."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    return init_device_mesh(ranks.device.type, (ranks.world,))
 
 
 def roots(network: nn.Module) -> list[nn.Module]:

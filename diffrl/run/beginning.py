@@ -11,13 +11,13 @@ from diffrl.training.session import Session
 
 def start_line(session: Session) -> str:
     """The model, what is trained of it, the samples of an iteration, the machine and the precision."""
-    c, ranks = session.config, session.accelerator.num_processes
+    c, world = session.config, session.ranks.world
     trained = sum(p.numel() for p in session.policy.parameters.values())
     lora = "all of the transformer" if c.model.lora is None else f"a LoRA of rank {c.model.lora.rank}"
     each = session.plan.samples // session.plan.groups
     return (
         f"{c.model.path} ({c.model.family}): {trained:,} parameters trained, {lora}. An iteration has "
-        f"{session.plan.groups} prompts x {each} samples. On {session.device}{f' x {ranks}' * (ranks > 1)} in "
+        f"{session.plan.groups} prompts x {each} samples. On {session.device}{f' x {world}' * (world > 1)} in "
         f"{c.model.dtype}."
     )
 

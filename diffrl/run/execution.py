@@ -8,7 +8,6 @@ import time
 
 from diffrl import pulse
 from diffrl.cost.meter import IterationCost, network_evaluations
-from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError, SourceError
 from diffrl.records import Iteration
 from diffrl.run.beginning import evaluation_totals, iteration_totals
@@ -100,11 +99,11 @@ class TrainingRun:
 
     def _asked_to_stop(self) -> Interruption | None:
         """Why the run is to end here, whichever rank was asked; None if none was."""
-        accelerator = self.trainer.accelerator
-        if any_rank(accelerator, self.stop.received):
+        ranks = self.trainer.session.ranks
+        if ranks.any(self.stop.received):
             self.stop.answer()
             return Interruption(self.stop.number or signal.SIGTERM)
-        return Interruption(None) if self.callbacks and any_rank(accelerator, self.callbacks.stop) else None
+        return Interruption(None) if self.callbacks and ranks.any(self.callbacks.stop) else None
 
     def write(self, done: Iteration) -> None:
         """Write an iteration down, evaluate if it is time to, and end the run where a guard says so."""
@@ -167,4 +166,4 @@ class TrainingRun:
             session = trainer.session
             kept = {"inputs": session.inputs, "input_changes": session.input_changes}
             state = {**trainer.state(), "config": kept_config(self.config), **kept}
-            self.journal.checkpoint(trainer.iteration, session, trainer.averages, state)
+            self.journal.checkpoint(trainer.iteration, session, trainer.updater.averages, state)

@@ -38,7 +38,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         "run": config.run.name,
         "seed": config.run.seed,
         "iterations": config.run.iterations,
-        "updates": trainer.updates,
+        "updates": trainer.updater.updates,
         "updates_with_gradient": trainer.guard.learning.updates,
         "held_out": held_out_change(rows, rewards),
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
@@ -54,10 +54,10 @@ def finish(run: TrainingRun, console: Console) -> None:
         },
         "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),
-        "on_policy_error": trainer.on_policy_error,
+        "on_policy_error": trainer.updater.on_policy_error,
         "device": session.device.type,
         "dtype": config.model.dtype,
-        "processes": session.accelerator.num_processes,
+        "processes": session.ranks.world,
         "versions": versions(),
     }
     changes = session.input_changes
@@ -91,7 +91,7 @@ def leave_report(run: TrainingRun) -> bool:
     Returns:
         Whether it was written.
     """
-    if not run.trainer.session.accelerator.is_main_process:
+    if not run.trainer.session.ranks.is_main:
         return False
     pulse.begin("report.html")
     try:

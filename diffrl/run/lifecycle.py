@@ -17,7 +17,6 @@ from rich.console import Console
 from diffrl.checkpoint.files import Checkpoint
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.config import Config
-from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import write_json
 from diffrl.precision.facts import PrecisionReport
@@ -93,10 +92,10 @@ def train(
         require_alike_on_ranks(session)
         _begin(session, accept_changed_inputs)
         with _one_trainer(session, run_dir):
-            if session.accelerator.is_main_process:
+            if session.ranks.is_main:
                 new_run_dir(config)  # again, now that nobody else can take it
                 create_run_dir(run_dir, config, _environment(session) | origin(config), _rewards(session))
-            wait_for_all(session.accelerator)
+            session.ranks.wait()
             _see_through(session, run_dir, None, console, stop, callbacks)
     return run_dir
 
@@ -171,8 +170,8 @@ def _go_on(
             changed |= others
     if checkpoint is None:
         _begin(session, accept)
-    wait_for_all(session.accelerator)  # nothing is moved before all have looked
-    if session.accelerator.is_main_process:
+    session.ranks.wait()  # nothing is moved before all have looked
+    if session.ranks.is_main:
         notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
         otherwise = (overridden and "run.iterations" in changed) or bool(changed.keys() & session.inputs.keys())
         notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint, otherwise)
@@ -183,7 +182,7 @@ def _go_on(
         for message in notes + note_resumption(run_dir, _environment(session), step, changed):
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
-    wait_for_all(session.accelerator)
+    session.ranks.wait()
     _see_through(session, run_dir, checkpoint, console, stop, callbacks)
 
 
@@ -214,11 +213,11 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
     """The lock on the run, which the first rank holds for all."""
-    return locked(run_dir) if session.accelerator.is_main_process else nullcontext()
+    return locked(run_dir) if session.ranks.is_main else nullcontext()
 
 
 def _environment(session: Session) -> dict[str, Any]:
-    made = environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+    made = environment(session.device, session.config.model.dtype, session.ranks.world)
     return made | ({"prompts": list(session.prompt_notes)} if session.prompt_notes else {})
 
 
@@ -234,15 +233,15 @@ def _see_through(
     stop: StopSignal,
     callbacks: Sequence[Callback],
 ) -> None:
-    main, iterations = session.accelerator.is_main_process, session.config.run.iterations
+    main, iterations = session.ranks.is_main, session.config.run.iterations
     told, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
             progress.message(describe(session.copy.report))
         saved = None if checkpoint is None else checkpoint.step
-        journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
-        stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
+        journal = Journal(run_dir, session.config, session.ranks, progress.message, saved)
+        stop.processes, stop.speaks, stop.log = session.ranks.world, main, journal.log
         progress.log = journal.log
         stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
@@ -290,7 +289,7 @@ def _see_through(
         if main:
             with watched(console, "summary and images"):
                 finishing.finish(run, console)
-        wait_for_all(session.accelerator)
+        session.ranks.wait()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
     told.end(opened)
@@ -342,10 +341,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
     session.policy.restore(tensors["policy"])
     restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    for name, average in trainer.averages.items():
+    for name, average in trainer.updater.averages.items():
         if average is not None:
             average.restore(tensors[name])
-    own = random_group(session.accelerator.process_index)
+    own = random_group(session.ranks.rank)
     if own in tensors:  # a rank that was not there goes on as it was seeded
         restore_rng(tensors[own], state[own])
     trainer.restore(state)

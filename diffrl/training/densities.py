@@ -12,35 +12,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from diffrl.objectives.examples import Examples
 from diffrl.rollout.denoise import Velocity
-from diffrl.training.session import Session
-from diffrl.training.update import batches
+from diffrl.training.gradient import LossTerm, batches
 
 
-@torch.no_grad()
 def own_densities(
-    session: Session, examples: Sequence[Examples], shares: Sequence[Sequence[Tensor]], predict: Sequence[Velocity]
-) -> list[Examples]:
+    losses: Sequence[LossTerm],
+    examples: Sequence[Examples],
+    shares: Sequence[Sequence[Tensor]],
+    predict: Sequence[Velocity],
+    micro_batch: int,
+) -> tuple[list[Examples], list[int]]:
     """Give the steps of every update the densities of the policy as it is; of the first where its loss does not.
 
     Args:
-        session: its meter counts what is left out.
-        examples: of each loss.
-        shares: of each loss the units (B,) of each update.
-        predict: velocities of the policy, as each loss is given them.
+        losses: that an update adds up.
+        examples: of each.
+        shares: of each the units (B,) of each update.
+        predict: velocities of the policy without gradient, as each loss is given them.
+        micro_batch: units a call of the update.
+
+    Returns:
+        The examples, and how many units of each loss would have been asked and are inactive.
     """
-    calls = session.config.model.facts.calls_per_step
-    retaken: list[Examples] = []
-    for loss, own, dealt, velocity in zip(session.losses, examples, shares, predict, strict=True):
-        if loss.objective.trains == "steps":
-            later = dealt[int(loss.objective.knows_on_policy) :]
-            idle = sum(int((~own.active[share]).sum()) for share in later)
-            session.meter.skipped += idle * calls(loss.guidance)
-            pieces = [piece for share in later for piece in batches(own, share, session.config.train.micro_batch)]
-            own = loss.objective.retake_densities(own, pieces, velocity)
-        retaken.append(own)
-    return retaken
+    retaken, idle = [], []
+    for loss, own, dealt, velocity in zip(losses, examples, shares, predict, strict=True):
+        later = dealt[int(loss.objective.knows_on_policy) :] if loss.objective.trains == "steps" else []
+        idle.append(sum(int((~own.active[share]).sum()) for share in later))
+        pieces = [piece for share in later for piece in batches(own, share, micro_batch)]
+        retaken.append(loss.objective.retake_densities(own, pieces, velocity) if pieces else own)
+    return retaken, idle

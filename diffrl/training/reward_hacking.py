@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.method import RewardHackingGuard
-from diffrl.distributed.ranks import sum_ranks
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop
 from diffrl.records import Samples
 from diffrl.rewards.score import WeightedScorer
@@ -68,7 +68,7 @@ class RewardHackingMonitor:
     Args:
         settings: guards.reward_hacking.
         scorers: the held-out rewards.
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         report: tells the user something that all ranks know.
         state: what it remembers.
         verdict: why the run is to stop, once its last row is written; None while it may go on.
@@ -76,7 +76,7 @@ class RewardHackingMonitor:
 
     settings: RewardHackingGuard
     scorers: Sequence[WeightedScorer]
-    accelerator: Any
+    ranks: Ranks
     report: Callable[[str], None]
     state: MonitorState = field(default_factory=MonitorState)
     verdict: str | None = None
@@ -113,7 +113,7 @@ class RewardHackingMonitor:
         }
         sums = torch.stack([value.double().nansum() for value in found.values()])
         counts = torch.stack([value.isfinite().sum().double() for value in found.values()])
-        means = torch.div(*sum_ranks(self.accelerator, torch.cat([sums, counts])).chunk(2)).tolist()
+        means = torch.div(*self.ranks.sum(torch.cat([sums, counts])).chunk(2)).tolist()
         named = dict(zip(found, means, strict=True))
         self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
         return {f"sentinel/{name}": value for name, value in named.items()}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from diffrl.cost.process_memory import Offer, offer_to_all, shortages
 from diffrl.cost.waiting import longest_wait
 from diffrl.data import sources
 from diffrl.data.prompts import read_prompts
-from diffrl.distributed.ranks import keep_in_step, make_accelerator, wait_for_all
+from diffrl.distributed.ranks import Ranks, open_ranks
 from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.functional.schedules import merged_end
@@ -38,12 +37,12 @@ from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
+from diffrl.training.gradient import LossTerm
 from diffrl.training.inputs import Inputs, digest_base, digest_own, digest_packages, digest_prompts, digest_rewards
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.prompt_report import add_encoders, report_prompts
 from diffrl.training.scorers import make_scorers, require_media, require_metadata, require_pairs, require_sources
-from diffrl.training.update import LossTerm
 from reward_models.neural import Copies
 
 LEAST_ROUNDED = 0.01
@@ -56,7 +55,7 @@ class Session:
 
     Args:
         config: as resolved.
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         plan: what the run will cost.
         adapter: the model, its transformer prepared for training.
         policy: the trained weights.
@@ -76,7 +75,7 @@ class Session:
     """
 
     config: Config
-    accelerator: Any
+    ranks: Ranks
     plan: Plan
     adapter: ModelAdapter
     policy: Policy
@@ -115,8 +114,7 @@ class Session:
     @property
     def device(self) -> torch.device:
         """Where the policy lives."""
-        device: torch.device = self.accelerator.device
-        return device
+        return self.ranks.device
 
     def scorers_at(self, iteration: int) -> list[WeightedScorer]:
         """The training rewards that are asked in an iteration, with their weights there."""
@@ -140,13 +138,13 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     eval_prompts = eval_list.prompts[: config.eval.samples]  # taken in turn, so no others are used
     patience = longest_wait(config, int(os.environ.get("WORLD_SIZE", "1")))  # which is what the launcher sets
     device = choose_device(config.model.device)
-    accelerator = make_accelerator(device, check_trackers(config), str(run_dir), patience)
-    offer = offer_to_all(accelerator)  # before anything that the plan counts is loaded
+    ranks = open_ranks(device, check_trackers(config), str(run_dir), patience)
+    offer = offer_to_all(ranks)  # before anything that the plan counts is loaded
     fps = config.model.frame_rate
     lanes: dict[str, Lane] = {}
     copies: Copies = {}
     scorers, eval_scorers = (
-        make_scorers(settings, where, accelerator.device, fps, lanes, copies)
+        make_scorers(settings, where, ranks.device, fps, lanes, copies)
         for settings, where in ((config.rewards, "rewards"), (config.eval.rewards, "eval.rewards"))
     )
     require_media(config.model.facts, [*scorers, *eval_scorers])
@@ -161,13 +159,13 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     for where, listed in lists.items():  # before the model is loaded; its size is not known yet
         sources.require_sources(listed, where, config.model.family, config.model.facts.edits)
     refuse_distilled(config.model.facts, config.model.path, config.model.allow_distilled)
-    world = accelerator.num_processes
+    world = ranks.world
     check_world_size(config, world)
     plan = make_plan(config, world)
     e = config.rollout.explore
-    slow = speed_notes(config.model.dtype, None if e is None else e.precision, accelerator.device.type)
+    slow = speed_notes(config.model.dtype, None if e is None else e.precision, ranks.device.type)
     notes = (*memory_notes(config, plan, offer), *slow)
-    adapter = open_adapter(config, accelerator.device)
+    adapter = open_adapter(config, ranks.device)
     require_sources(config.model.family, adapter, lists)
     add_encoders(report, config.prompts, lists, encoders_of(adapter))
     if not resumes:
@@ -184,22 +182,22 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     )
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
-    copy = open_copy(config, policy, accelerator.device)
+    copy = open_copy(config, policy, ranks.device)
     if copy is not None:
         meter.watch([copy.module], copy.report.precision)
-    wait_for_all(accelerator)  # one may have downloaded or compiled for long; what follows is the backend's
+    ranks.wait()  # one may have downloaded or compiled for long; what follows is the backend's
     if sharded:
-        keep_in_step(accelerator, policy.shard(make_mesh(accelerator)))
+        ranks.keep_in_step(policy.shard(make_mesh(ranks)))
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
     if world > 1 and not sharded and not policy.alternates:  # DDP waits for gradients of every weight in every pass
-        adapter.transformer = accelerator.prepare_model(adapter.transformer)
+        adapter.transformer = ranks.prepare_model(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_rounded(config, sigmas)
     return Session(
         config,
-        accelerator,
+        ranks,
         plan,
         adapter,
         policy,

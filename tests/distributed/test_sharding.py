@@ -12,7 +12,7 @@ from diffrl.checkpoint.files import load_checkpoint, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.split import SplitTensors, part_name
 from diffrl.config.load import make_config
-from diffrl.distributed.ranks import make_accelerator
+from diffrl.distributed.ranks import open_ranks
 from diffrl.distributed.sharding import blocks, roots, shard_network
 from diffrl.errors import CheckpointError, ConfigError
 from diffrl.run.aligned import load_aligned
@@ -225,7 +225,7 @@ def test_split_weights_are_pushed_and_swapped_and_tilted(random_sd3, tmp_path, r
 def test_a_launcher_that_splits_the_model_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match=r"asks for FSDP.*train.sharding=fsdp"):
-        make_accelerator(torch.device("cpu"), [], str(tmp_path), 60.0)
+        open_ranks(torch.device("cpu"), [], str(tmp_path), 60.0)
 
 
 def test_eight_bit_states_are_not_split(random_sd3, tmp_path):
