@@ -28,7 +28,8 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
     Raises:
         DiffrlError: the function did not give one such number a node.
     """
-    copies = scored._replace(forest=replace(scored.forest, **_copies(vars(scored.forest))), **_copies(scored._asdict()))
+    forest_copies: dict[str, Any] = _copies(vars(scored.forest))
+    copies = scored._replace(forest=replace(scored.forest, **forest_copies), **_copies(scored._asdict()))
     rule = resolve("credit.reward", CREDIT_RULES, name)
     with own_code(f"The credit rule {name}"):
         given: Any = rule(copies)
@@ -42,7 +43,7 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
             f"The credit rule {name} must return what each step earns, a floating-point tensor of one number a node, "
             f"({nodes},), on the CPU. Got {what}. Return one like scored.worth."
         )
-    earned = given.detach().float()
+    earned: Tensor = given.detach().float()
     if bool(earned.isinf().any()):
         raise DiffrlError(
             f"The credit rule {name} must return finite numbers, or NaN where a step is left out. Got inf. Mend it."

@@ -114,9 +114,9 @@ class Ranks:
         everyone = self.gather_objects(error_here)
         if raised is not None:
             raise raised
-        for rank, error in enumerate(everyone):
-            if error is not None:
-                raise (GuardStop if error[0] else RewardError)(f"On rank {rank}: {error[1]}")
+        for rank, elsewhere in enumerate(everyone):
+            if elsewhere is not None:
+                raise (GuardStop if elsewhere[0] else RewardError)(f"On rank {rank}: {elsewhere[1]}")
         return value[0]
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

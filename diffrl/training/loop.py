@@ -89,7 +89,7 @@ class Trainer:
         predict = self.updater.velocities(conditioning)
         self.updater.gate(samples.rollout, predict)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
-        trace = tracer and tracer.trace(samples)
+        trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)
         trees = self.trees.record(

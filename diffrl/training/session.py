@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -192,7 +193,7 @@ def open_session(config: Config, run_dir: Path, resumes: bool = False) -> Sessio
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
     if world > 1 and not sharded and not policy.alternates:  # DDP waits for gradients of every weight in every pass
-        adapter.transformer = ranks.prepare_model(adapter.transformer)
+        adapter.transformer = ranks.prepare(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_rounded(config, sigmas)
     return Session(
@@ -315,6 +316,7 @@ def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
     """The configured model on a device."""
     m = config.model
+    options: dict[str, Any] = m.options
     return load_adapter(
         m.family,
         m.path,
@@ -332,7 +334,7 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
         revision=m.revision,
         variant=m.variant,
         true_cfg_scale=m.true_cfg_scale,
-        **m.options,
+        **options,
     )
 
 
