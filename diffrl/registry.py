@@ -39,6 +39,13 @@ CREDIT_RULES: Mapping[str, str] = {
     "incremental": "diffrl.credit.assign:incremental",
     "turning_point": "diffrl.credit.assign:turning_point",
 }
+PRECISIONS: Mapping[str, str] = {
+    "bfloat16": "diffrl.precision.formats.bfloat16:PRECISION",
+    "int8": "diffrl.precision.formats.int8:PRECISION",
+    "fp8": "diffrl.precision.formats.fp8:PRECISION",
+    "mxfp8": "diffrl.precision.formats.mxfp8:PRECISION",
+    "nvfp4": "diffrl.precision.formats.nvfp4:PRECISION",
+}
 DYNAMICS: Mapping[str, str] = {
     "ode": "diffrl.functional.dynamics:ode_step",
     "flow_sde": "diffrl.functional.dynamics:flow_sde_step",

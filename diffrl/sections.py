@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from diffrl.errors import ConfigError
 from diffrl.registry import require_call, resolve
 from reward_models.common.messages import closest, show
-
-Item = TypeVar("Item")
-ListOf = Annotated[tuple[Item, ...], Field(strict=False)]
-"""A YAML list, kept as a tuple; its items stay strict."""
+from reward_models.common.sections import ListOf, Section, problems, rule
 
 MOST_ITERATIONS = 10_000_000
 """The longest run; whatever counts in iterations ends there too."""
@@ -39,23 +38,7 @@ OWN = "module:Object"
 
 OWN_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
-__all__ = ["ListOf", "OwnKind", "Section", "kind_of", "known_or_own", "only", "problems", "rule", "show"]
-
-
-class Section(BaseModel):
-    """A section of keys: unknown keys refused, values neither coerced nor changed afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
-
-
-def rule(text: str) -> PydanticCustomError:
-    """A problem with one value: `text` goes on after the key's path ("must be ... . Got ... . Do ... .")."""
-    return PydanticCustomError("rule", "{rule}", {"rule": text})
-
-
-def problems(texts: Sequence[str]) -> PydanticCustomError:
-    """Problems between several keys: whole sentences that name their paths."""
-    return PydanticCustomError("problems", "{text}", {"text": "\n".join(texts), "problems": list(texts)})
+__all__ = ["ListOf", "Known", "OwnKind", "Section", "kind_of", "only", "problems", "rule", "show"]
 
 
 def only(value: Any, why: str, fix: str) -> BeforeValidator:
@@ -77,29 +60,44 @@ def only(value: Any, why: str, fix: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def known_or_own(key: str, table: Mapping[str, str], arguments: Sequence[str]) -> Callable[[str], str]:
-    """Accept a registered name, or a function of the user's own that can be called as diffrl is going to.
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A text that must be a registered name; validator and schema follow the registry.
 
     Args:
         key: dotted path of the key, for the message.
-        table: registered names; their objects are not imported.
-        arguments: names of what a function of the user's own is given, in their places.
+        names: registered; their objects are not imported.
+        more: further names that the key takes, before the registered ones.
+        arguments: names of what a function of the user's own is given, in their places; None where the key takes none.
     """
 
-    def check(name: str) -> str:
-        if name in table:
-            return name
-        if ":" not in name:
-            close = closest(name, table)
-            hint = f" Did you mean {close!r}?" if close else ""
-            raise rule(f"must be one of {', '.join(table)}, or 'module:function'. Got {show(name)}.{hint}")
-        try:
-            require_call(key, name, resolve(key, table, name), arguments, {})
-        except ConfigError as error:
-            raise rule(str(error).removeprefix(f"{key} ")) from error
-        return name
+    key: str
+    names: Collection[str]
+    more: tuple[str, ...] = ()
+    arguments: Sequence[str] | None = None
 
-    return check
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        enum = {"enum": [*self.more, *self.names]}
+        return enum if self.arguments is None else {"anyOf": [enum, {"type": "string", "pattern": OWN_PATH}]}
+
+    def _check(self, name: str) -> str:
+        """Accept a known name, or a function of the user's own that can be called as diffrl is going to."""
+        known = (*self.more, *self.names)
+        if name in known:
+            return name
+        if self.arguments is None or ":" not in name:
+            close = closest(name, known)
+            hint = f" Did you mean {close!r}?" if close else ""
+            own = "" if self.arguments is None else ", or 'module:function'"
+            raise rule(f"must be one of {', '.join(known)}{own}. Got {show(name)}.{hint}")
+        try:
+            require_call(self.key, name, resolve(self.key, {}, name), self.arguments, {})
+        except ConfigError as error:
+            raise rule(str(error).removeprefix(f"{self.key} ")) from error
+        return name
 
 
 def _own_path(path: str) -> str:

@@ -111,8 +111,18 @@ class RewardOutput:
     notes: Sequence[str | None] = ()
 
     def note(self, row: int) -> str | None:
-        """A sample's reason, if there is one."""
+        """Return a sample's reason, if there is one."""
         return self.notes[row] if self.notes else None
+
+    def rows(self, rows: Sequence[int]) -> RewardOutput:
+        """Return some of its samples, in the order of `rows`."""
+        return RewardOutput(
+            self.raw[list(rows)],
+            self.ok[list(rows)],
+            [self.errors[row] for row in rows],
+            {name: values[list(rows)] for name, values in self.parts.items()},
+            [self.notes[row] for row in rows] if self.notes else (),
+        )
 
 
 def output_of_rows(

@@ -106,7 +106,7 @@ def load_reward(name: str, **options: Any) -> Scorer:
     factory = factory_of(name)
     if not callable(factory):
         raise RewardError(f"A reward is a class, or a function that makes a scorer. {name} is {factory!r}.")
-    _check_options(name, factory, options)
+    check_options(name, factory, options)
     try:
         with _settings_kept(name):
             made = factory(**options)
@@ -168,7 +168,7 @@ def _settings_kept(name: str) -> AbstractContextManager[None]:
     return settings_kept(name, scoring=False)
 
 
-def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
+def check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     """Hold options against the constructor's signature; of one that takes **options, `__signature__` may tell more.
 
     Raises:

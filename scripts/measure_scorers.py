@@ -2,14 +2,14 @@
 
     python scripts/measure_scorers.py [REWARD ...]
 
-In MiB, float32, beside what `diffrl plan` counts (`reward_models.parameters.ACTIVATIONS`). No weights are needed.
+In MiB, float32, beside what `diffrl plan` counts (assets/published/rewards.json). No weights are needed.
 """
 
 import argparse
 
 from measuring.published_scorers import CALLS, sample_bytes
 
-from reward_models.parameters import ACTIVATIONS
+from diffrl.models.published import reward_facts
 
 
 def main() -> None:
@@ -17,7 +17,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rewards", nargs="*", default=sorted(CALLS), metavar="REWARD")
     for name in parser.parse_args().rewards:
-        print(f"{name:<14} {sample_bytes(name) / 2**20:8.1f}  planned {ACTIVATIONS[name][0] / 2**20:8.1f}", flush=True)
+        print(
+            f"{name:<14} {sample_bytes(name) / 2**20:8.1f}  planned {reward_facts()[name]['call_bytes'] / 2**20:8.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
-from diffrl.run.lifecycle import train
+from diffrl.lifecycle import train
 
 pytestmark = pytest.mark.long
 

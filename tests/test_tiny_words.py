@@ -9,15 +9,12 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from diffrl.config import load_config
 from diffrl.data.words import HEIGHT, WIDTH, parse_prompt, prompts, words
 from diffrl.data.worlds import SPLITS
 from reward_models import load_reward
-from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 ASSET = ROOT / "assets" / "tiny-words"
-RECIPES = sorted((ROOT / "configs" / "tiny-words").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -97,23 +94,6 @@ def test_the_card_says_what_was_measured():
     assert 0.08 <= scores["generated, held-out words, guidance_scale=1, max_sequence_length=1"]["exact"] <= 0.4
     for name, one in scores.items():
         assert f"| {name} | {one['exact']:.3f} | {one['partial']:.3f} |" in card
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_is_its_preset_in_another_world(path):
-    config = load_config(path)
-    preset = "diffrl" if path.stem == "quickstart" else path.stem
-    shapes = load_config(ROOT / f"configs/tiny-sd3/{preset}.yaml")
-    assert (config.objective.kind, config.credit) == (shapes.objective.kind, shapes.credit)
-    assert config.rollout.stochastic == shapes.rollout.stochastic and config.rollout.explore == shapes.rollout.explore
-    assert (config.prompts.train, config.prompts.eval) == ("words:train", "words:tune")
-    assert config.model.path == "assets/tiny-words"
-    assert [reward.name for reward in config.rewards] == ["ocr", "ocr_exact"]
-    assert all(reward.options == {"detect": False} for reward in (*config.rewards, *config.eval.rewards))
-
-
-def test_every_preset_has_its_recipe():
-    assert {path.stem for path in RECIPES} == {*PRESETS, "quickstart"}
 
 
 @pytest.mark.slow

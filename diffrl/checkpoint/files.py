@@ -163,7 +163,7 @@ def _contents(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def latest_checkpoint(
-    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda found: None
+    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Checkpoint | None:
     """The newest checkpoint that verifies; None where there is none at all, CheckpointError where all are damaged.
 
@@ -187,9 +187,9 @@ def latest_checkpoint(
             report(f"{reason} Using step {checkpoint.step} instead.")
         return checkpoint
     if refused:
-        told = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
+        message = "\n  - ".join([f"No checkpoint in {directory} can be used:", *refused])
         raise CheckpointError(
-            f"{told}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
+            f"{message}\nPut them back from a copy, or begin anew: diffrl train --resume RUN --from-start."
         )
     return None
 
@@ -283,11 +283,11 @@ def step_of(path: Path) -> int:
 
 def newest_first(directory: Path) -> list[Path]:
     """The checkpoints of a directory; a `.replaced-` one stands in where the name itself is missing."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():  # "." sorts first, so plain names win
         if NAME.fullmatch(path.name) and path.is_dir():
-            found[step_of(path)] = path
-    return [found[step] for step in sorted(found, reverse=True)]
+            paths[step_of(path)] = path
+    return [paths[step] for step in sorted(paths, reverse=True)]
 
 
 def remove_leftovers(directory: Path) -> None:

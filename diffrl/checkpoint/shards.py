@@ -75,7 +75,7 @@ def save_shards(
 
     def finish() -> None:
         if main:
-            commit(final, SHARDED_FORMAT, state, {name: entry for own in files for name, entry in own.items()})
+            commit(final, SHARDED_FORMAT, state, {name: entry for entries in files for name, entry in entries.items()})
 
     # Three rounds, each ended by an exchange: no rank writes before the folder is there, and the folder gets its name
     # only once every rank's files are on the disk. What fails on one rank travels with the exchange, so that the others
@@ -93,14 +93,14 @@ def save_shards(
 
 def own_groups(tensors: Mapping[str, Mapping[str, Tensor]], rank: int, world: int) -> dict[str, dict[str, Tensor]]:
     """What a rank writes, by the name of the file without its ending."""
-    own: dict[str, dict[str, Tensor]] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
     for group, named in tensors.items():
         sharded = any(is_sharded(tensor) for tensor in named.values())
         if sharded or rank == 0:  # whole tensors are equal on all ranks: one copy is enough
-            own[part_name(group, rank, world) if sharded else group] = {
+            groups[part_name(group, rank, world) if sharded else group] = {
                 name: own_rows(tensor)[0] for name, tensor in named.items() if rank == 0 or is_sharded(tensor)
             }
-    return own
+    return groups
 
 
 def _together(final: Path, exchange: Exchange, work: Callable[[], T]) -> list[T]:

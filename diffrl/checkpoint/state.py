@@ -45,8 +45,8 @@ def require_optimizer(
     """
     try:
         _require_signature(optimizer, json_state["signature"])
-        saved, own = _unflatten(json_state["state"], _Headers(tensors)), optimizer.state_dict()
-        for group, expected in zip(saved["param_groups"], own["param_groups"], strict=True):
+        saved, current = _unflatten(json_state["state"], _Headers(tensors)), optimizer.state_dict()
+        for group, expected in zip(saved["param_groups"], current["param_groups"], strict=True):
             if group.keys() != expected.keys() or group["params"] != expected["params"]:
                 raise ValueError("its groups are not those of this optimizer")
             for name in expected:

@@ -69,16 +69,16 @@ def train(
         )
     quiet()
     if resume is not None:
-        from diffrl.run.lifecycle import resume as go_on
+        from diffrl.lifecycle import resume as go_on
 
         choice(step, best, init_from, "--init-from")
         go_on(resume, console(), from_start, overrides or [], accept_changed_inputs=accept_changed_inputs)
     elif config is not None:
         resolved, begun = load(Path(config), overrides), choice(step, best, init_from, "--init-from")
-        from diffrl.run.lifecycle import train as start
+        from diffrl.lifecycle import train as start
 
         if init_from is not None:
-            from diffrl.run.initial import begin_with
+            from diffrl.run.start_weights import begin_with
 
             resolved = begin_with(resolved, init_from, begun, typer.echo)
         start(resolved, console(), accept_changed_inputs=accept_changed_inputs)
@@ -120,9 +120,9 @@ def check(
     resolved = load(config, overrides)
     quiet()
     from diffrl.preflight.check import check_config
-    from diffrl.preflight.target_machine import other_machine
+    from diffrl.preflight.machine import target_machine
 
-    for line in check_config(resolved, processes, other_machine(gpu, memory), ask_rewards):
+    for line in check_config(resolved, processes, target_machine(gpu, memory), ask_rewards):
         typer.echo(line)
 
 
@@ -146,18 +146,20 @@ def plan(
     quiet()
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
-    from diffrl.cost.plan import make_plan, plan_json, plan_text
-    from diffrl.precision.facts import speed_notes
-    from diffrl.preflight.check_prompts import plan_notes
-    from diffrl.preflight.downloads import downloads, told
+    from diffrl.cost.plan import plan_json, plan_text
+    from diffrl.precision.choice import speed_notes
+    from diffrl.preflight.downloads import describe_downloads, downloads
+    from diffrl.preflight.preview import Preview
+    from diffrl.preflight.prompts import plan_notes
 
     resolved = load(config, overrides)
-    made, gpus = make_plan(resolved, processes), tuple(find_gpu(name) for name in gpu or ())
+    preview = Preview(resolved, processes)
+    made, gpus = preview.plan, tuple(find_gpu(name) for name in gpu or ())
     share = utilisation or UTILISATION
     fetched = downloads(resolved)
     if as_json:
         hours = {one.title: hours_of(made, one, share) for one in gpus}
-        found = plan_notes(resolved)
+        found = plan_notes(preview)
         more = {"utilisation": share, "hours": hours} if gpus else {}
         typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": found}))
         return
@@ -165,5 +167,5 @@ def plan(
     explore = resolved.rollout.explore
     device = "cuda" if gpus else resolved.model.device
     notes += speed_notes(resolved.model.dtype, None if explore is None else explore.precision, device)
-    first = ["To fetch first:", *(f"  {line}" for line in told(fetched))] if fetched else []
-    typer.echo(plan_text(made, rows, (*notes, *plan_notes(resolved), *first)))
+    first = ["To fetch first:", *(f"  {line}" for line in describe_downloads(fetched))] if fetched else []
+    typer.echo(plan_text(made, rows, (*notes, *plan_notes(preview), *first)))

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
-from diffrl.sections import OWN_PATH, Section, known_or_own, problems, show
-
-CreditName = Annotated[
-    str,
-    AfterValidator(known_or_own("credit.reward", CREDIT_RULES, ("scored",))),
-    WithJsonSchema({"anyOf": [{"enum": list(CREDIT_RULES)}, {"type": "string", "pattern": OWN_PATH}]}),
-]
-"""What steps earn: a name of the registry, or a function of the user's own."""
+from diffrl.sections import Known, Section, problems, show
 
 
 class TurningPointSettings(Section):
@@ -67,7 +60,7 @@ class PruneSettings(Section):
 class CreditSettings(Section):
     """How rewards of samples become advantages of steps."""
 
-    reward: CreditName = Field(
+    reward: Annotated[str, Known("credit.reward", CREDIT_RULES, arguments=("scored",))] = Field(
         "outcome",
         description="outcome = each step gets the advantage of its samples; fused = the value of the node it leads to; "
         "incremental = what it adds to the value; turning_point = that, with the long-term reward at turns; or "

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from diffrl.config.tree import TreeSettings
+from diffrl.precision.facts import AUTO, ENGINES, TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.registry import SELECTIONS
 from diffrl.sections import (
     LONGEST_TEXT,
     MOST_ITERATIONS,
     MOST_SAMPLES,
     MOST_STEPS,
-    OWN_PATH,
+    Known,
     ListOf,
     Section,
-    known_or_own,
 )
-
-SelectionName = Annotated[
-    str,
-    AfterValidator(known_or_own("rollout.explore.select", SELECTIONS, ("rewards", "keep"))),
-    WithJsonSchema({"anyOf": [{"enum": list(SELECTIONS)}, {"type": "string", "pattern": OWN_PATH}]}),
-]
-"""How candidates are chosen: a name of the registry, or a function of the user's own."""
-
 
 SOL_RL = "sol_rl"
 """What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""
@@ -50,14 +43,14 @@ class FidelitySettings(Section):
 class ExploreSettings(Section):
     """A larger pool of candidates, generated cheaply; only the chosen ones are regenerated and train the policy."""
 
-    precision: Literal["training", "bfloat16", "nvfp4", "mxfp8", "fp8", "int8"] = Field(
+    precision: Annotated[str, Known("rollout.explore.precision", PRECISIONS, (TRAINING,))] = Field(
         description="Of the network that generates the pool; training = the policy itself."
     )
-    engine: Literal["auto", "emulated", "torch", "torchao", "te", "modelopt"] = Field(
-        "auto",
-        description="auto = real arithmetic of this precision, or an error if the hardware has none; emulated = the "
-        "same rounding without the speed; torch, torchao, te = this library's; modelopt = its emulation. "
-        "docs/precision.md says what runs where.",
+    engine: Annotated[str, Known("rollout.explore.engine", ENGINES, (AUTO,))] = Field(
+        AUTO,
+        description="auto = real arithmetic of this precision, or an error if the hardware has none; "
+        + "; ".join(f"{engine.name} = {engine.meaning}" for engine in ENGINES.values())
+        + ". docs/precision.md says what runs where.",
     )
     compile: bool = Field(
         False, description="Let torch.compile make the copy's graph; the first rollout then waits for it."
@@ -83,7 +76,7 @@ class ExploreSettings(Section):
         le=MOST_SAMPLES,
         description="Samples of a prompt that are regenerated in the training precision: roots * leaves of a tree.",
     )
-    select: SelectionName = Field(
+    select: Annotated[str, Known("rollout.explore.select", SELECTIONS, arguments=("rewards", "keep"))] = Field(
         "best_worst",
         description="How they are chosen by their proxy rewards. best_worst = half from either end, of an odd number "
         "one more from the best; max_variance = as many from either end as differ most; sibling_contrast = from both "
@@ -117,17 +110,17 @@ def explore_problems(e: ExploreSettings, tree: TreeSettings, steps: int) -> list
             "rollout.explore.candidates must be >= keep + audit. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
         )
-    if e.precision in ("training", "bfloat16") and e.engine != "auto":
+    if e.engine != AUTO and (e.precision == TRAINING or PRECISIONS[e.precision].everywhere):
         found.append(
             f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
             f"Got {e.engine}. Remove it."
         )
-    if e.precision == "training" and e.compile:
+    if e.precision == TRAINING and e.compile:
         found.append(
             "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
             "Set model.compile, or another precision."
         )
-    if e.precision == "training" and e.exclude is not None:
+    if e.precision == TRAINING and e.exclude is not None:
         found.append(
             "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
         )

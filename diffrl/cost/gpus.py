@@ -13,23 +13,47 @@ GB = 10**9
 HOPPER = "NVIDIA's data sheet of the {}, SXM; its 1,979 TFLOP/s are with sparsity"
 
 
+RATES: Mapping[str, Mapping[str, float]] = {
+    "H200": {"bfloat16": 989.4, "fp8": 1979, "int8": 1979},
+    "H100 PCIe": {"bfloat16": 756, "fp8": 1513, "int8": 1513},
+    "H100 NVL": {"bfloat16": 835, "fp8": 1671, "int8": 1671},
+    "H100": {"bfloat16": 989.4, "fp8": 1979, "int8": 1979},
+    "B200": {"bfloat16": 2250, "fp8": 4500, "mxfp8": 4500, "int8": 4500, "nvfp4": 9000},
+    "A100": {"bfloat16": 312, "int8": 624},
+    "L40S": {"bfloat16": 362.05, "fp8": 733, "int8": 733},
+    "RTX 3090": {"bfloat16": 71},
+    "RTX 4090": {"bfloat16": 165.2, "fp8": 330, "int8": 661},
+    "RTX 5090": {"bfloat16": 209.5},
+}
+"""Peak TFLOP/s (TOP/s of integers) of matrix units by a part of the card's name and the precision, without sparsity,
+bfloat16 accumulated in float32; from NVIDIA's data sheets. The first part that fits a name counts."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """What a plan needs to know of a GPU.
 
     Args:
-        title: its name.
-        bf16: FLOP/s of its matrix units in bfloat16, accumulated in float32, without sparsity.
+        title: its name, with a part that `RATES` knows.
         memory: bytes that CUDA reports, of which its driver has taken its part.
         capability: NVIDIA compute capability.
         source: of the numbers.
     """
 
     title: str
-    bf16: float
     memory: int
     capability: tuple[int, int]
     source: str
+
+    @property
+    def bf16(self) -> float:
+        """FLOP/s of its matrix units in bfloat16."""
+        return 1e12 * rates_of(self.title)["bfloat16"]
+
+
+def rates_of(name: str) -> Mapping[str, float]:
+    """Return the rates of a card by its name; empty where the table lacks it."""
+    return next((rates for part, rates in RATES.items() if part in name), {})
 
 
 def _gib(size: float) -> int:
@@ -41,21 +65,17 @@ def _gib(size: float) -> int:
 # torch.cuda.mem_get_info(). nvidia-smi's has the driver's part in it: 81,920 MiB of an A100 80 GB, 81,559 of an H100,
 # 143,771 of an H200, 183,359 of a B200, 46,068 of an L40S, 24,564 of an RTX 4090, 32,607 of an RTX 5090.
 GPUS: Mapping[str, Gpu] = {
-    "a100": Gpu("A100 80 GB", 312e12, _gib(79.14), (8, 0), "NVIDIA's data sheet of the A100 80 GB, SXM"),
-    "a100-40gb": Gpu("A100 40 GB", 312e12, _gib(39.38), (8, 0), "NVIDIA's data sheet of the A100"),
-    "h100": Gpu("H100", 989.4e12, _gib(79.1), (9, 0), HOPPER.format("H100")),
-    "h200": Gpu("H200", 989.4e12, _gib(139.72), (9, 0), HOPPER.format("H200")),
+    "a100": Gpu("A100 80 GB", _gib(79.14), (8, 0), "NVIDIA's data sheet of the A100 80 GB, SXM"),
+    "a100-40gb": Gpu("A100 40 GB", _gib(39.38), (8, 0), "NVIDIA's data sheet of the A100"),
+    "h100": Gpu("H100", _gib(79.1), (9, 0), HOPPER.format("H100")),
+    "h200": Gpu("H200", _gib(139.72), (9, 0), HOPPER.format("H200")),
     "b200": Gpu(
-        "B200", 2250e12, _gib(178.35), (10, 0), "NVIDIA's data sheet of the HGX B200; its 4.5 PFLOP/s are with sparsity"
+        "B200", _gib(178.35), (10, 0), "NVIDIA's data sheet of the HGX B200; its 4.5 PFLOP/s are with sparsity"
     ),
-    "l40s": Gpu(
-        "L40S", 362.05e12, _gib(44.39), (8, 9), "NVIDIA's data sheet of the L40S; its 733 TFLOP/s are with sparsity"
-    ),
-    "rtx3090": Gpu("RTX 3090", 71e12, _gib(23.67), (8, 6), "NVIDIA's whitepaper on GA102, appendix A"),
-    "rtx4090": Gpu(
-        "RTX 4090", 165.2e12, _gib(23.52), (8, 9), "NVIDIA's whitepaper on the Ada architecture, appendix A"
-    ),
-    "rtx5090": Gpu("RTX 5090", 209.5e12, _gib(31.36), (12, 0), "NVIDIA's whitepaper on RTX Blackwell, appendix A"),
+    "l40s": Gpu("L40S", _gib(44.39), (8, 9), "NVIDIA's data sheet of the L40S; its 733 TFLOP/s are with sparsity"),
+    "rtx3090": Gpu("RTX 3090", _gib(23.67), (8, 6), "NVIDIA's whitepaper on GA102, appendix A"),
+    "rtx4090": Gpu("RTX 4090", _gib(23.52), (8, 9), "NVIDIA's whitepaper on the Ada architecture, appendix A"),
+    "rtx5090": Gpu("RTX 5090", _gib(31.36), (12, 0), "NVIDIA's whitepaper on RTX Blackwell, appendix A"),
 }
 
 

@@ -18,7 +18,6 @@ from diffrl.cost.scorers import ScorerWeights, scorer_weights
 from diffrl.cost.weight_bytes import (
     BUFFERS,
     BYTES,
-    copy_bytes,
     count_parameters,
     layers_of,
     lora_parameters,
@@ -30,6 +29,7 @@ from diffrl.models.architecture import Architecture, describe_pipeline
 from diffrl.models.geometry import ENCODINGS_KEPT, Geometry, Size, read_geometry
 from diffrl.models.shipped import shipped_settings
 from diffrl.models.targets import names_layer
+from diffrl.precision.formats import PRECISIONS
 
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
@@ -238,7 +238,7 @@ def _copy_size(config: Config, found: Architecture, device: str) -> int:
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return 0
-    quantised, rest = copy_bytes(e.precision, e.engine, device)
+    quantised, rest = PRECISIONS[e.precision].copy_bytes(e.engine, device)
     networks = [found.shapes[name] for name in found.networks]
     return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from diffrl.cost.meter import CHECKPOINTED, TRAINED, UNGRADED
 from diffrl.errors import ConfigError
+from diffrl.precision.formats import PRECISIONS
 
 ARITHMETIC = "operations: forward 1, backward 2, with checkpointing forward again"
-TORCHAO = "torchao's README: FLUX.1-dev on an H100, FP8 rows, 1.54 times bfloat16, both compiled"
-BLACKWELL = "PyTorch's blog on diffusers and torchao on a B200, the most of FLUX.1-dev, Qwen-Image and LTX-2"
 
 
 @dataclass(frozen=True)
@@ -89,42 +88,46 @@ class Prices:
         )
 
 
+def _table(name: str, hardware: str, training: str, trained: tuple[float, str], checkpointed: float) -> Prices:
+    """Make a table of the prices that the records of precisions have for it.
+
+    Args:
+        name: of the table.
+        hardware: that it is for.
+        training: the training precision, which costs 1.
+        trained: price of an evaluation with gradient, and its source.
+        checkpointed: the same with activation checkpointing.
+    """
+    known = {precision.name: precision.prices[name] for precision in PRECISIONS.values() if name in precision.prices}
+    return Prices(
+        name,
+        hardware,
+        trained[0],
+        checkpointed,
+        explore={training: 1.0, **{precision: price.amount for precision, price in known.items()}},
+        sources={
+            "trained": trained[1],
+            training: "the training precision",
+            **{precision: price.source for precision, price in known.items()},
+        },
+    )
+
+
+COUNTED = (TRAINED, ARITHMETIC)
+MEASURED = (2.8, "measured, docs/performance.md; with checkpointing one more forward pass")
 TABLES = {
     table.name: table
     for table in (
         Prices("equal", "no hardware: every precision costs the same"),
-        Prices(
+        _table(
             "cpu-measured",
             "the tiny SD3 transformer on one thread of a 2-core x86-64 with AVX2, batches of 128",
-            trained=2.8,
-            checkpointed=3.8,
-            explore={"float32": 1.0, "bfloat16": 0.54, "int8": 0.82, "fp8": 1.4, "nvfp4": 1.3},
-            sources={
-                "trained": "measured, docs/performance.md; with checkpointing one more forward pass",
-                "float32": "the training precision",
-                "bfloat16": "measured, docs/performance.md",
-                "int8": "measured, docs/performance.md",
-                "fp8": "measured, emulated, docs/performance.md",
-                "nvfp4": "measured, emulated, docs/performance.md",
-            },
+            "float32",
+            MEASURED,
+            3.8,
         ),
-        Prices(
-            "h100-bf16-fp8",
-            "one H100, compiled; published, not measured here",
-            explore={"bfloat16": 1.0, "fp8": round(1 / 1.54, 2)},
-            sources={"trained": ARITHMETIC, "bfloat16": "the training precision", "fp8": TORCHAO},
-        ),
-        Prices(
-            "b200-nvfp4",
-            "one B200, compiled; published, not measured here",
-            explore={"bfloat16": 1.0, "mxfp8": round(1 / 1.26, 2), "nvfp4": round(1 / 1.68, 2)},
-            sources={
-                "trained": ARITHMETIC,
-                "bfloat16": "the training precision",
-                "mxfp8": f"{BLACKWELL}: 1.26 times",
-                "nvfp4": f"{BLACKWELL}: 1.68 times",
-            },
-        ),
+        _table("h100-bf16-fp8", "one H100, compiled; published, not measured here", "bfloat16", COUNTED, CHECKPOINTED),
+        _table("b200-nvfp4", "one B200, compiled; published, not measured here", "bfloat16", COUNTED, CHECKPOINTED),
     )
 }
 EQUAL = TABLES["equal"]

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
+from diffrl.cost.repositories import BYTES
 from diffrl.errors import ConfigError
+from diffrl.models.published import reward_facts
 from diffrl.sections import show
-from reward_models.parameters import ACTIVATIONS, PARAMETERS, PLACES, WEIGHTLESS
-from reward_models.registry import SCORERS
+from reward_models.registry import SCORERS, factory_of
 
-BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")
+"""Options that give a reward other weights than the published ones."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,18 @@ def scorer_weights(config: Config) -> ScorerWeights:
 
 def call_bytes(reward: RewardSettings) -> int:
     """Bytes that a call of a reward takes beside its weights; 0 where they are not known."""
-    each, batch = ACTIVATIONS[inner_name(reward)] if weights_of(reward) else (0, 0)
-    return each * (reward.batch_size or batch) * _bytes(_dtype(reward)) // 4
+    if not weights_of(reward):
+        return 0
+    name = inner_name(reward)
+    samples = reward.batch_size or factory_of(name).spec.batch_size
+    return int(reward_facts()[name]["call_bytes"]) * samples * _bytes(_dtype(reward)) // BYTES["float32"]
 
 
 def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     """Repositories and parameters of a reward's weights; empty if it has none here, None if they are not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
-    known = {} if name in WEIGHTLESS or name not in SCORERS else PARAMETERS[name]
+    known: Mapping[str, int] = reward_facts()[name]["weights"] if name in SCORERS else {}
     own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":

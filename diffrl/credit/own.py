@@ -28,8 +28,8 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
     Raises:
         DiffrlError: the function did not give one such number a node.
     """
-    forest_copies: dict[str, Any] = _copies(vars(scored.forest))
-    copies = scored._replace(forest=replace(scored.forest, **forest_copies), **_copies(scored._asdict()))
+    forest: Any = replace(scored.forest, **_copies(vars(scored.forest)))
+    copies = scored._replace(forest=forest, **_copies(scored._asdict()))
     rule = resolve("credit.reward", CREDIT_RULES, name)
     with own_code(f"The credit rule {name}"):
         given: Any = rule(copies)
@@ -51,5 +51,5 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
     return earned
 
 
-def _copies(parts: Mapping[str, Any]) -> dict[str, Tensor]:
+def _copies(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: part.clone() for key, part in parts.items() if isinstance(part, Tensor)}

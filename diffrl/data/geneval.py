@@ -122,12 +122,12 @@ def prompts(split: Split) -> list[Prompt]:
 @cache
 def _prompts(kind: str) -> Mapping[Split, list[Prompt]]:
     """The prompts of a kind in each split, in the order of their hashes."""
-    found: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
     for scene in _scenes(kind):
         split = split_of(scene)
         if split is not None and _hash(repr(scene)) % ONE_OF.get(kind, 1) == 0:
-            found[split] += [Prompt(text, metadata_of(scene)) for text in texts_of(scene)]
-    return {split: sorted(made, key=lambda prompt: _hash(prompt.text)) for split, made in found.items()}
+            by_split[split] += [Prompt(text, metadata_of(scene)) for text in texts_of(scene)]
+    return {split: sorted(made, key=lambda prompt: _hash(prompt.text)) for split, made in by_split.items()}
 
 
 def texts_of(scene: Scene) -> list[str]:
@@ -213,8 +213,8 @@ def _phrase(asked: Asked) -> str:
     """A thing with its article or number: "a red apple", "three buses"."""
     if asked.count > 1:
         return f"{NUMBERS[asked.count]} {PLURALS[asked.name]}"
-    said = SAID.get(asked.name, asked.name)
-    named = said if asked.color is None else f"{asked.color} {said}"
+    name = SAID.get(asked.name, asked.name)
+    named = name if asked.color is None else f"{asked.color} {name}"
     return f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
 
 

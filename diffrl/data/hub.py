@@ -62,8 +62,8 @@ def read_dataset(name: str, column: str | None) -> Table:
             rows = load_dataset(dataset, config, split=split, features=features, **options)
     except (OSError, ValueError) as error:
         hint = " Name one: hub:NAME:CONFIG:SPLIT." if "Config name is missing" in str(error) else ""
-        said = cut(" ".join(str(error).split()), 500).rstrip(".")
-        raise ConfigError(f"The dataset {quote(dataset)} cannot be loaded: {said}.{hint}") from error
+        reason = cut(" ".join(str(error).split()), 500).rstrip(".")
+        raise ConfigError(f"The dataset {quote(dataset)} cannot be loaded: {reason}.{hint}") from error
     if isinstance(rows.features.get("source"), Image):  # of a folder of images, "source_file_name"
         rows = rows.cast_column("source", Image(decode=False))
     rows = rows.remove_columns(

@@ -83,11 +83,11 @@ def sample_path(clip: ClipSpec, rng: np.random.Generator, frames: int = FRAMES) 
     radius = rng.uniform(*RADIUS)
     travel = rng.uniform(*TRAVEL)
     edge = _REACH * radius + _MARGIN
-    place = []
+    points = []
     for step in MOTIONS[clip.motion]:
         low, high = edge + travel * max(0, -step), 1 - edge - travel * max(0, step)
-        place.append(rng.uniform(low, high) + step * travel * np.linspace(0, 1, frames))
-    return tuple(PlacedThing(clip.thing, float(x), float(y), radius) for x, y in zip(*place, strict=True))
+        points.append(rng.uniform(low, high) + step * travel * np.linspace(0, 1, frames))
+    return tuple(PlacedThing(clip.thing, float(x), float(y), radius) for x, y in zip(*points, strict=True))
 
 
 def _all_clips() -> list[ClipSpec]:

@@ -89,8 +89,8 @@ def words(split: Split) -> tuple[str, ...]:
         ConfigError: there is no such split.
     """
     require_split("ocr", split)
-    said = {word.strip(",.").lower() for place in PLACES for word in place.split()}
-    known = sorted({*short_words.VOCABULARY, *_LONGER.split()} - said, key=_digest)
+    common = {word.strip(",.").lower() for phrase in PLACES for word in phrase.split()}
+    known = sorted({*short_words.VOCABULARY, *_LONGER.split()} - common, key=_digest)
     held = round(_HELD_OUT * len(known))
     cuts = {"tune": (0, held), "report": (held, 2 * held), "train": (2 * held, len(known))}
     return tuple(known[slice(*cuts[split])])

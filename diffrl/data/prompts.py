@@ -278,8 +278,8 @@ def _take_source(record: dict[str, Any], where: str, folder: Path, known: set[st
     """The image that a record asks to edit, taken out of it: an absolute path, None if it names none."""
     named = {key: value for key in SOURCE_KEYS if is_image(value := record.get(key))}
     if len(named) > 1:
-        found = " and ".join(f"{key}: {quote(value)}" for key, value in named.items())
-        raise ConfigError(f"A prompt has one image to edit. {where} names {found}. Remove one of them.")
+        named_twice = " and ".join(f"{key}: {quote(value)}" for key, value in named.items())
+        raise ConfigError(f"A prompt has one image to edit. {where} names {named_twice}. Remove one of them.")
     for key, value in named.items():
         path = os.path.abspath(folder / record.pop(key))
         if path not in known:

@@ -41,9 +41,9 @@ def prompt_batch(
     """
     if per_iteration % world_size:
         raise ValueError(f"per_iteration {per_iteration} is not a multiple of world_size {world_size}")
-    own = per_iteration // world_size
+    per_rank = per_iteration // world_size
     indices = prompt_indices(len(prompts), per_iteration, seed, iteration)
-    groups = range(rank * own, (rank + 1) * own)
+    groups = range(rank * per_rank, (rank + 1) * per_rank)
     epochs = [(iteration * per_iteration + g) // len(prompts) for g in groups]
     taken = [
         captioned(prompts[indices[g]], f"{seed} {epoch} {indices[g]}") for g, epoch in zip(groups, epochs, strict=True)

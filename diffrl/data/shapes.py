@@ -95,12 +95,12 @@ def prompts(split: Split, kinds: Sequence[str] = tuple(LEVELS)) -> list[Prompt]:
 @cache
 def _texts(kind: str) -> Mapping[Split, Sequence[str]]:
     """The prompts of a kind in each split, in the order of their hashes."""
-    found: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[str]] = {split: [] for split in SPLITS}
     for scene in _scenes(kind, [Thing(color, shape) for color in COLORS for shape in SHAPES]):
         split, text = split_of(scene), format_prompt(scene)
         if split is not None and _hash(text) % ONE_OF.get(kind, 1) == 0:
-            found[split].append(text)
-    return {split: sorted(texts, key=_hash) for split, texts in found.items()}
+            by_split[split].append(text)
+    return {split: sorted(texts, key=_hash) for split, texts in by_split.items()}
 
 
 def scene_of(prompt: Prompt | str) -> SceneSpec:

@@ -141,20 +141,20 @@ def require_sources(
             require_ratio(source_size(path), size, quote(path))
 
 
-def require_ratio(found: tuple[int, int], wanted: tuple[int, int], name: str) -> None:
+def require_ratio(size: tuple[int, int], wanted: tuple[int, int], name: str) -> None:
     """Refuse an image that would be distorted when it is scaled to the size that is drawn.
 
     Args:
-        found: its height and width.
+        size: its height and width.
         wanted: those that are drawn.
         name: of its file.
 
     Raises:
         ConfigError: the ratios of their sides differ.
     """
-    ratio = (found[1] * wanted[0]) / (found[0] * wanted[1])
+    ratio = (size[1] * wanted[0]) / (size[0] * wanted[1])
     if not 1 / (1 + TOLERANCE) <= ratio <= 1 + TOLERANCE:
         raise ConfigError(
             "An image to edit must have the ratio of sides of model.width x model.height, to which it is scaled, "
-            f"{wanted[1]} x {wanted[0]}. {name} has {found[1]} x {found[0]}. Crop it, or change the model's size."
+            f"{wanted[1]} x {wanted[0]}. {name} has {size[1]} x {size[0]}. Crop it, or change the model's size."
         )

@@ -71,13 +71,13 @@ def parse_prompt(text: str) -> Sign:
     Raises:
         DiffrlError: it is no prompt of this world.
     """
-    found = _PROMPT.fullmatch(text)
-    if found is None or found.groups()[1:] not in PAIRS:
+    match = _PROMPT.fullmatch(text)
+    if match is None or match.groups()[1:] not in PAIRS:
         raise DiffrlError(
             'A prompt of the world of words is: the word "cat" in red on white; one colour of '
             f"{', '.join(DARK)}, the other of {', '.join(LIGHT)}. Got {text!r}."
         )
-    return Sign(*found.groups())
+    return Sign(*match.groups())
 
 
 def words(split: Split) -> tuple[str, ...]:
@@ -127,11 +127,11 @@ def render(sign: Sign, rng: np.random.Generator, spread: bool = False) -> NDArra
     y = HEIGHT / 2 + (LINES[int(rng.integers(len(LINES)))] if spread else 0)
     left = (WIDTH - CELL * len(sign.word)) / 2 if spread else CELL
     face = _face(FACES[int(rng.integers(len(FACES)))])
-    picture = Image.new("RGB", (WIDTH, HEIGHT), COLORS[sign.paper])
-    canvas = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (WIDTH, HEIGHT), COLORS[sign.paper])
+    canvas = ImageDraw.Draw(image)
     for i, letter in enumerate(sign.word.upper()):
         canvas.text((left + CELL * (i + 0.5), y), letter, COLORS[sign.ink], face, anchor="mm")
-    return np.asarray(picture)
+    return np.asarray(image)
 
 
 @lru_cache

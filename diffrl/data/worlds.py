@@ -59,8 +59,8 @@ def part_of(source: str) -> tuple[str, Split | None]:
     Files and datasets have no splits of their own; `data.prompts` divides them.
     """
     whole, _, part = source.rpartition("@")
-    found = next((split for split in SPLITS if whole and split == part), None)
-    return (source, None) if found is None else (whole, found)
+    part_split = next((split for split in SPLITS if whole and split == part), None)
+    return (source, None) if part_split is None else (whole, part_split)
 
 
 def column_of(whole: str) -> tuple[str, str | None]:
@@ -136,6 +136,6 @@ def noise_stream(source: str) -> str:
     Args:
         source: of the prompts.
     """
-    found = split_of(source)
-    split = part_of(source)[1] if found is None else found[1]
+    own_split = split_of(source)
+    split = part_of(source)[1] if own_split is None else own_split[1]
     return "eval" if split in (None, "tune") else f"eval {split}"

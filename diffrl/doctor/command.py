@@ -9,13 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffrl.doctor.machine import describe
+from diffrl.doctor.request import DoctorRequest
 from diffrl.doctor.rows import LONGEST, RUNNING, Budget, Outcome, read_answers, write_answers
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.registry import resolve
@@ -44,23 +45,6 @@ GRACE = 60.0
 """Seconds that a section may take beyond its time, for the row that it had begun."""
 
 
-@dataclass(frozen=True)
-class DoctorRequest:
-    """What `diffrl doctor` is asked for.
-
-    Args:
-        out: folder of the report, new or empty.
-        gpu: True needs a CUDA device, False stays on the CPU, None takes what is there.
-        minutes: in all; rows that would take longer are left out and say so.
-        sections: names of `SECTIONS`; empty means all.
-    """
-
-    out: Path
-    gpu: bool | None = None
-    minutes: float = 30.0
-    sections: Sequence[str] = ()
-
-
 def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome]:
     """Ask everything, and write doctor.json and doctor.md.
 
@@ -72,7 +56,8 @@ def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome
         ConfigError: no such section, or the folder is not empty.
         NotHereError: a CUDA device was asked for, and there is none.
     """
-    if unknown := sorted(set(request.sections) - SECTIONS.keys()):
+    sections = request.only or SECTIONS
+    if unknown := sorted(set(sections) - SECTIONS.keys()):
         raise ConfigError(f"--only must be one of {', '.join(SECTIONS)}. Got {show(unknown)}.")
     if request.out.exists() and (not request.out.is_dir() or any(request.out.iterdir())):
         raise ConfigError(f"--out must be new or empty. Got {request.out}. Name another folder.")
@@ -80,18 +65,18 @@ def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome
         raise NotHereError("--gpu needs a CUDA device. None was found. Leave it out to look at the CPU.")
     device = torch.device("cpu" if request.gpu is False or not torch.cuda.is_available() else "cuda")
     request.out.mkdir(parents=True, exist_ok=True)
-    start, budget, found = time.monotonic(), Budget(60 * request.minutes), []
-    for section in request.sections or SECTIONS:
+    start, budget, outcomes = time.monotonic(), Budget(60 * request.minutes), []
+    for section in sections:
         tell(TITLES[section])
         for outcome in _section(section, device, budget, request.out):
-            found.append(outcome)
+            outcomes.append(outcome)
             tell(f"  {outcome.status:<9} {outcome.name}: {outcome.measured}")
     report = {"machine": describe(device), "minutes": round((time.monotonic() - start) / 60, 1)}
-    rows = [asdict(outcome) for outcome in found]
+    rows = [asdict(outcome) for outcome in outcomes]
     (request.out / "doctor.json").write_text(json.dumps({**report, "rows": rows}, indent=2) + "\n", encoding="utf-8")
-    (request.out / "doctor.md").write_text(page(report, found), encoding="utf-8")
-    tell(f"{verdict(found)} The report is in {request.out / 'doctor.md'} and doctor.json beside it.")
-    return found
+    (request.out / "doctor.md").write_text(page(report, outcomes), encoding="utf-8")
+    tell(f"{verdict(outcomes)} The report is in {request.out / 'doctor.md'} and doctor.json beside it.")
+    return outcomes
 
 
 def _section(section: str, device: torch.device, budget: Budget, out: Path) -> Iterator[Outcome]:
@@ -99,8 +84,8 @@ def _section(section: str, device: torch.device, budget: Budget, out: Path) -> I
     file, log, limit = out / f".{section}.jsonl", out / f".{section}.log", max(0.0, budget.left)
     command = [sys.executable, *MAIN, section, device.type, str(limit), str(file)]
     shown, end = 0, time.monotonic() + limit + GRACE
-    with log.open("w", encoding="utf-8") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.2)
@@ -119,28 +104,28 @@ def _section(section: str, device: torch.device, budget: Budget, out: Path) -> I
     log.unlink(missing_ok=True)
 
 
-def verdict(found: Sequence[Outcome]) -> str:
+def verdict(outcomes: Sequence[Outcome]) -> str:
     """Say how many rows passed."""
-    count = Counter(outcome.status for outcome in found)
+    count = Counter(outcome.status for outcome in outcomes)
     failed = f"{count['fail']} failed" if count["fail"] else "none failed"
     return f"{count['pass']} rows passed, {failed}, {count['not here']} could not be asked here."
 
 
-def page(report: dict[str, Any], found: Sequence[Outcome]) -> str:
+def page(report: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     """Write the report as Markdown: what failed first, then every section as a table."""
     machine = "; ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
-    failed = [f"- **{o.section}, {o.name}**: {o.measured} (must be: {o.bound})" for o in found if o.status == "fail"]
+    failed = [f"- **{o.section}, {o.name}**: {o.measured} (must be: {o.bound})" for o in outcomes if o.status == "fail"]
     lines = [
         "# diffrl doctor",
         "",
-        f"{verdict(found)} It took {report['minutes']} minutes.",
+        f"{verdict(outcomes)} It took {report['minutes']} minutes.",
         "",
         f"Machine: {machine}.",
     ]
     lines += ["", "## What failed", "", *failed] if failed else []
-    for section in dict.fromkeys(outcome.section for outcome in found):
+    for section in dict.fromkeys(outcome.section for outcome in outcomes):
         lines += ["", f"## {TITLES[section]}", "", "| row | | measured | must be | s |", "|---|---|---|---|---:|"]
-        for o in found:
+        for o in outcomes:
             if o.section == section:
                 cells = (o.name, o.status, o.measured, o.bound, f"{o.seconds:.1f}")
                 lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")

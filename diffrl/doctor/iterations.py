@@ -20,16 +20,17 @@ from rich.console import Console
 from diffrl.bundled import find_recipe
 from diffrl.config.load import load_config
 from diffrl.config.schema import Config
+from diffrl.cost.gpus import rates_of
 from diffrl.cost.memory import LIBRARIES
 from diffrl.cost.plan import make_plan
-from diffrl.doctor.machine import describe, peak_tflops
+from diffrl.doctor.machine import describe
 from diffrl.doctor.models import write_random_pipeline
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
+from diffrl.lifecycle import train
 from diffrl.models.placement import ALIGNMENT
-from diffrl.models.published import PUBLISHED
-from diffrl.run.lifecycle import train
+from diffrl.models.published import published_pipeline
 from diffrl.tracking.metrics import read_metrics
 
 GIB = 2**30
@@ -100,8 +101,10 @@ def require_disk(size: Size, folder: Path) -> None:
     Raises:
         NotHereError: says how much is missing.
     """
+    published = published_pipeline(size.path)
+    assert published is not None
     with torch.device("meta"):
-        parts = [PUBLISHED[size.path].components[name].build() for name in ("transformer", "vae")]
+        parts = [published.components[name].build() for name in ("transformer", "vae")]
     wanted = 2 * 2 * sum(weight.numel() for part in parts for weight in part.parameters())
     free = shutil.disk_usage(folder).free
     if free < wanted:
@@ -110,13 +113,13 @@ def require_disk(size: Size, folder: Path) -> None:
 
 def real_config(size: Size, folder: Path, device: torch.device) -> Config:
     """Resolve the configuration of one iteration of a pipeline that was written to `folder`/pipeline."""
-    own = (
+    overrides = (
         f"model.path={folder / 'pipeline'}",
         f"model.device={device.type}",
         f"run.dir={folder / 'runs'}",
         "run.name=once",
     )
-    return load_config(find_recipe(size.recipe)[1], [*ONCE, *own, *size.overrides])
+    return load_config(find_recipe(size.recipe)[1], [*ONCE, *overrides, *size.overrides])
 
 
 def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
@@ -142,15 +145,15 @@ def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
         "evaluations": {n.removeprefix("evaluations/"): v for n, v in metrics.items() if n.startswith("evaluations/")},
         **_speed(plan.run_flops, seconds, device),
     }
-    told = [
+    parts = [
         f"ratio within {error:.1e} of 1",
         f"peak {peak.bytes / GIB:.2f} GiB, planned {planned / GIB:.2f} ({planned / peak.bytes - 1:+.0%})",
         f"{seconds['rollout']:.1f} s rollout, {seconds['update']:.1f} s update",
     ]
     if facts.get("mfu") is not None:
-        told.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
+        parts.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
     passed = error <= ERROR and abs(planned / peak.bytes - 1) <= CLOSE
-    return Found(passed, ", ".join(told), facts)
+    return Found(passed, ", ".join(parts), facts)
 
 
 def used_as_mapped(folder: Path) -> int:
@@ -167,7 +170,7 @@ def used_as_mapped(folder: Path) -> int:
 
 def _speed(flops: int | None, seconds: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Share of the GPU's peak rate that rollout and update reached, and the seconds that 40 % of it would take."""
-    peak = peak_tflops(describe(device)["device"], "bfloat16")
+    peak = rates_of(describe(device)["device"]).get("bfloat16")
     if flops is None or peak is None:
         return {}
     spent = seconds["rollout"] + seconds["update"]
@@ -211,5 +214,5 @@ class Peak:
 
 def _anonymous() -> int:
     """Resident bytes of this process that no file stands for."""
-    found = psutil.Process().memory_info()
-    return int(found.rss - found.shared)
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)

@@ -56,8 +56,8 @@ def choices(section: Any, name: str) -> tuple[str, ...]:
     """Return what a setting may be, of those that are words."""
 
     def words(kind: Any) -> tuple[str, ...]:
-        own = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-        return own or tuple(word for part in typing.get_args(kind) for word in words(part))
+        names = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+        return names or tuple(word for part in typing.get_args(kind) for word in words(part))
 
     return words(section.model_fields[name].annotation)
 
@@ -73,15 +73,15 @@ def _attention(family: str, path: Path, device: torch.device, backend: str) -> F
         raise NotHereError("it needs a CUDA device")
     exact = _pass(open_step(family, path, device, "bfloat16", attention="_native_math"))
     try:
-        found = _pass(open_step(family, path, device, "bfloat16", attention=backend))
+        result = _pass(open_step(family, path, device, "bfloat16", attention=backend))
     except ConfigError as error:
         if "always goes through PyTorch" in str(error):
             raise NotHereError(str(error)) from error
         raise
-    apart = [distance(one, other) for one, other in zip(found, exact, strict=True)]
+    apart = [distance(one, other) for one, other in zip(result, exact, strict=True)]
     bound = 4 * torch.finfo(torch.bfloat16).eps
-    told = f"velocity {apart[0]:.1e}, gradient {apart[1]:.1e}"
-    return Found(max(apart) <= bound, told, dict(zip(("velocity", "gradient"), apart, strict=True)))
+    message = f"velocity {apart[0]:.1e}, gradient {apart[1]:.1e}"
+    return Found(max(apart) <= bound, message, dict(zip(("velocity", "gradient"), apart, strict=True)))
 
 
 def _pass(step: Step) -> tuple[Tensor, list[Tensor]]:
@@ -108,8 +108,8 @@ def _base(path: Path, device: torch.device, precision: str) -> Found:
     apart, finite = distance(velocity, exact), all(bool(one.isfinite().all()) for one in gradient)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in seen))
     passed = apart <= BASE_ERROR[precision] and finite and seen == {torch.bfloat16}
-    told = f"velocity {apart:.1%}, {len(layers)} layers see {dtypes}, gradient {'finite' if finite else 'not finite'}"
-    return Found(passed, told, {"velocity": apart, "layers": len(layers), "dtypes": dtypes})
+    words = f"velocity {apart:.1%}, {len(layers)} layers see {dtypes}, gradient {'finite' if finite else 'not finite'}"
+    return Found(passed, words, {"velocity": apart, "layers": len(layers), "dtypes": dtypes})
 
 
 def _optimizer(kind: Literal["adamw", "adamw_8bit"], device: torch.device) -> Found:

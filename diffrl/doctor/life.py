@@ -82,8 +82,8 @@ class _Life:
         kept = sorted(one.name for one in first.parent.glob("step-*"))
         self._finish(self._command("train", "--resume", str(self.folder / "killed")))
         apart = distance(*(list(_weights(self.folder / name).values()) for name in ("killed", "whole")))
-        told = f"killed with {', '.join(kept)}; weights {apart:.1e} apart"
-        return Found(apart <= (0.0 if self.device.type == "cpu" else DRIFT), told, {"weights": apart})
+        message = f"killed with {', '.join(kept)}; weights {apart:.1e} apart"
+        return Found(apart <= (0.0 if self.device.type == "cpu" else DRIFT), message, {"weights": apart})
 
     def export(self) -> Found:
         """The whole run's LoRA in the stock pipeline, from the same noise."""
@@ -92,8 +92,8 @@ class _Life:
         ours, base = (self._ours(run) for run in (self.folder / "whole", None))
         stock = self._stock(out)
         apart, moved = float((stock - ours).abs().max()), float((ours - base).abs().mean())
-        told = f"{apart:.0f} of 255 apart at most; the run moved the image by {moved:.2f} on average"
-        return Found(apart <= 1 and moved > 0, told, {"levels": apart, "moved": moved})
+        message = f"{apart:.0f} of 255 apart at most; the run moved the image by {moved:.2f} on average"
+        return Found(apart <= 1 and moved > 0, message, {"levels": apart, "moved": moved})
 
     def two_ranks(self) -> Found:
         """The whole run on two processes."""
@@ -105,8 +105,8 @@ class _Life:
         return Found(apart <= DRIFT, f"weights {apart:.1e} apart", {"weights": apart})
 
     def _start(self, name: str, module: Sequence[str] = ("diffrl.cli",)) -> subprocess.Popen[str]:
-        own = (f"run.dir={self.folder}", f"run.name={name}", f"model.device={self.device.type}")
-        return self._command("train", str(find_recipe("quickstart")[1]), *SMALL, *own, module=module)
+        overrides = (f"run.dir={self.folder}", f"run.name={name}", f"model.device={self.device.type}")
+        return self._command("train", str(find_recipe("quickstart")[1]), *SMALL, *overrides, module=module)
 
     def _command(self, *arguments: str, module: Sequence[str] = ("diffrl.cli",)) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -125,19 +125,19 @@ class _Life:
             DiffrlError: it failed, or took too long.
         """
         try:
-            said, _ = process.communicate(timeout=LONGEST)
+            output, _ = process.communicate(timeout=LONGEST)
         except subprocess.TimeoutExpired as error:
             process.kill()
             process.communicate()
             raise DiffrlError(f"a command took longer than {LONGEST:.0f} s") from error
         if process.returncode:
-            lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+            lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
             raise DiffrlError(f"a command ended with {process.returncode}: {lines[-1]}")
 
     def _ours(self, run: Path | None) -> Tensor:
         """An image by diffrl, (1, 3, H, W) of 0 to 255: aligned by a run, or not."""
         from diffrl.models.loading import load_adapter
-        from diffrl.run.aligned import load_aligned
+        from diffrl.run.checkpoints import load_aligned
 
         adapter: Any
         if run is None:
@@ -160,9 +160,11 @@ class _Life:
         pipeline.load_lora_weights(lora)
         height = pipeline.transformer.config.sample_size
         latents = self._noise((pipeline.transformer.config.in_channels, height, height))
-        own = shipped_settings(pipeline_folder(PIPELINE))
-        said = pipeline(PROMPT, guidance_scale=1.0, num_inference_steps=STEPS, latents=latents, output_type="pt", **own)
-        return (said.images.float().cpu() * 255).round()  # type: ignore[no-any-return]
+        options = shipped_settings(pipeline_folder(PIPELINE))
+        made = pipeline(
+            PROMPT, guidance_scale=1.0, num_inference_steps=STEPS, latents=latents, output_type="pt", **options
+        )
+        return (made.images.float().cpu() * 255).round()  # type: ignore[no-any-return]
 
     def _noise(self, shape: Sequence[int]) -> Tensor:
         return torch.randn((1, *shape), generator=torch.Generator().manual_seed(NOISE)).to(self.device)
@@ -172,5 +174,5 @@ def _weights(run: Path) -> Mapping[str, Tensor]:
     """The policy after a run's last iteration, by name."""
     from safetensors.torch import load_file
 
-    found = load_file(run / f"checkpoints/step-{ITERATIONS:06d}/policy.safetensors")
-    return dict(sorted(found.items()))
+    weights = load_file(run / f"checkpoints/step-{ITERATIONS:06d}/policy.safetensors")
+    return dict(sorted(weights.items()))

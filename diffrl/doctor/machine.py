@@ -11,33 +11,15 @@ import psutil
 import torch
 
 from diffrl import __version__
-from diffrl.precision.backends.machine import PACKAGES, dotted, installed
+from diffrl.precision.choice import PACKAGES, dotted, installed
 
 LIBRARIES = ("diffusers", "transformers", "accelerate", "peft", "bitsandbytes", "xformers", *PACKAGES.values())
-
-PEAK_TFLOPS = {
-    "H200": {"bfloat16": 989, "fp8": 1979, "int8": 1979},
-    "H100 PCIe": {"bfloat16": 756, "fp8": 1513, "int8": 1513},
-    "H100 NVL": {"bfloat16": 835, "fp8": 1671, "int8": 1671},
-    "H100": {"bfloat16": 989, "fp8": 1979, "int8": 1979},
-    "B200": {"bfloat16": 2250, "fp8": 4500, "mxfp8": 4500, "int8": 4500, "nvfp4": 9000},
-    "A100": {"bfloat16": 312, "int8": 624},
-    "L40S": {"bfloat16": 362, "fp8": 733, "int8": 733},
-    "RTX 4090": {"bfloat16": 165, "fp8": 330, "int8": 661},
-}
-"""Dense peak rates by a part of the GPU's name, from NVIDIA's data sheets; the first that fits counts."""
-
-
-def peak_tflops(name: str, precision: str) -> float | None:
-    """Dense peak rate of a GPU in TFLOP/s (TOP/s of integers), None if it is not in the table."""
-    rates = next((rates for part, rates in PEAK_TFLOPS.items() if part in name), {})
-    return rates.get(precision)
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Say what the machine is, for the report: nothing in it names its owner."""
     cuda = device.type == "cuda"
-    versions = {name: found for name in LIBRARIES if (found := installed(name)) is not None}
+    versions = {name: number for name in LIBRARIES if (number := installed(name)) is not None}
     return {
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU ({platform.machine()})",
         "gpus": torch.cuda.device_count() if cuda else 0,

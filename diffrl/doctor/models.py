@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diffrl.models.families import FAMILIES
-from diffrl.models.families.hunyuan_video import GLYPH_TOKENS
 from diffrl.models.pipeline import PipelineAdapter
-from diffrl.models.placement import Placement
-from diffrl.models.published import PUBLISHED
-from diffrl.models.published_parts import Component, Published
+from diffrl.models.published import Component, Pipeline, published_pipeline
+from diffrl.models.random_weights import place_frozen, random_adapter, random_encodings
 from diffrl.models.tiny import build_pipeline, tiny_settings
 from diffrl.registry import resolve
+
+__all__ = ["CASES", "Case", "full_adapter", "random_encodings", "tiny_adapter", "write_random_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -94,75 +92,15 @@ def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
         device: where it is built.
         **changed: settings of its transformer that are not the published ones, as its number of layers.
     """
-    published, dtype = PUBLISHED[case.path], torch.bfloat16
-    network = published.components["transformer"]
-    network = replace(network, config={**network.config, **changed})
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            parts = {"transformer": network.build(), "vae": published.components["vae"].build()}
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return adapter_of(case.family, _pipeline(published, parts), dtype, device, case.size)
+    facts = FAMILIES[case.family]
+    return random_adapter(facts.adapter, facts, _published(case.path), torch.bfloat16, device, case.size, **changed)
 
 
-def _pipeline(published: Published, parts: Mapping[str, Any]) -> Any:
-    """A published pipeline made of these parts; those that are not given are None."""
-    import diffusers
-
-    pipeline_class = getattr(diffusers, published.pipeline)
-    names = [name for name in inspect.signature(pipeline_class.__init__).parameters if name != "self"]
-    given = {**dict.fromkeys(names), **parts, "scheduler": published.scheduler.build(), **published.options}
-    switches = {"boundary_ratio", "expand_timesteps", "force_zeros_for_empty_prompt"}
-    return pipeline_class(**{name: given[name] for name in names if name not in switches or given[name] is not None})
-
-
-def adapter_of(
-    family: str, pipeline: Any, dtype: torch.dtype, device: torch.device, size: Mapping[str, int]
-) -> PipelineAdapter:
-    """Put a pipeline behind its family's adapter, frozen."""
-    adapter: PipelineAdapter = resolve("model.family", {}, FAMILIES[family].adapter)(pipeline, dtype=dtype, **size)
-    for part in (pipeline.transformer, pipeline.vae):
-        part.requires_grad_(False).eval()
-    pipeline.set_progress_bar_config(disable=True)
-    adapter.place(Placement(device=device))
-    return adapter
-
-
-def random_encodings(adapter: Any, family: str, device: torch.device) -> dict[str, Tensor]:
-    """What the family's encoders would give for one prompt, in shape; the numbers are noise."""
-    if family == "wan_i2v":
-        return random_first_frame(adapter, device)
-    config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
-    widths["hunyuan_video"] = "text_embed_dim"
-    width = config[widths.get(family, "joint_attention_dim")]
-    shapes = {"prompt_embeds": (1, length + 77 * (family == "sd3"), width)}
-    if family in ("sd3", "flux", "flux_kontext"):
-        shapes["pooled"] = (1, config["pooled_projection_dim"])
-    if family == "hunyuan_video":
-        shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
-    if family in ("flux_kontext", "qwen_image_edit"):
-        shapes["source"] = (1, adapter.tokens, config["in_channels"])
-    generator = torch.Generator(device).manual_seed(0)
-    own = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-    if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
-        own["mask"] = torch.ones((1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool)
-    if family == "hunyuan_video":
-        own["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
-    if family in ("flux", "flux_kontext"):
-        return own
-    return own | {f"negative_{name}": tensor.clone() for name, tensor in own.items() if name != "source"}
-
-
-def random_first_frame(adapter: Any, device: torch.device) -> dict[str, Tensor]:
-    """The same of Wan's image to video: words, an encoded first frame, and CLIP's tokens if the network takes them."""
-    config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
-    shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
-    if config.image_dim is not None:
-        shapes["image_embeds"] = (1, 257, config.image_dim)
-    generator = torch.Generator(device).manual_seed(0)
-    return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+def _published(path: str) -> Pipeline:
+    known = published_pipeline(path)
+    if known is None:
+        raise LookupError(f"assets/published has no pipeline {path}")
+    return known
 
 
 def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
@@ -170,7 +108,8 @@ def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
     pipeline = build_pipeline(case.family, words, seed=0)
     options = tiny_settings(pipeline)
     small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
-    return adapter_of(case.family, pipeline, torch.float32, torch.device("cpu"), options), small
+    adapter_class = resolve("model.family", {}, FAMILIES[case.family].adapter)
+    return place_frozen(adapter_class(pipeline, dtype=torch.float32, **options), torch.device("cpu")), small
 
 
 SHORTER = {"num_hidden_layers": 1, "num_layers": 1}
@@ -189,19 +128,19 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
         words: of prompts.
         **changed: settings of its transformer that are not the published ones.
     """
-    published, tiny = PUBLISHED[path], build_pipeline(family, words, seed=0)
+    published, tiny = _published(path), build_pipeline(family, words, seed=0)
     parts: dict[str, Any] = {}
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for name, component in published.components.items():
-                own = changed if name.startswith("transformer") else {}
-                parts[name] = _shorter(name, component, tiny, own).build()
+                changes = changed if name.startswith("transformer") else {}
+                parts[name] = _shorter(name, component, tiny, changes).build()
     finally:
         torch.set_default_dtype(torch.float32)
     others = {name: part for name, part in tiny.components.items() if name not in parts and name != "scheduler"}
-    pipeline = _pipeline(published, {**others, **parts})
+    pipeline = published.assemble({**others, **parts})
     pipeline.save_pretrained(folder, max_shard_size="1GB")
     return folder
 

@@ -51,21 +51,21 @@ def _float32(family: str, path: Path, device: torch.device) -> Found:
     )
     unit = UNITS * torch.finfo(torch.float32).eps
     passed = apart["velocity"] <= unit and apart["updated"] <= unit and apart["gradient"] <= 4 * unit and levels <= 1
-    told = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
-    return Found(passed, f"{told}, images {levels:g}", {**apart, "image_levels": levels})
+    message = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
+    return Found(passed, f"{message}, images {levels:g}", {**apart, "image_levels": levels})
 
 
 def _bfloat16(family: str, path: Path, device: torch.device) -> Found:
     wanted = _numbers(open_step(family, path, CPU, "float32"), None)
-    found: dict[str, dict[str, float]] = {}
+    apart: dict[str, dict[str, float]] = {}
     for where, name in ((CPU, "cpu"), (device, "device")):
         numbers = _numbers(open_step(family, path, where, "bfloat16"), None)
-        found[name] = {key: distance(numbers[key], wanted[key]) for key in ("velocity", "gradient")}
+        apart[name] = {key: distance(numbers[key], wanted[key]) for key in ("velocity", "gradient")}
         images = torch.as_tensor(numbers["images"]).float().cpu() - torch.as_tensor(wanted["images"]).float()
-        found[name]["image_levels"] = float(images.abs().mean())
-    passed = all(found["device"][key] <= TIMES * found["cpu"][key] + 1e-6 for key in found["cpu"])
-    told = ", ".join(f"{key} {found['device'][key]:.1e} ({found['cpu'][key]:.1e})" for key in found["cpu"])
-    return Found(passed, f"{told}; in brackets on the CPU", found)
+        apart[name]["image_levels"] = float(images.abs().mean())
+    passed = all(apart["device"][key] <= TIMES * apart["cpu"][key] + 1e-6 for key in apart["cpu"])
+    message = ", ".join(f"{key} {apart['device'][key]:.1e} ({apart['cpu'][key]:.1e})" for key in apart["cpu"])
+    return Found(passed, f"{message}; in brackets on the CPU", apart)
 
 
 def _numbers(step: Step, at_once: int | None) -> dict[str, torch.Tensor | list[torch.Tensor]]:

@@ -14,9 +14,10 @@ from diffrl.doctor.tiny import WORDS, distance
 from diffrl.errors import NotHereError
 from diffrl.models.adapter import ModelAdapter, take_rows
 from diffrl.models.families import FAMILIES
-from diffrl.precision.backends.machine import machine_of
-from diffrl.precision.backends.table import PRECISION_BACKENDS, missing
+from diffrl.precision.choice import machine_of, missing
 from diffrl.precision.copies import make_copy
+from diffrl.precision.facts import ENGINES
+from diffrl.precision.formats import PRECISIONS
 
 BATCH = 4
 NEEDS = 20.0
@@ -28,10 +29,10 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
     cuda = device.type == "cuda"
     adapter = full_adapter(MEDIUM, device) if cuda else tiny_adapter(MEDIUM, list(WORDS))[0]
     encodings = random_encodings(adapter, MEDIUM.family, device)
-    for precision, engines in PRECISION_BACKENDS.items():
-        for engine in engines:
+    for precision, known in PRECISIONS.items():
+        for engine in known.runners:
             bound = "its layers, operands, shapes and numbers are as planned"
-            if cuda and engine != "emulated" and precision != "bfloat16":
+            if cuda and ENGINES[engine].real and known.low:
                 bound += "; its layers at least as fast as bfloat16's"
             work = partial(_copy, adapter, encodings, precision, engine, device)
             yield Row(f"{precision}, {engine}", bound, work, NEEDS * cuda)
@@ -62,11 +63,11 @@ def _copy(adapter: ModelAdapter, encodings: Any, precision: str, engine: str, de
         "kernels": list(report.kernels or ()),
         "notes": list(report.notes),
     }
-    told = [f"velocity {apart:.1%} from the network's"]
+    parts = [f"velocity {apart:.1%} from the network's"]
     if report.flops_quantised is not None:
-        told.append(f"{report.flops_quantised:.0%} of operations")
+        parts.append(f"{report.flops_quantised:.0%} of operations")
     if report.speed_up is not None:
-        told.append(f"{report.speed_up:.2f} times as fast as bfloat16")
+        parts.append(f"{report.speed_up:.2f} times as fast as bfloat16")
     if report.kernels:
-        told.append("kernels: " + ", ".join(report.kernels)[:160])
-    return Found(report.speed_up is None or report.speed_up >= 1.0, "; ".join(told), facts)
+        parts.append("kernels: " + ", ".join(report.kernels)[:160])
+    return Found(report.speed_up is None or report.speed_up >= 1.0, "; ".join(parts), facts)

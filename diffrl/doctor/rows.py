@@ -108,8 +108,8 @@ def answer(section: str, row: Row, budget: Budget) -> Outcome:
     start, facts = time.perf_counter(), {}
     status: Status
     try:
-        found = row.work()
-        status, measured, facts = "pass" if found.passed else "fail", found.measured, found.facts
+        result = row.work()
+        status, measured, facts = "pass" if result.passed else "fail", result.measured, result.facts
     except NotHereError as error:
         status, measured = "not here", _first_line(error)
     except (DiffrlError, RewardError) as error:
@@ -135,12 +135,12 @@ def read_answers(file: Path) -> list[Outcome]:
     """Read what `write_answers` wrote, the last of each row; an unfinished last line is left out."""
     if not file.is_file():
         return []
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             outcome = Outcome(**json.loads(line))
-            found[outcome.name] = outcome
-    return list(found.values())
+            outcomes[outcome.name] = outcome
+    return list(outcomes.values())
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from diffrl.cost.gpus import rates_of
 from diffrl.cost.meter import PhaseClock
-from diffrl.doctor.machine import Meter, describe, peak_tflops
+from diffrl.doctor.machine import Meter, describe
 from diffrl.doctor.models import SPEED_CASES, Case, full_adapter, random_encodings, tiny_adapter
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import WORDS
@@ -29,9 +30,9 @@ from diffrl.functional.losses import clipped_surrogate
 from diffrl.models.adapter import take_rows
 from diffrl.models.families import FAMILIES
 from diffrl.models.placement import compile_blocks
-from diffrl.precision.backends.machine import machine_of
-from diffrl.precision.backends.table import PRECISION_BACKENDS, missing
+from diffrl.precision.choice import machine_of, missing
 from diffrl.precision.copies import make_copy
+from diffrl.precision.formats import PRECISIONS
 from diffrl.precision.observe import flops_coverage, uncounted_note
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler, denoise
@@ -78,20 +79,20 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
 
 def _measurements(bench: Bench, budget: Budget) -> Iterator[tuple[str, Callable[[], dict[str, Any]], float]]:
     """What is measured of a model: its name, the work, the seconds that it needs."""
-    own, cuda = str(bench.adapter.dtype).removeprefix("torch."), bench.device.type == "cuda"
-    yield f"explore, {own}", lambda: bench.rate(explore, budget.share(6), own), 0.0
-    yield f"regenerate, {own}", lambda: bench.rate(regenerate, budget.share(6), own), 0.0
-    yield f"update, {own}", bench.update, 0.0
+    dtype, cuda = str(bench.adapter.dtype).removeprefix("torch."), bench.device.type == "cuda"
+    yield f"explore, {dtype}", lambda: bench.rate(explore, budget.share(6), dtype), 0.0
+    yield f"regenerate, {dtype}", lambda: bench.rate(regenerate, budget.share(6), dtype), 0.0
+    yield f"update, {dtype}", bench.update, 0.0
     yield "tree against chains", bench.tree, 0.0
-    for precision in ("fp8", "nvfp4", "int8"):
+    for precision in (name for name, known in PRECISIONS.items() if known.low):
         yield f"explore, {precision}", partial(bench.low, precision, budget), COMPILING * cuda
     if cuda:
 
         def compiled() -> dict[str, Any]:
             compile_blocks(bench.policy.inner)
-            return bench.rate(explore, budget.share(1), own)
+            return bench.rate(explore, budget.share(1), dtype)
 
-        yield f"explore, {own}, compiled", compiled, COMPILING
+        yield f"explore, {dtype}, compiled", compiled, COMPILING
 
 
 def _no_time() -> Found:
@@ -106,8 +107,8 @@ def _found(work: Callable[[], dict[str, Any]]) -> Found:
         "mfu": "{:.0%} of the peak", "decode_seconds": "decoding {:.3g} s a sample", "push_seconds": "push {:.3g} s",
         "seconds_per_edge": "{:.3g} s a trained step", "saved": "the tree saves {:.0%}", "peak_gib": "peak {:.1f} GiB",
     }  # fmt: skip
-    told = [form.format(facts[name]) for name, form in forms.items() if facts.get(name) is not None]
-    return Found(True, ", ".join(told), facts)
+    parts = [form.format(facts[name]) for name, form in forms.items() if facts.get(name) is not None]
+    return Found(True, ", ".join(parts), facts)
 
 
 class Bench:
@@ -173,7 +174,7 @@ class Bench:
         _, peak = self.meter(lambda: self.draw(how, samples, noisy, decode_batch=samples, clock=clock, **options))
         seconds = clock.seconds["explore" if how is explore else "rollout"]
         tflops = samples * self.case.steps * self.calls * self.flops / seconds / 1e12
-        at_most = peak_tflops(describe(self.device)["device"], precision)
+        at_most = rates_of(describe(self.device)["device"]).get(precision)
         return {
             "samples": samples,
             "samples_per_second": samples / seconds,
@@ -190,20 +191,19 @@ class Bench:
         Raises:
             NotHereError: no engine computes it for real on this machine.
         """
-        reasons = {
-            e: missing(precision, e, machine_of(self.device)) for e in PRECISION_BACKENDS[precision] if e != "emulated"
-        }
+        machine = machine_of(self.device)
+        reasons = {name: missing(precision, name, machine) for name in PRECISIONS[precision].real_runners()}
         engine = next((name for name, reason in reasons.items() if reason is None), None)
         if engine is None:
             raise NotHereError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
         source, exclude = self.policy.inner, FAMILIES[self.case.family].exclude
         copy = make_copy(source, precision, engine, exclude, self.device, compile=self.device.type == "cuda")
         with copy.in_place_of(self.adapter):
-            found = self.rate(explore, budget.share(2), precision)
+            rate = self.rate(explore, budget.share(2), precision)
         pushed, _ = self.meter(lambda: copy.push(source))
         engine += ", compiled" * copy.report.compiled
         quantised = {"push_seconds": pushed, "parameters_quantised": copy.report.parameters_quantised}
-        return found | quantised | {"engine": engine}
+        return rate | quantised | {"engine": engine}
 
     def update(self) -> dict[str, Any]:
         """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""

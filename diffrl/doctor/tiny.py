@@ -96,9 +96,9 @@ def open_step(family: str, folder: Path, device: torch.device, dtype: str, **pla
     return step
 
 
-def distance(found: Tensor | list[Tensor], wanted: Tensor | list[Tensor]) -> float:
+def distance(computed: Tensor | list[Tensor], wanted: Tensor | list[Tensor]) -> float:
     """Root mean square of a difference, in units of what was wanted."""
-    a, b = (torch.cat([x.detach().double().cpu().flatten() for x in listed(y)]) for y in (found, wanted))
+    a, b = (torch.cat([x.detach().double().cpu().flatten() for x in listed(y)]) for y in (computed, wanted))
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 

@@ -16,7 +16,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
-from diffrl.files import follow_umask
+from diffrl.files import follow_umask, require_empty
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
@@ -24,8 +24,7 @@ from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
 from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
-from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
 from diffrl.run.directory import open_run_dir
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.metrics import read_metrics
@@ -109,8 +108,8 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
         what = "pipeline"
     (out / "README.md").write_text(model_card(model, out, tuple(files)), encoding="utf-8")
     follow_umask(out)
-    said = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
-    lines = [*model.messages, said, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
+    message = f"{what} of iteration {model.checkpoint.step} written to {out}, with a model card."
+    lines = [*model.messages, message, *([f"For ComfyUI: {' and '.join(files)}."] if files else [])]
     return [*lines, f"For peft: {' and '.join(sorted(f.name for f in out.glob('peft*')))}."] if peft else lines
 
 
@@ -175,11 +174,11 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
 def _stock_call(model: AlignedModel) -> tuple[str, str]:
     """What a stock call that draws what the run drew wants: lines before it, and its arguments."""
     config, adapter, facts = model.config, model.adapter, model.config.model.facts
-    given = {name: value for name, value in config.model.options.items() if value is not None}
+    explicit = {name: value for name, value in config.model.options.items() if value is not None}
     options: dict[str, Any] = {
         facts.guidance_argument: config.eval.guidance_scale + facts.guidance_offset,
         **shipped_settings(pipeline_folder(config.model.path)),
-        **given,
+        **explicit,
         **dict(facts.stock_options),
     }
     lines = "".join("\n" + line.format(options.pop(name)) for name, line in facts.stock_lines if name in options)
@@ -236,10 +235,10 @@ def _origin(config: Config) -> str:
 def _prompt_notes(run_dir: Path) -> list[str]:
     """What the run's record says of its prompts: cut, trained on and evaluated, beyond what a reward can score."""
     try:
-        said = read_object(run_dir / "environment.json", missing={}).get("prompts")
+        noted = read_object(run_dir / "environment.json", missing={}).get("prompts")
     except ConfigError:  # a damaged record takes no weights from anybody
-        said = None
-    return ["## Prompts", "", *(f"- {line}" for line in said), ""] if isinstance(said, list) and said else []
+        noted = None
+    return ["## Prompts", "", *(f"- {line}" for line in noted), ""] if isinstance(noted, list) and noted else []
 
 
 def _gains(model: AlignedModel) -> list[str]:

@@ -27,14 +27,14 @@ from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
 from diffrl.export.variety import draw_several, variety
+from diffrl.files import require_empty
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
-from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
-from diffrl.run.choose import Choice
+from diffrl.run.checkpoints import AlignedModel, open_run_model
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.terminal.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
@@ -125,16 +125,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
         "evaluate",
         request.run,
         request.model,
-        {
-            "--height": request.height,
-            "--width": request.width,
-            "--frames": request.frames,
-            "--family": request.family,
-            "--dtype": request.dtype != "float32",
-            "--variant": request.variant,
-            "--lora": request.lora,
-        },
-        Choice(request.step, request.best),
+        request.only_of_model,
+        request.choice,
     )
     if request.base and request.run is None:
         raise ConfigError("--base goes with --run: a pipeline has no weights before alignment. Got --model. Remove it.")
@@ -173,7 +165,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                     pulse.SCORED: of_rewards,
                 },
             )
-            found = evaluate(
+            evaluation = evaluate(
                 Ranks(),
                 setting.adapter,
                 encode,
@@ -183,36 +175,36 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 setting.decode_batch,
                 stream,
             )
-            _require_scores(found, tell)
+            _require_scores(evaluation, tell)
             varied = None
             if request.variety is not None:
                 images = first[guidance] if weights == "base" else several(settings, request.variety)
                 varied = variety(images, first.get(guidance))
             step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
-            row = measured(found, settings, setting.source, len(setting.prompts), weights, step, state, varied)
+            row = measured(evaluation, settings, setting.source, len(setting.prompts), weights, step, state, varied)
             if request.out is not None:
-                _keep(found, request.out / row.label, setting)
+                _keep(evaluation, request.out / row.label, setting)
             if request.run is not None:
                 _write_down(row, request.run)
             yield row
 
 
-def _require_scores(found: Evaluation, tell: Callable[[str], None]) -> None:
+def _require_scores(result: Evaluation, tell: Callable[[str], None]) -> None:
     """Tell why samples have no score.
 
     Raises:
         GuardStop: none has.
     """
-    first = next((f"{p.text!r}: {e}" for p, e in zip(found.prompts, found.table.errors, strict=True) if e), "")
-    if not any(found.counts.values()):
-        raise GuardStop(f"None of the {found.failed} samples could be scored. The first is {first.rstrip('.')}.")
+    first = next((f"{p.text!r}: {e}" for p, e in zip(result.prompts, result.table.errors, strict=True) if e), "")
+    if not any(result.counts.values()):
+        raise GuardStop(f"None of the {result.failed} samples could be scored. The first is {first.rstrip('.')}.")
     if first:
-        tell(f"{found.failed} samples could not be scored. The first is {first}")
+        tell(f"{result.failed} samples could not be scored. The first is {first}")
 
 
 def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     device, rewards = choose_device(request.device), _rewards(request)
-    run = open_run_model(directory, device, Choice(request.step, request.best))
+    run = open_run_model(directory, device, request.choice)
     config, source = run.config, request.prompts or run.config.prompts.held_out
     settings, fps = _replaced(config.eval, request), config.model.frame_rate
     listed = read_prompts(source)
@@ -279,13 +271,13 @@ def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
         chosen = choose(request.reward, request.option or ())
     except RewardError as error:
         raise ConfigError(str(error)) from error
-    return tuple(RewardSettings(name=c.name, label=c.label, options=dict(c.options)) for c in chosen)
+    return tuple(settings.model_copy(update={"weight": 1.0}) for settings in chosen)
 
 
 def _replaced(settings: EvalSettings, request: EvaluateRequest) -> EvalSettings:
     """Settings with what the command line gives in their place."""
-    given = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
-    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+    requested = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
+    return settings.model_copy(update={name: value for name, value in requested.items() if value is not None})
 
 
 def _guidances(request: EvaluateRequest, default: float) -> list[float]:
@@ -304,17 +296,17 @@ def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
     require_sources(setting.family, setting.adapter, {setting.source: prompts})
 
 
-def _keep(found: Evaluation, folder: Path, setting: _Setting) -> None:
+def _keep(result: Evaluation, folder: Path, setting: _Setting) -> None:
     """Write a row's samples as `diffrl generate` does, their rewards beside them."""
     folder.mkdir(parents=True)
     fps = find_family(setting.family).fps
-    values = {name: column.tolist() for name, column in {**found.table.raw, **found.table.parts}.items()}
+    values = {name: column.tolist() for name, column in {**result.table.raw, **result.table.parts}.items()}
     with (folder / SAMPLES).open("w", encoding="utf-8") as index:
-        for i, (picture, prompt, address) in enumerate(zip(found.images, found.prompts, found.addresses, strict=True)):
+        for i, (image, prompt, address) in enumerate(zip(result.images, result.prompts, result.addresses, strict=True)):
             scores = {name: column[i] if column[i] == column[i] else None for name, column in values.items()}
-            place = (address.group, address.root, address.seed)
-            beside = {"rewards": scores, "notes": found.table.notes_of(i)}
-            write_sample(folder, index, picture, prompt, *place, fps, beside)
+            key = (address.group, address.root, address.seed)
+            beside = {"rewards": scores, "notes": result.table.notes_of(i)}
+            write_sample(folder, index, image, prompt, *key, fps, beside)
 
 
 def _write_down(row: Measured, run: Path) -> None:

@@ -78,7 +78,7 @@ class Measured:
 
 
 def measured(
-    found: Evaluation,
+    evaluation: Evaluation,
     settings: EvalSettings,
     source: str,
     listed: int,
@@ -88,23 +88,23 @@ def measured(
     variety: Mapping[str, float] | None = None,
 ) -> Measured:
     """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
-    split, keys = split_of(source), [prompt.key for prompt in found.prompts]
+    split, keys = split_of(source), [prompt.key for prompt in evaluation.prompts]
     return Measured(
         weights=weights,
         iteration=iteration,
         digest=digest,
         prompts=source,
         split=None if split is None else split[1],
-        prompts_left=max(0, listed - len(found.prompts)),
-        n=len(found.prompts) - found.failed,
-        failed=found.failed,
+        prompts_left=max(0, listed - len(evaluation.prompts)),
+        n=len(evaluation.prompts) - evaluation.failed,
+        failed=evaluation.failed,
         guidance_scale=settings.guidance_scale,
         steps=settings.steps,
         solver=settings.solver,
         noise_stream=noise_stream(source),
         noise_seed=settings.seed,
-        means=found.means,
-        intervals={name: interval(values, keys) for name, values in found.table.raw.items()},
+        means=evaluation.means,
+        intervals={name: interval(values, keys) for name, values in evaluation.table.raw.items()},
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         variety=variety,
     )
@@ -126,13 +126,13 @@ def interval(values: Tensor, prompts: Sequence[Hashable]) -> tuple[float, float]
     known = [(value, prompt) for value, prompt in zip(values.tolist(), prompts, strict=True) if math.isfinite(value)]
     if not known:
         return None
-    found = clustered_estimate(*zip(*known, strict=True))
-    if found.low is None or found.high is None:
+    estimate = clustered_estimate(*zip(*known, strict=True))
+    if estimate.low is None or estimate.high is None:
         return None
-    if found.sd == 0 and found.mean in (0.0, 1.0):
-        far = Z * Z / (found.n + Z * Z)
-        return (0.0, far) if found.mean == 0 else (1.0 - far, 1.0)
-    return found.low, found.high
+    if estimate.sd == 0 and estimate.mean in (0.0, 1.0):
+        far = Z * Z / (estimate.n + Z * Z)
+        return (0.0, far) if estimate.mean == 0 else (1.0 - far, 1.0)
+    return estimate.low, estimate.high
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:

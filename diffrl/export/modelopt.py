@@ -17,20 +17,19 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
-from diffrl.files import follow_umask, write_json
+from diffrl.files import follow_umask, require_empty, write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
-from diffrl.precision.backends.machine import installed
-from diffrl.precision.backends.modelopt import quantise_quietly
-from diffrl.precision.backends.table import MODELOPT
-from diffrl.precision.layers import choose_layers
+from diffrl.precision.building import choose_layers
+from diffrl.precision.choice import machine_of, missing_package
+from diffrl.precision.engines.modelopt import quantise_quietly
+from diffrl.precision.facts import ENGINES
 from diffrl.precision.weights import merged_copy, refuse_quantised
 from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
-from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
 
 CALIBRATION_PROMPTS = 128
 STATE_FILE = "modelopt.pth"
@@ -86,9 +85,8 @@ def export_quantised(
     """
     if form not in FORMATS:
         raise ConfigError(f"--format must be one of diffusers, {', '.join(FORMATS)}. Got {form!r}.")
-    version = installed("nvidia-modelopt")
-    if version is None or version < MODELOPT["modelopt"]:
-        raise ConfigError(f"--format {form} needs nvidia-modelopt 0.47 or more. Run: pip install 'diffrl[modelopt]'.")
+    if reason := missing_package(ENGINES["modelopt"], machine_of(choose_device("auto"))):
+        raise ConfigError(f"--format {form}: {reason}.")
     require_empty(out, "--out")
     model = load_aligned(run, choose_device("auto"), choice)
     adapter: Any = model.adapter

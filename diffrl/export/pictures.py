@@ -16,7 +16,7 @@ from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice, require_choice
+from diffrl.run.checkpoints import NEWEST, Choice, require_choice
 from diffrl.tracking.index import DRAWN_SOURCES, source_file
 from diffrl.trees.write import keep_source
 from reward_models.media import save_media, to_pil
@@ -48,10 +48,10 @@ def require_run_or_model(
         got = "neither. Add one" if run is None else "both. Remove one"
         raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both. Got {got}.")
     if run is not None and any(only_of_model.values()):
-        names, given = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
+        names, named = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
         raise ConfigError(
-            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {given}. "
-            f"Remove {given}."
+            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {named}. "
+            f"Remove {named}."
         )
     require_choice(choice, run)
 
@@ -105,7 +105,7 @@ def open_pipeline(
 def write_sample(
     folder: Path,
     index: TextIO,
-    picture: Tensor,
+    image: Tensor,
     prompt: Prompt,
     group: int,
     number: int,
@@ -118,7 +118,7 @@ def write_sample(
     Args:
         folder: of the pictures.
         index: samples.jsonl, open for writing.
-        picture: (3, H, W) or (F, 3, H, W) uint8.
+        image: (3, H, W) or (F, 3, H, W) uint8.
         prompt: what it was drawn for.
         group: the prompt's place in the list.
         number: of the sample, among those of its prompt.
@@ -126,11 +126,11 @@ def write_sample(
         fps: frames per second of videos.
         beside: more for the line.
     """
-    name = f"{group:04d}-{number}.{'png' if picture.ndim == 3 else 'webp'}"
-    if picture.ndim == 3:
-        to_pil(picture).save(folder / name)
+    name = f"{group:04d}-{number}.{'png' if image.ndim == 3 else 'webp'}"
+    if image.ndim == 3:
+        to_pil(image).save(folder / name)
     else:
-        save_media(picture, folder / name, fps or 16.0)
+        save_media(image, folder / name, fps or 16.0)
     if (copy := source_file(prompt.beside, DRAWN_SOURCES)) is not None and prompt.source is not None:
         keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}

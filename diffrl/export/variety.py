@@ -61,8 +61,8 @@ def variety(images: Tensor, base: Tensor | None) -> dict[str, float]:
         pixels in [0, 1] to the base's picture from the same noise.
     """
     scorer = load_reward("diversity")
-    spread = [scorer(RewardBatch(own, [""] * len(own))).raw for own in images]
-    found = {"diversity": float(torch.cat(spread).nanmean())}
+    spread = [scorer(RewardBatch(batch, [""] * len(batch))).raw for batch in images]
+    measures = {"diversity": float(torch.cat(spread).nanmean())}
     if base is not None:
-        found["distance"] = float(((images.float() - base.float()) / 255).square().mean().sqrt())
-    return found
+        measures["distance"] = float(((images.float() - base.float()) / 255).square().mean().sqrt())
+    return measures

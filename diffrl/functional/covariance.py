@@ -54,10 +54,10 @@ def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tenso
     _, sibling = torch.unique(child, return_inverse=True)
     children = int(sibling.max()) + 1 if len(a) else 0
     m, total = _sums(torch.ones_like(a), node, nodes), _sums(a, node, nodes)
-    own_m, own = (_sums(column, sibling, children)[sibling] for column in (torch.ones_like(a), a))
+    own_m, own_a = (_sums(column, sibling, children)[sibling] for column in (torch.ones_like(a), a))
     others = m[node] - own_m
     pairs = _sums(others, node, nodes)  # ordered ones, m^2 - sum of m_c^2
-    weight = (others * a - (total[node] - own)) / pairs[node].clamp_min(1)
+    weight = (others * a - (total[node] - own_a)) / pairs[node].clamp_min(1)
     wide = (-1, *[1] * (x.ndim - 1))
     centre = x.new_zeros((nodes, *x.shape[1:])).index_add_(0, node, x) / m.float().clamp_min(1).view(wide)
     spread = weight.float().view(wide) * (x - centre[node])

@@ -263,10 +263,10 @@ def group_mean(values: Tensor, cell: Tensor, counts: Tensor) -> Tensor:
     if values.ndim != 1 or not values.shape == cell.shape == counts.shape:
         shapes = [tuple(tensor.shape) for tensor in (values, cell, counts)]
         raise ValueError(f"values, cell and counts must all be (B,). Got {shapes}.")
-    groups, place = torch.unique(cell, return_inverse=True)
+    groups, index = torch.unique(cell, return_inverse=True)
     none = values.new_zeros(len(groups), dtype=torch.float32)
-    total = none.index_add(0, place, torch.where(counts, values.detach().float(), 0.0))
-    return (total / none.index_add(0, place, counts.float()).clamp_min(1.0))[place]
+    total = none.index_add(0, index, torch.where(counts, values.detach().float(), 0.0))
+    return (total / none.index_add(0, index, counts.float()).clamp_min(1.0))[index]
 
 
 def _mean_distance(v: Tensor, target: Tensor) -> Tensor:

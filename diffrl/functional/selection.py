@@ -152,11 +152,11 @@ def random_choice(rewards: Tensor, keep: int, order: Tensor) -> Selection:
         ValueError: `rewards` is not (N,), `keep` is outside [1, N], or `order` is no permutation of the candidates.
     """
     ranked = _sort(rewards, keep)
-    drawn = order.tolist() if order.ndim == 1 else []
-    if sorted(drawn) != list(range(len(rewards))):
+    rows = order.tolist() if order.ndim == 1 else []
+    if sorted(rows) != list(range(len(rewards))):
         raise ValueError(f"order must be a permutation of 0..{len(rewards) - 1}. Got {order.tolist()}.")
     scored = set(ranked.scored)
-    return _selection([(i, "random") for i in drawn if i in scored][:keep], ranked, rewards, keep)
+    return _selection([(i, "random") for i in rows if i in scored][:keep], ranked, rewards, keep)
 
 
 def select_all(rewards: Tensor) -> Selection:

@@ -105,25 +105,25 @@ def find_turning_points(
 ) -> tuple[TurningPoints, Turns]:
     """`turning_point_rewards`, and on which paths the steps turn."""
     check_forest(parent, values=values, leaf_reward=leaf_reward, leaf_weight=leaf_weight, group=group)
-    worth, step = values.double(), step_rewards(values, parent).double()
+    value, step = values.double(), step_rewards(values, parent).double()
     leaf, node = paths(parent, torch.nonzero(leaf_mask(parent) & leaf_reward.isfinite()).flatten())
     origin = parent[node]
     end = leaf_reward.double()[leaf]
-    gain = end - worth[root_of(parent)[leaf]]
+    gain = end - value[root_of(parent)[leaf]]
     first = parent[origin] < 0
     turns = _agree(step[node], gain) & (first | _agree(-step[origin], gain))
     if constraint:
-        turns &= _agree(step[node], end - worth[node])
+        turns &= _agree(step[node], end - value[node])
 
-    long_term = (end - worth[origin])[turns]
+    long_term = (end - value[origin])[turns]
     group_of = torch.zeros_like(leaf) if group is None else group[leaf]
     kept = _balanced(long_term, group_of[turns]) if balance else torch.ones_like(long_term, dtype=torch.bool)
     replaced = turns.clone()
     replaced[turns] = kept
 
     weight = torch.ones_like(end) if leaf_weight is None else leaf_weight.double()[leaf]
-    extra = (end - worth[origin] - step[node]).where(replaced, 0.0)
-    zeros = torch.zeros_like(worth)
+    extra = (end - value[origin] - step[node]).where(replaced, 0.0)
+    zeros = torch.zeros_like(value)
     below = zeros.index_add(0, node, weight)  # 0 where no leaf could be scored: 0 / 0 is NaN there
     rewards = step + zeros.index_add(0, node, weight * extra) / below
     positive, negative = int((long_term > 0).sum()), int((long_term < 0).sum())

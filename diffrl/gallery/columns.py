@@ -187,7 +187,7 @@ def thinned(states: Sequence[State], kept: Sequence[State] = (), most: int = OFF
     """Of many states about `most`: the first, the last, evenly many between, and those of `kept`."""
     every = max(1, -(-len(states) // most))
     keys = {state.key for state in kept}
-    return [s for place, s in enumerate(states) if place % every == 0 or place == len(states) - 1 or s.key in keys]
+    return [s for i, s in enumerate(states) if i % every == 0 or i == len(states) - 1 or s.key in keys]
 
 
 def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
@@ -226,7 +226,7 @@ def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | Non
     """The first held-out reward of the first run that has one, else "total", else the first; None without any."""
     for column in columns:
         if isinstance(column.source, RunSource):
-            found = [name for name in first_rewards(column.source) if name in names]
-            if found:
-                return found[0]
+            held_out = [name for name in first_rewards(column.source) if name in names]
+            if held_out:
+                return held_out[0]
     return "total" if "total" in names else names[0] if names else None

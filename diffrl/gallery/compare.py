@@ -165,9 +165,9 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
     for by, named in LADDER:
         if best is not None and best.rows and FOLDER not in streams:
             break
-        found = _join(columns, [named(briefs, stream) for briefs, stream in zip(columns, streams, strict=True)], by)
-        if best is None or len(found.unmatched) < len(best.unmatched):
-            best = found
+        joined = _join(columns, [named(briefs, stream) for briefs, stream in zip(columns, streams, strict=True)], by)
+        if best is None or len(joined.unmatched) < len(best.unmatched):
+            best = joined
     if best is None:
         raise ValueError("match needs at least one column")
     return best._replace(rows=_pictures_first(best.rows, columns))
@@ -182,26 +182,26 @@ def likeness(matched: Matched, streams: Sequence[str]) -> str:
 
 def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]], by: str) -> Matched:
     tables: list[dict[Hashable, Brief]] = []
-    for briefs, own in zip(columns, names, strict=True):
-        backwards = zip(reversed(own), reversed(briefs), strict=True)  # of equal names the first stays
+    for briefs, keys in zip(columns, names, strict=True):
+        backwards = zip(reversed(keys), reversed(briefs), strict=True)  # of equal names the first stays
         tables.append({name: brief for name, brief in backwards if name is not None})
     rows: list[Row] = []
     shared, absent = [0] * len(tables), len(tables) - min(2, len(tables))
-    for name in dict.fromkeys(name for own in names for name in own):
-        found = [table.get(name) for table in tables]
-        there = [place for place, brief in enumerate(found) if brief is not None]
-        if len(found) - len(there) > absent or not there:
+    for name in dict.fromkeys(name for keys in names for name in keys):
+        briefs_of_row = [table.get(name) for table in tables]
+        there = [column for column, brief in enumerate(briefs_of_row) if brief is not None]
+        if len(briefs_of_row) - len(there) > absent or not there:
             continue
-        shown = [tables[place][name] for place in there]
+        shown = [tables[column][name] for column in there]
         edited = {PurePosixPath(one.source).name for one in shown if one.source is not None}
         if len({one.key[0] for one in shown} - {""}) > 1 or len(edited) > 1:  # one file name, and other prompts
             continue
-        for place in there:
-            shared[place] += 1
-        ids = tuple([None if brief is None else brief.id for brief in found])
-        values = tuple([None if brief is None else finite(brief.value) for brief in found])
+        for column in there:
+            shared[column] += 1
+        ids = tuple([None if brief is None else brief.id for brief in briefs_of_row])
+        values = tuple([None if brief is None else finite(brief.value) for brief in briefs_of_row])
         rows.append(Row(len(rows), shown[0].key[0], ids, values, source=shown[0].source))
-    return Matched(rows, by, [place for place, count in enumerate(shared) if not count])
+    return Matched(rows, by, [column for column, count in enumerate(shared) if not count])
 
 
 def pictured(
@@ -215,8 +215,8 @@ def pictured(
         places: of the columns that count; None for all.
     """
     counting = range(len(columns)) if places is None else places
-    kept = {place: {brief.id for brief in columns[place] if brief.pictured} for place in counting}
-    return [row for row in rows if all(row.ids[place] in own for place, own in kept.items())]
+    kept = {column: {brief.id for brief in columns[column] if brief.pictured} for column in counting}
+    return [row for row in rows if all(row.ids[column] in ids for column, ids in kept.items())]
 
 
 def standing(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
@@ -226,15 +226,15 @@ def standing(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Ro
         rows: of `match`.
         columns: what it was given.
     """
-    chosen = [{brief.id for brief in own if brief.representative is False} for own in columns]
-    return [row for row in rows if not any(one in own for one, own in zip(row.ids, chosen, strict=True))]
+    chosen = [{brief.id for brief in briefs if brief.representative is False} for briefs in columns]
+    return [row for row in rows if not any(one in briefs for one, briefs in zip(row.ids, chosen, strict=True))]
 
 
 def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
     """Rows whose pictures were all kept before the others, or a reader would open a page of gaps; numbered anew."""
     kept = {row.order for row in pictured(rows, columns)}
     ordered = sorted(rows, key=lambda row: row.order not in kept)
-    return [row._replace(order=place) for place, row in enumerate(ordered)]
+    return [row._replace(order=order) for order, row in enumerate(ordered)]
 
 
 def alike(rows: Sequence[Row], order: int | None) -> list[Row]:
@@ -301,8 +301,8 @@ def summarise(rows: Sequence[Row], lower: bool = False) -> Summary:
 
 def judgement(change: float, lower: bool = False) -> int:
     """1 for the better, -1 for the worse, 0 for rounding."""
-    worth = improvement(change, lower)
-    return (worth > SAME) - (worth < -SAME)
+    gain = improvement(change, lower)
+    return (gain > SAME) - (gain < -SAME)
 
 
 def only(rows: Sequence[Row], shown: str, lower: bool = False) -> list[Row]:

@@ -93,8 +93,8 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
 def _so_far(track: Track, added: str) -> list[tuple[str, str]]:
     lines = []
     for column, name in (("network_evaluations", "network evaluations"), ("cost/evaluations", "cost of training")):
-        if (found := track.last(column)) is not None:
-            lines.append((name, f"{found:,.0f} so far"))
+        if (last := track.last(column)) is not None:
+            lines.append((name, f"{last:,.0f} so far"))
     for column in ("decodes", "reward_calls"):
         if column in track.columns:
             lines.append((column.replace("_", " "), f"{sum(track.columns[column].numbers()):,.0f} {added}"))
@@ -109,7 +109,7 @@ def _numbers(data: object) -> dict[str, float]:
     """The numbers of a mapping that somebody may have written by hand."""
     if not isinstance(data, dict):
         return {}
-    return {str(name): found for name, value in data.items() if (found := finite(value)) is not None}
+    return {str(name): number for name, value in data.items() if (number := finite(value)) is not None}
 
 
 def _below(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -117,8 +117,8 @@ def _below(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def _added(track: Track, prefix: str) -> dict[str, float]:
-    found = {name: column.numbers() for name, column in track.columns.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): sum(values) for name, values in found.items() if values}
+    columns = {name: column.numbers() for name, column in track.columns.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): sum(values) for name, values in columns.items() if values}
 
 
 def _largest(values: Mapping[str, float]) -> list[tuple[str, float]]:

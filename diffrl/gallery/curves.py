@@ -67,17 +67,17 @@ def points_of(track: Track, name: str) -> list[Point]:
     total, contiguous = sum(column.values), len(column.rows) == column.rows[-1] - column.rows[0] + 1
     if total == total and (sparse or contiguous):  # the common case, by far the quickest
         return list(zip(column.rows, column.values, strict=True))
-    found: list[Point] = []
+    points: list[Point] = []
     after, gap = 0, True  # no gap before the first value
     for row, value in zip(column.rows, column.values, strict=True):
         if not gap and (value != value or (row > after and not sparse)):
-            found.append((row if value != value else after, math.nan))
+            points.append((row if value != value else after, math.nan))
             gap = True
         if value == value:
-            found.append((row, value))
+            points.append((row, value))
             gap = False
         after = row + 1 if value == value else after
-    return found[:-1] if found and gap else found
+    return points[:-1] if points and gap else points
 
 
 def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
@@ -96,7 +96,7 @@ def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
     for worst, best in ((np.inf, np.argmin), (-np.inf, np.argmax)):
         chosen.update((starts + best(np.where(empty, worst, filled), axis=1))[~empty.all(axis=1)].tolist())
     chosen.update((starts + empty.argmax(axis=1))[empty.any(axis=1)].tolist())
-    return [points[place] for place in sorted(chosen) if place < len(points)]
+    return [points[i] for i in sorted(chosen) if i < len(points)]
 
 
 def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] | None = None) -> list[Line]:
@@ -107,7 +107,7 @@ def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] |
         tracks: of the runs.
         colours: places of the runs in the palette, by their keys; None takes them in their order.
     """
-    found = []
+    lines = []
     for t, track in enumerate(tracks):
         for c, column in enumerate(panel.columns):
             points = points_of(track, column)
@@ -116,10 +116,10 @@ def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] |
             several = len(tracks) > 1
             name = panel.name(column)
             label = name if not several else track.title if len(panel.columns) == 1 else f"{track.title} · {name}"
-            own = (colours or {}).get(track.key, t)
-            colour, dash = (own, c if len(panel.columns) > 1 else own) if several else (c, c)
-            found.append(Line(t, column, plain(label), colour, dash, points))
-    return found
+            of_run = (colours or {}).get(track.key, t)
+            colour, dash = (of_run, c if len(panel.columns) > 1 else of_run) if several else (c, c)
+            lines.append(Line(t, column, plain(label), colour, dash, points))
+    return lines
 
 
 def plain(text: str) -> str:
@@ -153,8 +153,8 @@ def page_data(
     the number of points that a line was cut down to, None if none was.
     """
     limit = max(200, min(LIMIT, BUDGET // max(1, sum(map(len, lines.values())))))
-    thinned = any(len(line.points) > limit for found in lines.values() for line in found)
-    drawn = []
+    thinned = any(len(line.points) > limit for of_panel in lines.values() for line in of_panel)
+    shown = []
     for panel in panels:
         entries = []
         bands = [track.along(panel.band) for track in tracks] if panel.band else []
@@ -165,7 +165,7 @@ def page_data(
             if bands:
                 entry["band"] = [_short(bands[line.track][row], panel.scale) for row, _ in points]
             entries.append(entry)
-        drawn.append({"id": panel.id, "unit": panel.unit, "marks": panel.evaluated, "lines": entries})
+        shown.append({"id": panel.id, "unit": panel.unit, "marks": panel.evaluated, "lines": entries})
     axes = {
         name: [[_short(value) for value in track.along(column)] for track in tracks]
         for name, (column, _) in AXES.items()
@@ -173,7 +173,7 @@ def page_data(
     words = {name: word for name, (_, word) in AXES.items()}
     changes = [track.changed_rows for track in tracks]
     thinnest = limit if thinned else None
-    return {"x": x, "words": words, "axes": axes, "panels": drawn, "changes": changes, "thinned": thinnest}
+    return {"x": x, "words": words, "axes": axes, "panels": shown, "changes": changes, "thinned": thinnest}
 
 
 def is_drawn(value: float | None) -> TypeGuard[float]:

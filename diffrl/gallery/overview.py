@@ -91,7 +91,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
 
 def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
     """Of rows with images those that stand for all; none where an older index does not say why they were kept."""
-    known = all(brief.representative is not None for own in briefs for brief in own if brief.pictured)
+    known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.pictured)
     return standing(kept, briefs) if known else []
 
 
@@ -104,13 +104,13 @@ def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[
     whole = [column for column in columns if column.state.stage == "eval" and column.state.samples == samples]
     if course is None or len(whole) < 2:
         return {}
-    found, streams = {}, [column.stream for column in columns]
+    estimates, streams = {}, [column.stream for column in columns]
     for one in course.headline:
         rows = match([source.briefs(column.state, one.name) for column in columns], streams).rows
         change = paired_change(rows)
         if change is not None and change.low is not None:
-            found[one.name] = change
-    return found
+            estimates[one.name] = change
+    return estimates
 
 
 def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
@@ -174,13 +174,13 @@ def mixed(run: RunSource) -> list[str]:
 
 def led_out(run: RunSource) -> list[str]:
     """Sentences on folders of pictures that are links out of the run: nothing is shown of them."""
-    told = []
+    notes = []
     for folder in (PICTURES, TREES):
         try:
             run.place(folder)
         except GalleryError as error:
-            told.append(str(error))
-    return told
+            notes.append(str(error))
+    return notes
 
 
 def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
@@ -194,13 +194,13 @@ def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """A JSON object as names and texts, names joined by dots; what is null is left out."""
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     for name, value in tree.items():
         if isinstance(value, Mapping) and prefix.count(".") < DEEP:
-            found += flat(value, f"{prefix}{name}.")
+            entries += flat(value, f"{prefix}{name}.")
         elif value is not None:
-            found.append((f"{prefix}{name}", text(value)))
-    return found
+            entries.append((f"{prefix}{name}", text(value)))
+    return entries
 
 
 def text(value: object) -> str:

@@ -178,23 +178,23 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
         runs: how many lines each column gives; where a panel would be crowded, each column gets its own.
     """
     left = [column for column in columns if column not in AXIS_COLUMNS]
-    found = _rewards(left, "held_out/", HELD_OUT, ALWAYS)
+    panels = _rewards(left, "held_out/", HELD_OUT, ALWAYS)
     if "reward/mean" in left:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"
-        found.append(Panel("reward", TRAINING, "Training reward", *what, band=band))
+        panels.append(Panel("reward", TRAINING, "Training reward", *what, band=band))
     if "reward/selected_mean" in left:
         what = ("reward/selected_mean",), "weighted reward", "mean of the samples chosen of the pool, its extremes"
-        found.append(Panel("selected", TRAINING, "Reward of the chosen samples", *what))
-    own = [column for column in left if column not in ("reward/mean", "reward/std", "reward/selected_mean")]
-    found += _rewards(own, "reward/", TRAINING, "mean of the batch, in the scorer's units")
+        panels.append(Panel("selected", TRAINING, "Reward of the chosen samples", *what))
+    of_training = [column for column in left if column not in ("reward/mean", "reward/std", "reward/selected_mean")]
+    panels += _rewards(of_training, "reward/", TRAINING, "mean of the batch, in the scorer's units")
     for panel in KNOWN:
         chosen = tuple(column for wanted in panel.columns for column in _matching(wanted, left))
         if chosen:
-            found.append(replace(panel, columns=chosen))
-    taken = {column for panel in found for column in panel.columns}
-    found += [Panel(column, FURTHER, column, (column,), fold=FURTHER) for column in left if column not in taken]
-    return [part for panel in found for part in _uncrowded(panel, runs)]
+            panels.append(replace(panel, columns=chosen))
+    taken = {column for panel in panels for column in panel.columns}
+    panels += [Panel(column, FURTHER, column, (column,), fold=FURTHER) for column in left if column not in taken]
+    return [part for panel in panels for part in _uncrowded(panel, runs)]
 
 
 def _matching(wanted: str, columns: Sequence[str]) -> list[str]:
@@ -207,13 +207,13 @@ def _rewards(columns: Sequence[str], prefix: str, section: str, note: str) -> li
     """A panel a reward, since each has units of its own; parts of a reward are folded away."""
     names = [column for column in columns if column.startswith(prefix)]
     parents = {name: next((other for other in names if name.startswith(f"{other}/")), "") for name in names}
-    found = []
+    panels = []
     for name in names:
         title, parent = name.removeprefix(prefix), parents[name].removeprefix(prefix)
         fold = f"Parts of {parent}" if parent else ""
         title = title if parent else f"{section.removesuffix(' rewards')} {title}"
-        found.append(Panel(name, section, title, (name,), "score", "" if parent else note, fold))
-    return sorted(found, key=lambda panel: bool(panel.fold))
+        panels.append(Panel(name, section, title, (name,), "score", "" if parent else note, fold))
+    return sorted(panels, key=lambda panel: bool(panel.fold))
 
 
 def _uncrowded(panel: Panel, runs: int) -> list[Panel]:

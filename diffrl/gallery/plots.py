@@ -105,13 +105,13 @@ def panels_svg(
         warnings.simplefilter("ignore")  # a font without a character of some name is the viewer's affair
         columns = min(columns, len(panels))
         rows = -(-len(panels) // columns)
-        drawn = [lines_of(panel, tracks, colours) for panel in panels]
-        under = max(below(lines, look) for lines in drawn)
+        lines_by_panel = [lines_of(panel, tracks, colours) for panel in panels]
+        under = max(below(lines, look) for lines in lines_by_panel)
         tall = look.height + under
         wide, high = look.width * columns, tall * rows + (TITLE if title else 0)
         figure = Figure(figsize=(wide, high), facecolor=PAPER)
         canvas = FigureCanvasSVG(figure)
-        for n, (panel, lines) in enumerate(zip(panels, drawn, strict=True)):
+        for n, (panel, lines) in enumerate(zip(panels, lines_by_panel, strict=True)):
             left = n % columns * look.width + look.left
             bottom = (rows - 1 - n // columns) * tall + look.bottom + under
             width = look.width - look.left - look.right - beside(lines, look)
@@ -145,7 +145,7 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
         track, colour = tracks[line.track], PALETTE[line.colour % len(PALETTE)]
         places = track.along(column)
         placed = [(places[row], value, row) for row, value in thin(line.points, FINE) if is_drawn(places[row])]
-        xs = [place for place, _, _ in placed]
+        xs = [at_x for at_x, _, _ in placed]
         ys = [value * panel.scale if is_drawn(value) else math.nan for _, value, _ in placed]
         style = {"color": colour, "linestyle": DASHES[line.dash % len(DASHES)], "linewidth": 1.5}
         marker = "o" if panel.evaluated else "." if len(xs) <= MANY else None
@@ -198,7 +198,7 @@ def inline(svg: str, prefix: str) -> str:
     colours = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "none"}
     colours |= {colour: f"var(--series-{i})" for i, colour in enumerate(PALETTE)}
     styles = re.compile(r'style="[^"]*"')
-    return styles.sub(lambda found: _themed(found[0], colours), element)
+    return styles.sub(lambda match: _themed(match[0], colours), element)
 
 
 def _themed(style: str, colours: dict[str, str]) -> str:

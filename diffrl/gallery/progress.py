@@ -138,14 +138,14 @@ def read_rows(
     except OSError as error:
         raise GalleryError(f"The metrics in {path} cannot be read: {error}.", 503) from error
     lines, unfinished = lines[:-1], lines[-1:]
-    marked = {place for place, line in enumerate(lines) if b'"held_out/' in line}
+    marked = {i for i, line in enumerate(lines) if b'"held_out/' in line}
     every = max(1, -(-(len(lines) - 1) // (POINTS - 1)))
     thinned = {*range(0, len(lines), every), *range(len(lines))[-1:]}
     evaluations: list[tuple[int, dict[str, float | None]]] = []
     training: list[tuple[int, float]] = []
     done = broken = 0
-    for place in sorted(marked | thinned):
-        row = _row(lines[place])
+    for i in sorted(marked | thinned):
+        row = _row(lines[i])
         if row is None:
             broken += 1
             continue
@@ -153,7 +153,7 @@ def read_rows(
         held = {name.removeprefix(HELD_OUT): finite(value) for name, value in row.items() if name.startswith(HELD_OUT)}
         if held:
             evaluations.append((row["iteration"], held))
-        if (mean := finite(row.get("reward/mean"))) is not None and place in thinned:
+        if (mean := finite(row.get("reward/mean"))) is not None and i in thinned:
             training.append((row["iteration"], mean))
     if unfinished and (row := _row(unfinished[0])):
         done = max(done, row["iteration"])
@@ -207,8 +207,8 @@ def recipe(run: RunSource) -> tuple[str, object] | None:
     """Return the configuration but for seed, name and place as text, and the seed; None where it cannot be read."""
     try:
         config = _config(run.read_text("config.yaml"))
-        own = {key: value for key, value in config["run"].items() if key not in ("seed", "name", "dir")}
-        return json.dumps({**config, "run": own}, sort_keys=True, default=str), config["run"].get("seed")
+        run_section = {key: value for key, value in config["run"].items() if key not in ("seed", "name", "dir")}
+        return json.dumps({**config, "run": run_section}, sort_keys=True, default=str), config["run"].get("seed")
     except (GalleryError, OSError, TypeError, KeyError, AttributeError, ValueError):
         return None
 
@@ -226,7 +226,7 @@ def _config(text: str) -> Any:
         return None
 
 
-def said(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
+def log_messages(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
     """log.txt: alarms of guards and sentinel with how often each came, the last first; and the other lines."""
     lines = [line.strip() for line in run.read_text("log.txt").splitlines() if line.strip()]
     counts = Counter(line for line in reversed(lines) if ALARM.search(line))  # keeps the order of first sight
@@ -255,7 +255,7 @@ def is_among(locks: str, device: int, number: int) -> bool:
     major, minor = os.major(device), os.minor(device)
     end = f"{major:02x}:{minor:02x}:{number}" if major else f":{number}"
     places = [line.split()[5] for line in locks.splitlines() if "FLOCK" in line and len(line.split()) > 5]
-    return any(place == end or (not major and place.endswith(end)) for place in places)
+    return any(entry == end or (not major and entry.endswith(end)) for entry in places)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

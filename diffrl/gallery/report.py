@@ -17,7 +17,7 @@ from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import finite, three
 from diffrl.gallery.overview import before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json, text
 from diffrl.gallery.panels import FIDELITY, panels_of
-from diffrl.gallery.progress import Progress, progress, said, updates_once
+from diffrl.gallery.progress import Progress, log_messages, progress, updates_once
 from diffrl.gallery.report_parts import PAIRS, figures, pairs, tree_part
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
@@ -71,12 +71,12 @@ def report_values(run: RunSource) -> dict[str, Any]:
     problems += [track.problem] if track.problem else []
     course = _course(run, problems)
     changes = course.headline if course else []
-    alarms, notes = said(run)
-    drawn, constant = figures(track, updates_once(run))
-    found = before_and_after(run, PAIRS)
-    problems += [*led_out(run), *mixed(run), *missing(course, found)]
-    shown, words = pairs(run, found, [change.name for change in changes])
-    known = intervals(run, found, course)
+    alarms, notes = log_messages(run)
+    curves, constant = figures(track, updates_once(run))
+    first_pairs = before_and_after(run, PAIRS)
+    problems += [*led_out(run), *mixed(run), *missing(course, first_pairs)]
+    shown, words = pairs(run, first_pairs, [change.name for change in changes])
+    known = intervals(run, first_pairs, course)
     return {
         "run": run,
         "status": status(course, summary),
@@ -86,7 +86,7 @@ def report_values(run: RunSource) -> dict[str, Any]:
         "pairs": shown,
         "pairs_words": words,
         "intervals": known,
-        "figures": drawn,
+        "figures": curves,
         "first_figures": FIRST_FIGURES,
         "constant": constant,
         "tree": tree_part(run),
@@ -115,25 +115,25 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:
     """Metrics of the exploring stage: name; first, last and mean value, lowest and highest."""
-    found = []
+    rows = []
     for panel in panels_of(columns_of([track])):
         if panel.section != FIDELITY:
             continue
         for line in lines_of(panel, [track]):
             values = [value for _, value in line.points if value == value]
             numbers = (values[0], values[-1], sum(values) / len(values), min(values), max(values))
-            found.append((line.label, [three(value) for value in numbers]))
-    return found
+            rows.append((line.label, [three(value) for value in numbers]))
+    return rows
 
 
 def precision_lines(precision: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What precision.json says in short."""
-    found = [(name.replace("_", " "), text(precision[name])) for name in PRECISION if precision.get(name) is not None]
+    lines = [(name.replace("_", " "), text(precision[name])) for name in PRECISION if precision.get(name) is not None]
     for name in ("parameters_quantised", "flops_quantised"):
         if (share := finite(precision.get(name))) is not None:
-            found.append((name.replace("_", " "), f"{share:.1%}"))
+            lines.append((name.replace("_", " "), f"{share:.1%}"))
     notes = precision.get("notes")
-    return found + [("note", text(note)) for note in (notes if isinstance(notes, list) else [])]
+    return lines + [("note", text(note)) for note in (notes if isinstance(notes, list) else [])]
 
 
 def sentinel(track: Track) -> list[tuple[int, int]]:
@@ -146,7 +146,7 @@ def resumptions(environment: Mapping[str, Any]) -> list[str]:
     """A sentence a resumption: what differs from the run's start."""
     entries = environment.get("resumed")
     began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
-    told = []
+    sentences = []
     for n, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
         entry = entry if isinstance(entry, dict) else {}
         now = dict(flat({k: v for k, v in entry.items() if k not in ("run_id", "changed")}))
@@ -155,8 +155,8 @@ def resumptions(environment: Mapping[str, Any]) -> list[str]:
         changed = entry["changed"] if isinstance(entry.get("changed"), dict) else {}
         other += [f"{key} {text(values.get('is'))} (was {text(values.get('was'))})" for key, values in changed.items()
                   if isinstance(values, dict)]  # fmt: skip
-        told.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
-    return told
+        sentences.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
+    return sentences
 
 
 def _course(run: RunSource, problems: list[str]) -> Progress | None:

@@ -56,12 +56,12 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
 
 
-def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+def pairs(run: RunSource, chosen_pairs: Pairs, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
     """The first samples of the first and the last evaluation beside each other, and a sentence.
 
     Args:
         run: whose they are.
-        found: the first `PAIRS` of them.
+        chosen_pairs: the first `PAIRS` of them.
         rewards: that stand below the pictures; "total" if there are none.
     """
     shown = [
@@ -70,14 +70,14 @@ def pairs(run: RunSource, found: Pairs, rewards: Sequence[str]) -> tuple[list[di
             "source": _source(run, [cell.sample for cell in view.cells]),
             "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells],
         }
-        for view in found.views
+        for view in chosen_pairs.views
         if len(view.cells) == 2
     ]
-    words = list(found.notes)
+    words = list(chosen_pairs.notes)
     if shown:
-        first, last = (column.label for column in found.columns)
-        chosen = "kept whatever they scored" if found.unselected else "of those whose images were kept"
-        words.append(f"The first {len(shown)} samples of {first} and {last}: {found.likeness}, {chosen}.")
+        first, last = (column.label for column in chosen_pairs.columns)
+        chosen = "kept whatever they scored" if chosen_pairs.unselected else "of those whose images were kept"
+        words.append(f"The first {len(shown)} samples of {first} and {last}: {chosen_pairs.likeness}, {chosen}.")
     return shown, " ".join(words)
 
 
@@ -114,7 +114,7 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
     """
     from diffrl.gallery.plots import IN_PAGE, inline, panels_svg
 
-    found: list[tuple[Panel, Markup]] = []
+    shown: list[tuple[Panel, Markup]] = []
     constant: list[tuple[Panel, float | None]] = []
     for n, panel in enumerate(panels_of(columns_of([track]))):
         if panel.fold or (panel.section not in ALWAYS and panel.id not in DRAWN):
@@ -123,8 +123,8 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
         if len(values) == 1 and panel.section not in ALWAYS:
             constant.append((panel, values.pop()))
         else:  # matplotlib escapes the texts of an SVG
-            found.append((panel, Markup(inline(panels_svg([panel], [track], "iteration", look=IN_PAGE), f"f{n}"))))
-    return found, unmoved(constant, once)
+            shown.append((panel, Markup(inline(panels_svg([panel], [track], "iteration", look=IN_PAGE), f"f{n}"))))
+    return shown, unmoved(constant, once)
 
 
 def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
@@ -132,9 +132,9 @@ def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
     if not constant:
         return ""
     words = "; ".join(f"{panel.title} {brief(value)}" for panel, value in constant)
-    own = [panel.title for panel, _ in constant if panel.id in OWN_POLICY]
-    which = "these" if len(own) == len(constant) else ", ".join(own)
-    why = f" With one update an iteration, {which} are measured before it." if own and once else ""
+    of_policy = [panel.title for panel, _ in constant if panel.id in OWN_POLICY]
+    which = "these" if len(of_policy) == len(constant) else ", ".join(of_policy)
+    why = f" With one update an iteration, {which} are measured before it." if of_policy and once else ""
     return f"Not plotted, because they stayed at one value: {words}.{why}"
 
 
@@ -149,12 +149,12 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         from diffrl.gallery.trees.splits import pictures
         from diffrl.gallery.trees.story import story
 
-        picture, told = _pictures(run.path / TREES / record.name), story(record)
+        picture, paragraphs = _pictures(run.path / TREES / record.name), story(record)
         figure = tree_figure(record, picture)
-        shown = [one.strip for one in told if one.strip is not None]
+        shown = [one.strip for one in paragraphs if one.strip is not None]
         strips = {node: [pair for pair in pictures(record.nodes[node], picture) if pair[1]] for node in shown}
         css = TREE_FIGURE_CSS
-        return {"figure": figure, "css": css, "record": record, "story": told, "strips": strips, "why": torn}
+        return {"figure": figure, "css": css, "record": record, "story": paragraphs, "strips": strips, "why": torn}
     except DiffrlError as error:
         return {"figure": None, "why": str(error)}
 
@@ -172,14 +172,14 @@ def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
     first: TreeRecord | None = None
     looked = 0
     for iteration in sorted({iteration for iteration, _ in kept}):
-        found = []
+        records = []
         for group in (group for n, group in kept if n == iteration):
             try:
-                found.append(read_tree(run_dir, iteration, group))
+                records.append(read_tree(run_dir, iteration, group))
             except DiffrlError as error:
                 torn.append(str(error))
-        looked += bool(found)
-        best = max(found, key=_spread, default=None)
+        looked += bool(records)
+        best = max(records, key=_spread, default=None)
         first = first or best
         if best is not None and _spread(best) > 0:
             first = best

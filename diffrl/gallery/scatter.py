@@ -105,13 +105,13 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     if not tied:
         return None
     points = [
-        Point(x, y, own, judgement(y - x, lower), any(row.order in pictured for row in own))
-        for (x, y), own in tied.items()
+        Point(x, y, of_point, judgement(y - x, lower), any(row.order in pictured for row in of_point))
+        for (x, y), of_point in tied.items()
     ]
-    found = [score for place in tied for score in place]
-    low, high, ticks = axis(min(found), max(found))
-    drawn = sorted(points[:MOST], key=lambda point: -len(point.rows))
-    return Scatter(reward, drawn, len(points), sum(map(len, tied.values())), low, high, ticks, lower)
+    values = [score for pair in tied for score in pair]
+    low, high, ticks = axis(min(values), max(values))
+    shown = sorted(points[:MOST], key=lambda point: -len(point.rows))
+    return Scatter(reward, shown, len(points), sum(map(len, tied.values())), low, high, ticks, lower)
 
 
 def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:

@@ -14,7 +14,8 @@ from reward_models.common.errors import RewardError
 from reward_models.scoring.cache import Score, ScoreCache, default_path
 
 if TYPE_CHECKING:
-    from reward_models.scoring.choices import Choice, Loaded
+    from reward_models.scoring.choices import Loaded
+    from reward_models.settings import RewardSettings
 
 
 class FolderScores:
@@ -66,25 +67,25 @@ class FolderScores:
         failed = next((score.error for score in scores if score.error), None)
         return self._problems.get(label) or failed or "nothing was to be scored."
 
-    def score(self, choice: Choice, loaded: Loaded | str, entries: Sequence[Entry], cache: ScoreCache) -> None:
+    def score(self, choice: RewardSettings, loaded: Loaded | str, entries: Sequence[Entry], cache: ScoreCache) -> None:
         """Score images with one reward; `loaded` is the reason where it could not be loaded."""
         from reward_models.scoring.checks import check_items
         from reward_models.scoring.items import peek
         from reward_models.scoring.run import score_items
 
         if isinstance(loaded, str):
-            self._problems[choice.label] = loaded
+            self._problems[choice.key] = loaded
             return
         if not loaded.scorer.spec.higher_is_better:
-            self.lower |= {choice.label}
+            self.lower |= {choice.key}
         items = [entry.item for entry in entries]
         peeks = [peek(item.path) for item in items]
         try:
             check_items([loaded], items, peeks)
             for entry, row in zip(entries, score_items([loaded], items, peeks, cache), strict=True):
-                self._known.setdefault(entry.mark, {})[choice.label] = row.scores[choice.label]
+                self._known.setdefault(entry.mark, {})[choice.key] = row.scores[choice.key]
         except (Exception, SystemExit) as error:  # a stranger's scorer may raise anything; the others go on
-            self._problems[choice.label] = _said(error)
+            self._problems[choice.key] = _said(error)
 
 
 def score_folders(
@@ -119,23 +120,23 @@ def score_folders(
             f"--reward scores folders of images; runs have their own scores. Got --reward {names[0]} and no folder. "
             "Give a folder too, or leave --reward out."
         )
-    known = {folder: FolderScores([choice.label for choice in choices]) for folder in folders}
+    known = {folder: FolderScores([choice.key for choice in choices]) for folder in folders}
     with ScoreCache(cache or default_path()) as store:
         for choice in choices:
             loaded = _loaded(choice)
             for folder, scores in known.items():
-                say(f"Scoring {folder.title} with {choice.label}.")
+                say(f"Scoring {folder.title} with {choice.key}.")
                 scores.score(choice, loaded, folder.readable(), store)
                 folder.scores = scores
-            reasons = [scores.why_nothing(choice.label) for scores in known.values()]
+            reasons = [scores.why_nothing(choice.key) for scores in known.values()]
             if None not in reasons:
                 why = str(reasons[0]).rstrip(".")
                 raise ConfigError(
-                    f"--reward {choice.label} scored nothing: {why}. Leave it out, or give a folder it can score."
+                    f"--reward {choice.key} scored nothing: {why}. Leave it out, or give a folder it can score."
                 )
 
 
-def _loaded(choice: Choice) -> Loaded | str:
+def _loaded(choice: RewardSettings) -> Loaded | str:
     from reward_models.scoring.choices import load
 
     try:

@@ -73,11 +73,11 @@ class Track:
 
     def along(self, name: str) -> list[float | None]:
         """A column as one entry a row, None where there is no number."""
-        found: list[float | None] = [None] * self.count
+        entries: list[float | None] = [None] * self.count
         column = self.columns.get(name, Column())
         for row, value in zip(column.rows, column.values, strict=True):
-            found[row] = value if value == value else None
-        return found
+            entries[row] = value if value == value else None
+        return entries
 
     def last(self, name: str) -> float | None:
         """The last number of a column."""
@@ -107,12 +107,12 @@ class _File:
 
     def add(self, rows: Sequence[Row]) -> None:
         columns = self.columns
-        for place, row in enumerate(rows, start=self.count):
+        for at, row in enumerate(rows, start=self.count):
             for name, value in row.items():
                 column = columns.get(name)
                 if column is None:
                     column = columns[name] = Column()
-                column.rows.append(place)
+                column.rows.append(at)
                 number = finite(value)
                 column.values.append(math.nan if number is None else number)
         self.count += len(rows)
@@ -149,11 +149,13 @@ def input_changes(run: RunSource) -> list[tuple[int, list[str]]]:
         return []
     if summary:
         entries = _dicts(summary.get("input_changes"))
-        found = [(one.get("after_iteration"), one.get("inputs")) for one in entries]
+        changes = [(one.get("after_iteration"), one.get("inputs")) for one in entries]
     else:
         changed = _dicts([one.get("changed") for one in _dicts(environment.get("resumed"))])
-        found = [(one.get("after_iteration"), [name for name in one if name.startswith(INPUTS)]) for one in changed]
-    return [(at, list(map(str, names))) for at, names in found if type(at) is int and isinstance(names, list) and names]
+        changes = [(one.get("after_iteration"), [name for name in one if name.startswith(INPUTS)]) for one in changed]
+    return [
+        (at, list(map(str, names))) for at, names in changes if type(at) is int and isinstance(names, list) and names
+    ]
 
 
 def _dicts(entries: object) -> list[dict[str, Any]]:

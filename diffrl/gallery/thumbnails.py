@@ -160,14 +160,14 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
     with DECODING, showing(here, "The image") as image:
         if frames_of(image) > 1:
             return here.read_bytes(), "image/webp"
-        picture = upright(image)
-        longest = min(LARGEST, max(*picture.size, _longest(beside)))
-        factor = longest / max(picture.size)
+        image_shown = upright(image)
+        longest = min(LARGEST, max(*image_shown.size, _longest(beside)))
+        factor = longest / max(image_shown.size)
         if factor != 1:
-            size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-            picture = picture.resize(size, Image.Resampling.BICUBIC if factor > 1 else Image.Resampling.LANCZOS)
-        clean = Image.new(picture.mode, picture.size)
-        clean.paste(picture)
+            size = (max(1, round(image_shown.width * factor)), max(1, round(image_shown.height * factor)))
+            image_shown = image_shown.resize(size, Image.Resampling.BICUBIC if factor > 1 else Image.Resampling.LANCZOS)
+        clean = Image.new(image_shown.mode, image_shown.size)
+        clean.paste(image_shown)
         out = io.BytesIO()
         clean.save(out, format="PNG", compress_level=1)
         return out.getvalue(), "image/png"
@@ -186,11 +186,11 @@ def _longest(path: Path) -> int:
 
 def part(data: bytes, asked: str | None) -> tuple[bytes, int, dict[str, str]]:
     """What answers a Range header: bytes, status, headers. Browsers ask so for videos, to repeat them."""
-    found = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", asked or "")
-    if found is None:
+    match = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", asked or "")
+    if match is None:
         return data, 200, {"Accept-Ranges": "bytes"}
-    start = int(found[1])
-    end = min(int(found[2]) if found[2] else len(data) - 1, len(data) - 1)
+    start = int(match[1])
+    end = min(int(match[2]) if match[2] else len(data) - 1, len(data) - 1)
     if start > end:
         return b"", 416, {"Content-Range": f"bytes */{len(data)}"}
     headers = {"Content-Range": f"bytes {start}-{end}/{len(data)}", "Accept-Ranges": "bytes"}

@@ -13,8 +13,7 @@ from typing import Any
 from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
-from diffrl.models.published import PUBLISHED
-from diffrl.models.published_parts import Component
+from diffrl.models.published import Component, published_pipeline
 from reward_models.common.messages import show
 from reward_models.common.reading import parse_json, require_file
 
@@ -63,12 +62,14 @@ def describe_pipeline(path: str) -> Architecture | None:
         configs = {name: read_object(folder / name / "config.json", missing={}) for name in shapes}
         found = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
         return found if "transformer" in shapes else None
-    return _published(path) if path in PUBLISHED else None
+    return _published(path)
 
 
 @cache
-def _published(name: str) -> Architecture:
-    known = PUBLISHED[name]
+def _published(name: str) -> Architecture | None:
+    known = published_pipeline(name)
+    if known is None:
+        return None
     shapes = {part: _shapes_of(component) for part, component in known.components.items()}
     return Architecture(shapes, {part: one.config for part, one in known.components.items()}, known.options)
 

@@ -34,11 +34,11 @@ class _Through(TorchFunctionMode):
         return _dispatched(*args, backend=self.backend, **(kwargs or {}))
 
 
-def _dispatched(query: Tensor, key: Tensor, value: Tensor, *, backend: AttentionBackendName, **given: Any) -> Tensor:
+def _dispatched(query: Tensor, key: Tensor, value: Tensor, *, backend: AttentionBackendName, **options: Any) -> Tensor:
     """(B, H, L, D) each, as PyTorch has them; the dispatcher has (B, L, H, D)."""
     turned = (x.transpose(1, 2) for x in (query, key, value))
-    found: Tensor = dispatch_attention_fn(*turned, backend=backend, **given)
-    return found.transpose(1, 2)
+    attended: Tensor = dispatch_attention_fn(*turned, backend=backend, **options)
+    return attended.transpose(1, 2)
 
 
 def dispatch_plain(transformer: nn.Module, backend: str) -> bool:

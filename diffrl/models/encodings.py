@@ -53,9 +53,9 @@ class PromptEncodings:
                     stack.enter_context(held(self._adapter, part))
             rows = [self._row(prompt) for prompt in prompts]
         device = device_of(self._adapter.transformer)
-        own = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+        tensors = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
         empty = {name: row.to(device).expand(len(rows), *row.shape[1:]) for name, row in self._empty.items()}
-        return {**own, **empty}
+        return {**tensors, **empty}
 
     def _row(self, prompt: Prompt) -> Conditioning:
         key = prompt.key

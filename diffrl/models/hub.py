@@ -63,12 +63,12 @@ def local_folder(path: str | Path, revision: str | None = None) -> Path | None:
 
 def _chain(error: BaseException) -> list[BaseException]:
     """An error and those that it was raised for: diffusers words the hub's errors anew."""
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in found:
-        found.append(cause)
+    while cause is not None and cause not in chain:
+        chain.append(cause)
         cause = cause.__cause__ or cause.__context__
-    return found
+    return chain
 
 
 def loading_problem(path: str, error: Exception) -> str:

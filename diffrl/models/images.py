@@ -129,9 +129,9 @@ def comparison_grid(
     for i, cell in enumerate(cells):
         x = MARGIN + (i % columns) * (cell_width + MARGIN)
         y = top + (i // columns) * (cell_height + 16)
-        for j, picture in enumerate(cell.pictures):
+        for j, image in enumerate(cell.pictures):
             left = x + j * (frame + GAP)
-            _paste(grid, picture, (left, y), picture_size, cell.passed[j] if cell.passed else None)
+            _paste(grid, image, (left, y), picture_size, cell.passed[j] if cell.passed else None)
             if i < columns:
                 draw.text((left + frame // 2, y - 6), labels[j], font=small, fill=FAINT, anchor="ms")
             if cell.notes and (note := cell.notes[j]):
@@ -150,11 +150,11 @@ def _font(size: int, written: str) -> Font:
     return ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)
 
 
-def _paste(grid: Image.Image, picture: Tensor, corner: tuple[int, int], size: int, passed: bool | None) -> None:
+def _paste(grid: Image.Image, sample: Tensor, corner: tuple[int, int], size: int, passed: bool | None) -> None:
     """A framed picture with its mark; `corner` is the frame's upper left."""
     x, y = corner
     colour = EDGE if passed is None else GREEN if passed else RED
-    image = _scaled(to_pil(picture), size)
+    image = _scaled(to_pil(sample), size)
     ImageDraw.Draw(grid).rectangle((x, y, x + size + 2 * BORDER - 1, y + size + 2 * BORDER - 1), fill=colour)
     grid.paste(PAPER, (x + BORDER, y + BORDER, x + BORDER + size, y + BORDER + size))
     grid.paste(image, (x + BORDER + (size - image.width) // 2, y + BORDER + (size - image.height) // 2))

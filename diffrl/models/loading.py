@@ -69,16 +69,16 @@ def infer_family(path: str) -> str:
         ConfigError: the path cannot be read, or no family of this version loads it.
     """
     try:
-        found = pipeline_class_of(path)
+        class_name = pipeline_class_of(path)
     except (OSError, ValueError, AttributeError) as error:
         check_pipeline_directory(FAMILIES["sd3"], path)  # says so if it is no folder of a pipeline
         raise ConfigError(loading_problem(path, error)) from error
     for family in FAMILIES.values():
-        if found in family.pipelines:
+        if class_name in family.pipelines:
             return family.name
     known = "; ".join(f"{family.name}: {', '.join(family.pipelines)}" for family in FAMILIES.values())
     raise ConfigError(
-        f"{path!r} must be a pipeline that a family of this version loads ({known}). Got a {found}. "
+        f"{path!r} must be a pipeline that a family of this version loads ({known}). Got a {class_name}. "
         "docs/add-a-model.md tells how to add a family."
     )
 
@@ -136,7 +136,7 @@ def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -
     Raises:
         ConfigError: the folder brings options that the adapter does not have.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    named = {name: value for name, value in options.items() if value is not None}
     shipped = shipped_settings(pipeline_folder(path))
     known = adapter_class.options()
     if unknown := sorted(shipped.keys() - set(known)):
@@ -144,7 +144,7 @@ def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -
             f"{pipeline_folder(path) / SETTINGS_FILE} may hold options of the adapter: {', '.join(known)}. Got "
             f"{show(unknown)}. Remove them."
         )
-    return {**shipped, **given}
+    return {**shipped, **named}
 
 
 def _vetted_folder(family: Family, path: str, revision: str | None, variant: str | None) -> Path:

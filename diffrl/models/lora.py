@@ -69,10 +69,10 @@ def attach_matrices(
     targets = "|".join(map(re.escape, down))  # a list of names would be taken for endings of names, too
     _add_adapter(transformer, LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False))
     for name in down:
-        layer, own = transformer.get_submodule(name), len(down[name])
-        layer.scaling[ADAPTER_NAME] = alpha[name] / own
-        layer.lora_A[ADAPTER_NAME].weight.data.zero_()[:own] = down[name]
-        layer.lora_B[ADAPTER_NAME].weight.data.zero_()[:, :own] = up[name]
+        layer, size = transformer.get_submodule(name), len(down[name])
+        layer.scaling[ADAPTER_NAME] = alpha[name] / size
+        layer.lora_A[ADAPTER_NAME].weight.data.zero_()[:size] = down[name]
+        layer.lora_B[ADAPTER_NAME].weight.data.zero_()[:, :size] = up[name]
         layer.lora_A.requires_grad_(False)
         layer.lora_B.requires_grad_(False)
 

@@ -58,31 +58,31 @@ def find_alphas(
     Raises:
         ConfigError: what it says is no number, is not true of its matrices, or differs from place to place.
     """
-    said = [(place, alphas) for place, alphas in _statements(file, metadata, tensors, ranks, peft) if alphas]
-    found: Alphas = {}
+    stated = [(origin, alphas) for origin, alphas in _statements(file, metadata, tensors, ranks, peft) if alphas]
+    alphas_by_layer: Alphas = {}
     for layer in ranks:
-        values = [(place, alphas[layer]) for place, alphas in said if layer in alphas]
-        for place, alpha in values[1:]:
+        values = [(origin, alphas[layer]) for origin, alphas in stated if layer in alphas]
+        for origin, alpha in values[1:]:
             if not math.isclose(alpha, values[0][1], rel_tol=0.01):  # an alpha saved in bfloat16 has three digits
                 raise ConfigError(
-                    f"{file} must have one alpha for {layer}. {values[0][0]} has {values[0][1]:g}, and {place} has "
+                    f"{file} must have one alpha for {layer}. {values[0][0]} has {values[0][1]:g}, and {origin} has "
                     f"{alpha:g}. Remove the one that is wrong."
                 )
         if values:
-            found[layer] = values[0][1]
-    if peft and len(found) < len(ranks):
+            alphas_by_layer[layer] = values[0][1]
+    if peft and len(alphas_by_layer) < len(ranks):
         raise ConfigError(
             f"{file} must have its {PEFT_CONFIG} beside it, with lora_alpha: peft's layout has no alpha in the file. "
             "Put it there."
         )
     notes = []
-    if missing := len(ranks) - len(found):
+    if missing := len(ranks) - len(alphas_by_layer):
         which = "" if missing == len(ranks) else f" for {missing} of {len(ranks)} layers"
         notes.append(f"{file} has no alpha{which}: it is taken to be the rank, so that B A is added as it is.")
     dim = metadata.get("ss_network_dim", "")
     if dim.isdecimal() and dim not in map(str, ranks.values()):
         notes.append(f"{file} says ss_network_dim {dim}, and its matrices have another rank: they are believed.")
-    return {layer: found.get(layer, float(rank)) for layer, rank in ranks.items()}, notes
+    return {layer: alphas_by_layer.get(layer, float(rank)) for layer, rank in ranks.items()}, notes
 
 
 def _statements(
@@ -129,7 +129,7 @@ def _per_network(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _peft_alphas(
-    file: Path, place: str, settings: Mapping[str, Any], ranks: Mapping[str, int]
+    file: Path, origin: str, settings: Mapping[str, Any], ranks: Mapping[str, int]
 ) -> Iterator[tuple[str, Alphas]]:
     """What peft's settings say, by each word for alpha that they have.
 
@@ -150,43 +150,43 @@ def _peft_alphas(
     rank_of, alpha_of = (_pattern(file, key, settings.get(key)) for key in ("rank_pattern", "alpha_pattern"))
     for key in [key for key in RANKS if key in settings] or RANKS[:1]:
         for layer, rank in ranks.items():
-            said = rank_of(layer, settings.get(key, rank))
-            if _number(file, key, said) != rank:
-                raise _other_rank(file, key, said, layer, rank)
+            stated = rank_of(layer, settings.get(key, rank))
+            if _number(file, key, stated) != rank:
+                raise _other_rank(file, key, stated, layer, rank)
     words = [key for key in ALPHAS if key in settings] or (ALPHAS[:1] if settings.get("alpha_pattern") else [])
     for key in words:
         numbers = {layer: _number(file, key, alpha_of(layer, settings.get(key))) for layer in ranks}
         if settings.get("use_rslora"):  # scaled by alpha over the rank's root
             numbers = {layer: alpha * math.sqrt(ranks[layer]) for layer, alpha in numbers.items()}
-        yield f"{key} in {place}", numbers
+        yield f"{key} in {origin}", numbers
 
 
-def _pattern(file: Path, key: str, given: Any) -> Callable[[str, Any], Any]:
+def _pattern(file: Path, key: str, setting: Any) -> Callable[[str, Any], Any]:
     """A function of a layer's name and of a default that looks the layer up in one of peft's patterns."""
     try:
-        patterns = [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (given or {}).items()]
+        patterns = [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (setting or {}).items()]
     except (AttributeError, re.error) as error:
-        raise ConfigError(f"{file}: {key} must name layers. Got {show(given)}. Save the LoRA again.") from error
+        raise ConfigError(f"{file}: {key} must name layers. Got {show(setting)}. Save the LoRA again.") from error
     return lambda layer, default: next((value for pattern, value in patterns if pattern.match(layer)), default)
 
 
-def _other_rank(file: Path, key: str, said: Any, layer: str, rank: int) -> ConfigError:
+def _other_rank(file: Path, key: str, stated: Any, layer: str, rank: int) -> ConfigError:
     return ConfigError(
-        f"{file} must say the rank that its matrices have. It has {key} of {show(said)}, and {layer} has rank {rank}: "
-        "either may be meant by its alpha. Save the LoRA again."
+        f"{file} must say the rank that its matrices have. It has {key} of {show(stated)}, and {layer} has rank "
+        f"{rank}: either may be meant by its alpha. Save the LoRA again."
     )
 
 
-def _number(file: Path, key: str, given: Any) -> float:
+def _number(file: Path, key: str, number: Any) -> float:
     """A finite number other than 0.
 
     Raises:
         ConfigError: it is none.
     """
     try:
-        value = math.nan if isinstance(given, bool) else float(given)
+        value = math.nan if isinstance(number, bool) else float(number)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value) or value == 0:
-        raise ConfigError(f"{file}: {key} must be a number, finite and not 0. Got {show(given)}. Save the LoRA again.")
+        raise ConfigError(f"{file}: {key} must be a number, finite and not 0. Got {show(number)}. Save the LoRA again.")
     return value

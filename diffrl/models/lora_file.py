@@ -67,11 +67,11 @@ def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[
             )
         return files
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*/{PEFT_LORA}"))
-        named = [path / name for name in (FIRST_LORA, PEFT_LORA) if (path / name).is_file()][:1] or found
+        paths = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*/{PEFT_LORA}"))
+        named = [path / name for name in (FIRST_LORA, PEFT_LORA) if (path / name).is_file()][:1] or paths
         named = named or sorted(path.glob("*.bin"))  # which is refused for what it is
         if len(named) != 1:
-            here = ", ".join(str(file.relative_to(path)) for file in found[:8]) or "no safetensors file"
+            here = ", ".join(str(file.relative_to(path)) for file in paths[:8]) or "no safetensors file"
             raise ConfigError(
                 f"{asked} must name one LoRA. Got the folder {show(start)}, which has {here}. Name the file."
             )
@@ -147,11 +147,11 @@ def check_lora(
             yield read_lora(file, layers, family, asked), layers
 
 
-def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequence[str]) -> None:
+def require_fitting(lora: LoraWeights, layers: Shapes, rank: int, targets: Sequence[str]) -> None:
     """Refuse a LoRA that is not of exactly the layers and the rank that a configuration trains.
 
     Args:
-        found: the LoRA.
+        lora: the LoRA.
         layers: (out, in) of the network's linear layers by name.
         rank: of `model.lora`.
         targets: of `model.lora`.
@@ -160,23 +160,23 @@ def require_fitting(found: LoraWeights, layers: Shapes, rank: int, targets: Sequ
         ConfigError: lists what differs.
     """
     wrong = []
-    if len(found.ranks) > 1:
+    if len(lora.ranks) > 1:
         wrong.append(
-            f"model.lora.start.path must have one rank. {found.file} has ranks {', '.join(map(str, found.ranks))}, and "
+            f"model.lora.start.path must have one rank. {lora.file} has ranks {', '.join(map(str, lora.ranks))}, and "
             "model.lora.rank is one rank for all layers, of weights and optimiser alike. Resize it to one rank."
         )
-    elif found.ranks != [rank]:
+    elif lora.ranks != [rank]:
         wrong.append(
-            f"model.lora.rank must be that of model.lora.start. Got {rank}, and {found.file} has {found.ranks[0]}. Set "
-            f"model.lora.rank={found.ranks[0]}."
+            f"model.lora.rank must be that of model.lora.start. Got {rank}, and {lora.file} has {lora.ranks[0]}. Set "
+            f"model.lora.rank={lora.ranks[0]}."
         )
     wanted = {name for name in layers if any(names_layer(target, name) for target in targets)}
-    if wanted != found.down.keys():
-        more, fewer = sorted(found.down.keys() - wanted), sorted(wanted - found.down.keys())
+    if wanted != lora.down.keys():
+        more, fewer = sorted(lora.down.keys() - wanted), sorted(wanted - lora.down.keys())
         differs = [f"also has {first_few(more)}"] * bool(more) + [f"lacks {first_few(fewer)}"] * bool(fewer)
         wrong.append(
-            f"model.lora.targets must name the layers of model.lora.start. Got {', '.join(targets)}, and {found.file} "
-            f"{' and '.join(differs)}. Its layers: {', '.join(sorted({_ending(n) for n in found.down})[:20])}."
+            f"model.lora.targets must name the layers of model.lora.start. Got {', '.join(targets)}, and {lora.file} "
+            f"{' and '.join(differs)}. Its layers: {', '.join(sorted({_ending(n) for n in lora.down})[:20])}."
         )
     if wrong:
         raise ConfigError(wrong)
@@ -200,9 +200,9 @@ def attach_lora(networks: Mapping[str, nn.Module], family: Family, start: str, a
     """
     notes: list[str] = []
     for network, file in lora_files(start, list(networks), asked).items():
-        found = read_lora(file, linear_layers(networks[network]), family, asked)
-        attach_matrices(networks[network], found.down, found.up, found.alpha)
-        notes += found.notes
+        weights = read_lora(file, linear_layers(networks[network]), family, asked)
+        attach_matrices(networks[network], weights.down, weights.up, weights.alpha)
+        notes += weights.notes
     return notes
 
 

@@ -37,18 +37,18 @@ def spellings(layers: Shapes, family: Family) -> dict[str, tuple[str, ...]]:
         The layers that make up one of the file's, in the order of its rows, by the file's name with underscores for
         dots, as kohya's scripts write it.
     """
-    found = {_flat(layer): (layer,) for layer in layers}
+    by_name = {_flat(layer): (layer,) for layer in layers}
     if family.comfyui is not None:
         keys = ((family.comfyui(layer), layer) for layer in layers)
-        found |= {_flat(PREFIXES.sub("", key, count=1)): (layer,) for key, layer in keys if key is not None}
+        by_name |= {_flat(PREFIXES.sub("", key, count=1)): (layer,) for key, layer in keys if key is not None}
     for stem, (ours, names) in family.original.items():
         for theirs, parts in names.items():
             for number in _numbers(ours, layers) if stem else ("",):
                 prefixes = (f"{stem}.{number}.", f"{ours}.{number}.") if stem else ("", "")
                 whole = tuple(prefixes[1] + part for part in parts)
                 if all(layer in layers for layer in whole):
-                    found[_flat(prefixes[0] + theirs)] = whole
-    return found
+                    by_name[_flat(prefixes[0] + theirs)] = whole
+    return by_name
 
 
 def fit_lora(opened: LoraWeights, layers: Shapes, family: Family, asked: str = START) -> LoraWeights:

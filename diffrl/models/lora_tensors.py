@@ -128,13 +128,13 @@ def open_lora(file: Path, asked: str = START) -> LoraWeights:
     if orphans := alphas.keys() - down.keys():
         raise ConfigError(f"{refused}which has an alpha and no matrices for {first_few(orphans)}.")
     ranks = {layer: len(matrix) for layer, matrix in down.items()}
-    found, notes = find_alphas(file, metadata, alphas, ranks, has_peft_layout(file, names))
+    alpha_of, notes = find_alphas(file, metadata, alphas, ranks, has_peft_layout(file, names))
     if text:
         notes.append(f"Layers of text encoders in {file} are left out ({len(text)}): {first_few(text)}.")
     return LoraWeights(
         {layer: matrix.float() for layer, matrix in down.items()},
         {layer: matrix.float() for layer, matrix in up.items()},
-        found,
+        alpha_of,
         file,
         notes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,13 @@ PIECE = 2**18
 """Numbers that are looked at together: in float32 they fit a processor's cache."""
 
 
-def load_networks(folder: Path, pipeline: Any, dtype: torch.dtype, variant: str | None = None) -> dict[str, nn.Module]:
+def load_networks(
+    folder: Path,
+    pipeline: Any,
+    dtype: torch.dtype,
+    variant: str | None = None,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> dict[str, nn.Module]:
     """Load the components with weights that a pipeline is made of.
 
     Args:
@@ -34,6 +41,7 @@ def load_networks(folder: Path, pipeline: Any, dtype: torch.dtype, variant: str 
         pipeline: its class.
         dtype: of the weights.
         variant: of the files, for components that have it.
+        dtypes: of components that have another, by name.
 
     Raises:
         ConfigError: weights that no file gave, or that are NaN or inf.
@@ -42,7 +50,7 @@ def load_networks(folder: Path, pipeline: Any, dtype: torch.dtype, variant: str 
     networks = {}
     for name in inspect.signature(pipeline.__init__).parameters:
         if isinstance(named := index.get(name), list) and (made := network_class(*named)) is not None:
-            networks[name] = _load(folder / name, made, dtype, variant)
+            networks[name] = _load(folder / name, made, (dtypes or {}).get(name, dtype), variant)
     return networks
 
 

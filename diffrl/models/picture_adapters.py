@@ -36,8 +36,8 @@ class PictureAdapter(PipelineAdapter):
     ):
         super().__init__(pipeline, dtype, max_sequence_length)
         scale = pipeline.vae_scale_factor
-        own, patch, channels = self.latent_sizes()
-        self.height, self.width = height or own * scale, width or own * scale
+        default, patch, channels = self.latent_sizes()
+        self.height, self.width = height or default * scale, width or default * scale
         self.require_size(patch * scale)
         rows, columns = self.height // scale, self.width // scale
         self.latent_shape = (channels, rows, columns)

@@ -75,8 +75,11 @@ class PipelineAdapter(ABC):
         disable_progress_bar()
         disable_transformers_progress_bar()
         made = getattr(diffusers, read_object(folder / "model_index.json")["_class_name"])
-        networks = load_networks(folder, made, dtype, variant)
-        pipeline = made.from_pretrained(str(folder), dtype=dtype, use_safetensors=True, **networks)
+        dtypes = {"vae": cls.vae_dtype(placement, dtype)}
+        networks = load_networks(folder, made, dtype, variant, dtypes)
+        pipeline = made.from_pretrained(
+            str(folder), dtype={"default": dtype, **dtypes}, use_safetensors=True, **networks
+        )
         pipeline.set_progress_bar_config(disable=True)
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
@@ -84,6 +87,14 @@ class PipelineAdapter(ABC):
         adapter = cls(pipeline, dtype=dtype, **options)
         adapter.place(placement)
         return adapter
+
+    @classmethod
+    def vae_dtype(cls, placement: Placement, dtype: torch.dtype) -> torch.dtype:
+        """Return what the decoder computes in: what was asked for, else what the family needs, else the pipeline's."""
+        import torch
+
+        needed = cls.family.vae_dtype
+        return placement.vae_dtype or (dtype if needed is None else getattr(torch, needed))
 
     def place(self, placement: Placement) -> None:
         """Quantise the frozen transformer if asked for, and bring the components to where they belong.
@@ -110,8 +121,7 @@ class PipelineAdapter(ABC):
             component.to("cpu" if self._offloaded(name) else placement.device)
             if placement.device.type == "cpu":
                 align(component)
-        vae, needed = self.pipeline.vae, self.family.vae_dtype
-        vae_dtype = placement.vae_dtype or (self.dtype if needed is None else getattr(torch, needed))
+        vae, vae_dtype = self.pipeline.vae, self.vae_dtype(placement, self.dtype)
         # A decoder of images keeps its channels last, as convolutions of CPUs and of tensor cores take them: else each
         # call copies its input over and back. Videos' weights have a fifth axis, for which that layout does not exist.
         flat = all(weight.ndim <= 4 for weight in vae.parameters())
@@ -189,22 +199,22 @@ class PipelineAdapter(ABC):
         """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt, the same in every row."""
 
     @property
-    def knows_empty(self) -> bool:
+    def empty_prompt_cached(self) -> bool:
         """Whether the empty prompt has been encoded, as long as prompts are now: no encoder need read it again."""
         return self._empty is not None and self._empty[0] == self.max_sequence_length
 
-    def with_empty(self, own: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
+    def with_empty(self, conditioning: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
         """Rows of B prompts, and beside them B rows of the empty prompt, which is encoded once.
 
         Args:
-            own: (B, ...) each, of the prompts.
-            empty: the same names, any number of equal rows; not looked at where `knows_empty`.
+            conditioning: (B, ...) each, of the prompts.
+            empty: the same names, any number of equal rows; not looked at where `empty_prompt_cached`.
         """
-        if self._empty is None or not self.knows_empty:
+        if self._empty is None or not self.empty_prompt_cached:
             rows = {EMPTY + name: tensor[:1].clone() for name, tensor in empty.items() if tensor is not None}
             self._empty = (self.max_sequence_length, rows)
-        count = len(next(iter(own.values())))
-        return {**own, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
+        count = len(next(iter(conditioning.values())))
+        return {**conditioning, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
@@ -226,15 +236,19 @@ class PipelineAdapter(ABC):
         """As in `ModelAdapter`; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
         import torch
 
-        own = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
+        inputs = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
         guided = self.calls_per_step(guidance_scale) == 2
         if guided:
             # What has no half of the empty prompt, such as an image to edit, stands beside it as well.
-            own = {name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in own.items()}
+            inputs = {
+                name: torch.cat([conditioning.get(EMPTY + name, tensor), tensor]) for name, tensor in inputs.items()
+            }
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
-        own = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+        inputs = {
+            name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()
+        }
         with torch.autocast(latents.device.type, dtype=self.dtype, enabled=self.autocast):
-            output = self.predict(latents.to(self.dtype), sigma, own, guidance_scale)
+            output = self.predict(latents.to(self.dtype), sigma, inputs, guidance_scale)
         if not guided:
             return output.float()
         return self.guide(*output.float().chunk(2), guidance_scale)

@@ -116,8 +116,8 @@ def _plain_gradients(name: str, device: torch.device, dtype: torch.dtype) -> lis
     from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
     x = torch.randn(1, 64, 2, 64, device=device, dtype=dtype, requires_grad=True)
-    found = dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name))
-    return list(torch.autograd.grad(found.float().sum(), [x]))
+    attended = dispatch_attention_fn(x, x, x, backend=AttentionBackendName(name))
+    return list(torch.autograd.grad(attended.float().sum(), [x]))
 
 
 def block_gradients(transformer: nn.Module, call: Callable[[], object]) -> list[torch.Tensor]:
@@ -140,14 +140,14 @@ def block_gradients(transformer: nn.Module, call: Callable[[], object]) -> list[
         kinds.add(kind)
         with torch.enable_grad():
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            own = {id(x): x.detach().requires_grad_() for x in leaves}
+            inputs = {id(x): x.detach().requires_grad_() for x in leaves}
             args, kwargs = tree_map_only(
-                torch.Tensor, lambda x: own[id(x)].clone() if id(x) in own else x, (args, kwargs)
+                torch.Tensor, lambda x: inputs[id(x)].clone() if id(x) in inputs else x, (args, kwargs)
             )
-            found = [x for x in tree_leaves(block.forward(*args, **kwargs)) if isinstance(x, torch.Tensor)]
-            total = torch.stack([x.float().sum() for x in found]).sum()
+            outputs = [x for x in tree_leaves(block.forward(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+            total = torch.stack([x.float().sum() for x in outputs]).sum()
             gradients.extend(
-                g for g in torch.autograd.grad(total, list(own.values()), allow_unused=True) if g is not None
+                g for g in torch.autograd.grad(total, list(inputs.values()), allow_unused=True) if g is not None
             )
 
     hooks = [block.register_forward_pre_hook(run, with_kwargs=True) for block in repeated_blocks(transformer)]
@@ -170,8 +170,8 @@ def keep_dtype(transformer: nn.Module) -> None:
             module.register_forward_hook(_as_taken)
 
 
-def _as_taken(module: nn.Module, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
-    return found.to(given[0].dtype)
+def _as_taken(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    return output.to(inputs[0].dtype)
 
 
 def compile_blocks(transformer: nn.Module) -> None:

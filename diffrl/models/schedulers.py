@@ -21,9 +21,9 @@ def flow_sigmas(scheduler: Any, steps: int, tokens: int = 0) -> Tensor:
         steps: network calls.
         tokens: of a picture, for a scheduler that shifts by resolution (esser et al., arXiv 2403.03206, eq. 23).
     """
-    own = copy.deepcopy(scheduler)
-    own.set_timesteps(steps, **({"mu": _mu(own, tokens)} if own.config.get("use_dynamic_shifting") else {}))
-    sigmas: Tensor = own.sigmas.float().clone()
+    copied = copy.deepcopy(scheduler)
+    copied.set_timesteps(steps, **({"mu": _mu(copied, tokens)} if copied.config.get("use_dynamic_shifting") else {}))
+    sigmas: Tensor = copied.sigmas.float().clone()
     sigmas[0] = 1.0
     return sigmas
 
@@ -45,9 +45,9 @@ def shifted_sigmas(scheduler: Any, steps: int, tokens: int = 0, mu: float | None
 
     if steps == 1:  # any shift leaves 1 where it is; to stretch a single level, as Qwen-Image's does, divides 0 by 0
         return torch.tensor([1.0, 0.0])
-    own = copy.deepcopy(scheduler)
-    own.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(own, tokens) if mu is None else mu)
-    sigmas: Tensor = own.sigmas.float()
+    copied = copy.deepcopy(scheduler)
+    copied.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=_mu(copied, tokens) if mu is None else mu)
+    sigmas: Tensor = copied.sigmas.float()
     return sigmas
 
 

@@ -98,12 +98,12 @@ def tokenizers_of(encoders: tuple[TextEncoder, ...], folder: Path) -> dict[str, 
     """
     from transformers import AutoProcessor, AutoTokenizer
 
-    found: dict[str, Any] = {}
+    tokenizers: dict[str, Any] = {}
     for part in {one.part for one in encoders}:
         kind = AutoProcessor if part == "processor" else AutoTokenizer
         if (folder / part).is_dir():
             try:
-                found[part] = kind.from_pretrained(str(folder / part), local_files_only=True)
+                tokenizers[part] = kind.from_pretrained(str(folder / part), local_files_only=True)
             except (OSError, ValueError, ImportError, KeyError):
                 continue
-    return found
+    return tokenizers

@@ -254,14 +254,14 @@ def _by_diffusers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Compari
 
     with torch.device("meta"):
         model = made.from_config(dict(read_object(part / "config.json")))
-    given = model._fix_state_dict_keys_on_load(dict(state))
-    own = model.state_dict()
+    renamed = model._fix_state_dict_keys_on_load(dict(state))
+    expected = model.state_dict()
     ignored = re.compile("|".join(made._keys_to_ignore_on_load_unexpected or ["(?!)"]))
-    wrong = [key for key in own if key in given and own[key].shape != given[key].shape]
+    wrong = [key for key in expected if key in renamed and expected[key].shape != renamed[key].shape]
     return Comparison(
-        tuple(sorted(own.keys() - given.keys())),
-        tuple(sorted(key for key in given.keys() - own.keys() if not ignored.search(key))),
-        tuple((key, tuple(own[key].shape), tuple(given[key].shape)) for key in wrong),
+        tuple(sorted(expected.keys() - renamed.keys())),
+        tuple(sorted(key for key in renamed.keys() - expected.keys() if not ignored.search(key))),
+        tuple((key, tuple(expected[key].shape), tuple(renamed[key].shape)) for key in wrong),
     )
 
 

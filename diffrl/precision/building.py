@@ -1,16 +1,20 @@
-"""Build the network of a copy layer by layer, so that it never exists in high precision as a whole."""
+"""Build the network of a copy layer by layer, so that it never exists in high precision as a whole.
+
+Pointwise (1 x 1) convolutions are linear layers over the channels and converted as such: SANA keeps about half of its
+parameters in them (`GLUMBConv.conv_inverted`, `conv_point`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from diffrl.precision.backends.base import Backend
-from diffrl.precision.layers import choose_layers, linear_layers
-from diffrl.precision.pointwise import Pointwise
+from diffrl.errors import ConfigError
+from diffrl.precision.engines.base import Backend, row_major
+from diffrl.precision.layers import matches
 from diffrl.precision.weights import lora_layers, merged, plain_copy, plain_tensors
 
 
@@ -86,3 +90,78 @@ def plain_linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> n
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach().to(device), requires_grad=False)
     return layer
+
+
+def choose_layers(
+    module: nn.Module, exclude: Sequence[str], unfit: Callable[[nn.Linear], str | None]
+) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """Split the linear layers of a plain (LoRA-free) network; pointwise convolutions are linear layers too.
+
+    Args:
+        module: the network.
+        exclude: patterns of layers to keep; see `matches`.
+        unfit: why a layer cannot be quantised, or None.
+
+    Returns:
+        The layers to quantise by name, and the names of the others with the reason.
+
+    Raises:
+        ConfigError: a pattern fits no module at all, or no layer is left to quantise.
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    idle = [pattern for pattern in exclude if not any(matches(pattern, name) for name in names)]
+    if idle:
+        raise ConfigError(
+            f"rollout.explore.exclude must name parts of the transformer. Got {', '.join(idle)}, which match none. "
+            f"Its parts: {', '.join(name for name, _ in module.named_children())}."
+        )
+    linears = linear_layers(module)
+    kept: dict[str, str] = {}
+    for name, layer in linears.items():
+        pattern = next((pattern for pattern in exclude if matches(pattern, name)), None)
+        why = f"excluded by {pattern}" if pattern is not None else unfit(layer)
+        if why is not None:
+            kept[name] = why
+    if len(kept) == len(linears):
+        raise ConfigError(
+            "rollout.explore.exclude must leave a linear layer to quantise. "
+            f"Got {', '.join(exclude) or 'nothing'}: all {len(linears)} of the transformer stay as they are. "
+            "Shorten the list."
+        )
+    return {name: layer for name, layer in linears.items() if name not in kept}, kept
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """Return linear layers by name, and pointwise convolutions as the linear layers that they are, without weights."""
+    found = {
+        name: layer if isinstance(layer, nn.Linear) else as_linear(layer) for name, layer in module.named_modules()
+    }
+    return {name: linear for name, linear in found.items() if linear is not None}
+
+
+class Pointwise(nn.Module):
+    """A convolution's place, taken by a linear layer: (B, K, H, W) to (B, N, H, W).
+
+    Args:
+        linear: (..., K) to (..., N).
+    """
+
+    def __init__(self, linear: nn.Module):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Channels last, through the linear layer, and back."""
+        y: Tensor = self.linear(row_major(x.movedim(1, -1)))
+        return y.movedim(-1, 1).contiguous()
+
+
+def as_linear(layer: nn.Module) -> nn.Linear | None:
+    """The linear layer that a 2-D convolution amounts to, sizes alone (meta device); None if it sees neighbours."""
+    if not isinstance(layer, nn.Conv2d) or layer.groups != 1:
+        return None
+    if (layer.kernel_size, layer.stride) != ((1, 1), (1, 1)) or layer.padding not in ((0, 0), "valid", "same"):
+        return None
+    return nn.Linear(
+        layer.in_channels, layer.out_channels, layer.bias is not None, device="meta", dtype=layer.weight.dtype
+    )

@@ -75,9 +75,9 @@ class CompiledBlocks:
         finally:
             self._reference = before
 
-    def _call(self, number: int, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, number: int, block: Any, *args: Any, **kwargs: Any) -> Any:
         if self._off:
-            return block._call_impl(*args, **kwargs)  # type: ignore[operator]
+            return block._call_impl(*args, **kwargs)
         key = (type(block), self._reference)
         if key not in self._runs:
             self._runs[key] = self._compiled()
@@ -99,7 +99,8 @@ class CompiledBlocks:
 
         run.__code__ = run.__code__.replace(co_name="run_block")
         dynamic = None if self._whole else True
-        made: Callable[..., Any] = torch.compile(
+        compile_: Any = torch.compile  # its annotations lack the limit
+        made: Callable[..., Any] = compile_(
             run, fullgraph=self._whole, dynamic=dynamic, backend=self._counted, recompile_limit=GRAPHS
         )
         return made

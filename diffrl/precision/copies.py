@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,18 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import ConfigError
-from diffrl.precision.backends import find_backend
-from diffrl.precision.backends.base import Backend
-from diffrl.precision.backends.machine import machine_of, uncompilable
+from diffrl.precision import checks
 from diffrl.precision.building import Built, build
-from diffrl.precision.checks import WeightOf, foreign, misplaced, stale_weight, wrong_numbers, wrong_products
-from diffrl.precision.compiled import COMPILER
-from diffrl.precision.facts import PrecisionError, PrecisionReport
-from diffrl.precision.network import LowPrecisionNetwork
+from diffrl.precision.choice import find_backend, machine_of, uncompilable
+from diffrl.precision.compiled import COMPILER, CompiledBlocks, compile_network
+from diffrl.precision.compiled import Backend as Compiler
+from diffrl.precision.engines.base import Backend
 from diffrl.precision.observe import Shape, dtype_name, uncounted_note, watching
-from diffrl.precision.refresh import moved, pointers, sampled
-from diffrl.precision.speed import kernel_names, slow_note, speed_up
-from diffrl.precision.verify import shape_problems
+from diffrl.precision.report import PrecisionError, PrecisionReport, kernel_names, slow_note, speed_up
 from diffrl.precision.weights import lora_layers, merged, plain_tensors, refuse_quantised
 
 __all__ = ["HasTransformer", "LowPrecisionNetwork", "PolicyCopy", "make_copy"]
@@ -32,6 +28,52 @@ class HasTransformer(Protocol):
     """What the copy needs of a model adapter."""
 
     transformer: nn.Module
+
+
+FLOAT32_INPUTS = frozenset({"timestep", "guidance"})
+"""Keyword inputs that are never cast: bfloat16 cannot tell timestep 899 from 900."""
+
+
+class LowPrecisionNetwork(nn.Module):
+    """A network that is called as the original is: floating-point inputs are cast to its own dtype, autocast is off.
+
+    Whatever else the caller asks of it, such as `config`, is the inner network's.
+
+    Args:
+        inner: the network.
+        dtype: its own.
+        compiler: a backend of torch.compile for its blocks, by name or a function; None leaves them uncompiled.
+    """
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype, compiler: Compiler | None = None):
+        super().__init__()
+        self.inner = inner
+        self.compute_dtype = dtype
+        self.compiled: CompiledBlocks | None = (
+            None if compiler is None else compile_network(inner, compiler, whole=True)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner network's output, in its own dtype."""
+        inputs = [self._cast(value) for value in args]
+        named = {name: value if name in FLOAT32_INPUTS else self._cast(value) for name, value in kwargs.items()}
+        device = next(self.inner.parameters()).device
+        with torch.autocast(device.type, enabled=False):
+            return self.inner(*inputs, **named)
+
+    def eager(self) -> AbstractContextManager[None]:
+        """Inside, it runs uncompiled, so that its products pass the dispatcher."""
+        return nullcontext() if self.compiled is None else self.compiled.off()
+
+    def _cast(self, value: Any) -> Any:
+        return value.to(self.compute_dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 class PolicyCopy:
@@ -44,15 +86,13 @@ class PolicyCopy:
         compiler: a backend of torch.compile; None leaves it uncompiled.
     """
 
-    def __init__(
-        self, built: Built, backend: Backend, report: PrecisionReport, compiler: str | Callable[..., Any] | None = None
-    ):
+    def __init__(self, built: Built, backend: Backend, report: PrecisionReport, compiler: Compiler | None = None):
         self._network = LowPrecisionNetwork(built.network, backend.outside_dtype, compiler).eval()
         self.module: nn.Module = self._network
         self.report = report
         self._built, self._layers = built, built.quantised
         self._backend = backend
-        self._pointers = pointers(built.network)
+        self._pointers = checks.pointers(built.network)
         self._pushes = 0
 
     @torch.no_grad()
@@ -75,14 +115,16 @@ class PolicyCopy:
             raise ValueError(f"The source must have the copy's weights. Missing in one of the two: {odd[:3]}.")
         for name, target in self._built.rest.items():
             target.copy_(merged(name, tensors[name], lora))
-        looked_at, problems = sampled(list(self._layers), self._pushes), []
+        looked_at, problems = checks.sampled(list(self._layers), self._pushes), []
         for name, layer in self._layers.items():
             weight, bias = weight_of(name)
             layer.refresh(weight, bias)  # type: ignore[operator]
             if name in looked_at:
-                problems += stale_weight(name, layer, weight, bias, self._backend)
+                problems += checks.stale_weight(name, layer, weight, bias, self._backend)
         self._pushes += 1
-        self._refuse([*moved(self._pointers, pointers(self._built.network)), *problems, *self._recompiled()])
+        self._refuse(
+            [*checks.moved(self._pointers, checks.pointers(self._built.network)), *problems, *self._recompiled()]
+        )
 
     def check(
         self, source: nn.Module, forward: Callable[[], object] | None = None, batches: Sequence[int] = (1,)
@@ -101,12 +143,12 @@ class PolicyCopy:
         """
         layers, device = self._layers, next(self.module.parameters()).device
         weight_of = _weight_of(plain_tensors(source), lora_layers(source))
-        problems = misplaced(self._built, self.report, self._backend)
-        problems = problems or moved(self._pointers, pointers(self._built.network))
-        problems += foreign(layers, self._backend)
+        problems = checks.misplaced(self._built, self.report, self._backend)
+        problems = problems or checks.moved(self._pointers, checks.pointers(self._built.network))
+        problems += checks.foreign(layers, self._backend)
         with watching(layers) as seen:
-            numbers = wrong_numbers(layers, weight_of, self._backend, device)
-        problems += wrong_products(layers, seen, self._backend)
+            numbers = checks.wrong_numbers(layers, weight_of, self._backend, device)
+        problems += checks.wrong_products(layers, seen, self._backend)
         if forward is not None:
             problems += self._whole_problems(forward, batches, device)
         self._refuse([*problems, *numbers])
@@ -124,11 +166,11 @@ class PolicyCopy:
         """Run the whole copy, then every product that other batch sizes lead to; note what was seen."""
         with self._network.eager(), watching(self._layers) as seen:
             forward()
-        problems = wrong_products(self._layers, seen, self._backend)
+        problems = checks.wrong_products(self._layers, seen, self._backend)
         wanted = {
             name: {(rows * batch, k, n) for rows, k, n in own for batch in batches} for name, own in seen.shapes.items()
         }
-        shapes, failed = shape_problems(self._layers, wanted, self._backend, device)
+        shapes, failed = checks.shape_problems(self._layers, wanted, self._backend, device)
         self.report = replace(
             self.report,
             flops_quantised=seen.flops_quantised,
@@ -173,13 +215,13 @@ def make_copy(
     engine: str,
     exclude: Sequence[str],
     device: torch.device | str,
-    compile: bool | str | Callable[..., Any] = False,
+    compile: bool | Compiler = False,
 ) -> PolicyCopy:
     """Copy a network into a low precision and check the result. No more is allocated than the copy and a layer or two.
 
     Args:
         source: the network; peft may have added LoRA to it. It is not changed.
-        precision: bfloat16, int8, fp8, mxfp8 or nvfp4.
+        precision: a key of `formats.PRECISIONS`.
         engine: auto runs it for real or refuses; emulated rounds to it and multiplies wider; others by name.
         exclude: patterns of layers that stay in high precision; see `layers.matches`. A bfloat16 copy casts all.
         device: where the copy lives.
@@ -213,7 +255,7 @@ def make_copy(
     return policy_copy
 
 
-def _weight_of(tensors: Mapping[str, Tensor], lora: Mapping[str, Any]) -> WeightOf:
+def _weight_of(tensors: Mapping[str, Tensor], lora: Mapping[str, Any]) -> checks.WeightOf:
     """Finds a layer's merged weight (N, K) and its bias (N,)."""
 
     def find(name: str) -> tuple[Tensor, Tensor | None]:

@@ -1,61 +1,202 @@
-"""What a low-precision copy really computes in: recorded in the run, printed by `diffrl check`."""
+"""All that is known of a precision and of an engine, one record each: whatever names them is derived from these.
+
+Configuration, plans, prices, reports and pages read the records, so nothing heavy is imported here. Fields have no
+defaults where precisions differ: a record that lacks a fact cannot be made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from diffrl.errors import DiffrlError
+if TYPE_CHECKING:
+    from diffrl.precision.engines.base import Backend
+
+Capability = tuple[int, int]
+Version = tuple[int, ...]
+
+FLOAT32, BFLOAT16 = 4, 2
+"""Bytes of a number."""
+
+AUTO, EMULATED = "auto", "emulated"
+TRAINING = "training"
+"""What stands for a precision where the policy itself explores."""
 
 
-class PrecisionError(DiffrlError):
-    """A low-precision copy does not compute what was planned; exploring with it would be wrong."""
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a machine needs to run a precision with an engine.
+
+    Args:
+        cpu: whether a CPU will do.
+        lowest: compute capability on CUDA.
+        below: compute capability that is too new; None for no limit.
+        why_below: what is known of those.
+        cuda: lowest CUDA version of torch's build, on CUDA.
+    """
+
+    cpu: bool
+    lowest: Capability = (0, 0)
+    below: Capability | None = None
+    why_below: str = ""
+    cuda: Version = ()
 
 
 @dataclass(frozen=True)
-class PrecisionReport:
-    """A copy in numbers and names; `dataclasses.asdict` of it is JSON.
+class Runner:
+    """How an engine runs a precision.
 
     Args:
-        precision: as configured: bfloat16, int8, fp8, mxfp8 or nvfp4.
-        engine: what runs it; never "auto".
-        compute_dtype: operands of the quantised layers' matrix products as they really run. An emulation's is that of
-            the network around it.
-        outside_dtype: what the rest of the network computes in.
-        quantised: names of the linear layers in low precision, pointwise convolutions among them.
-        kept: (name, why) of the other linear layers.
-        parameters_quantised: the quantised layers' weights as a share of the network's parameters, in [0, 1].
-        weights_quantised: the same as a share of the linear layers' weights.
-        scaling: what shares a scale.
-        batch_dependent: whether a sample's numbers depend on the others of its batch.
-        compiled: whether torch.compile made its graph.
-        flops_quantised: the quantised layers' share of the floating-point operations of a forward, in [0, 1]; None
-            until one was seen.
-        flops: the operations by what does them: quantised, linear (kept), convolution, attention.
-        shapes: (M, K, N) of every matrix product that was tried at the start.
-        kernels: names of the GPU's kernels, by time; empty on CPUs.
-        speed_up: the quantised layers against bfloat16 ones, over `shapes`; None where it was not measured.
-        notes: what the user should know.
+        make: makes the `Backend`; imports what it needs itself.
+        need: of the machine; None where it runs anywhere.
     """
 
-    precision: str
-    engine: str
-    compute_dtype: str
-    outside_dtype: str
-    quantised: tuple[str, ...]
-    kept: tuple[tuple[str, str], ...]
-    parameters_quantised: float
-    weights_quantised: float
-    scaling: str = ""
-    batch_dependent: bool = False
-    compiled: bool = False
-    flops_quantised: float | None = None
-    flops: Mapping[str, int] = field(default_factory=dict)
-    shapes: tuple[tuple[int, int, int], ...] = ()
-    kernels: tuple[str, ...] = ()
-    speed_up: float | None = None
-    notes: tuple[str, ...] = ()
+    make: Callable[[], Backend]
+    need: Need | None
+
+
+@dataclass(frozen=True)
+class Price:
+    """Cost of an evaluation without gradient, as a multiple of one in the training precision, and its source."""
+
+    amount: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A library or a way of computing that runs precisions.
+
+    Args:
+        name: in the configuration, and of the extra that installs it.
+        meaning: for the help text.
+        real: whether products run in the precision itself; only such an engine serves `auto`.
+        package: name under which pip knows it and the lowest version; None where torch suffices.
+        around: dtype of the rest of the network; None where that depends on the device (`dtype_name_around`).
+        holds: how a weight is held: its codes, a number as wide as those around it, or both.
+        uncompilable: why torch.compile cannot make its graph; None where it can.
+    """
+
+    name: str
+    meaning: str
+    real: bool
+    package: tuple[str, Version] | None
+    around: Literal["float32", "bfloat16"] | None
+    holds: Literal["codes", "around", "both"]
+    uncompilable: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """A number format in which a copy of the policy may explore.
+
+    Args:
+        name: in the configuration.
+        title: as people write it.
+        meaning: what its numbers are, to go on after "computed with".
+        bytes_per_weight: of a weight's codes and block scales; scales per row or tensor vanish.
+        whole: whether the whole network is cast; else only linear layers are converted.
+        e4m3: whether an emulation rounds to E4M3, which Triton has from compute capability 8.9 on.
+        cpu_note: what to know before exploring with it on a CPU; None for nothing.
+        prices: of an exploring evaluation, by the price table; empty where nobody measured.
+        runners: by engine, the one that `auto` prefers first.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    bytes_per_weight: float
+    whole: bool
+    e4m3: bool
+    cpu_note: str | None
+    prices: Mapping[str, Price]
+    runners: Mapping[str, Runner]
+
+    def __post_init__(self) -> None:
+        if unknown := self.runners.keys() - ENGINES.keys():
+            raise ValueError(f"A precision is run by {', '.join(ENGINES)}. Got {', '.join(unknown)} for {self.name}.")
+
+    @property
+    def low(self) -> bool:
+        """Whether it has fewer than 16 bits."""
+        return self.bytes_per_weight < BFLOAT16
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every machine runs it for real, so that there is no engine to choose."""
+        return all(ENGINES[name].real and runner.need is None for name, runner in self.runners.items())
+
+    def real_runners(self) -> Mapping[str, Runner]:
+        """Return the runners that `auto` may choose from."""
+        return {name: runner for name, runner in self.runners.items() if ENGINES[name].real}
+
+    def copy_bytes(self, engine: str, device: str) -> tuple[float, float]:
+        """Return the bytes of a quantised weight and of any other number of a copy.
+
+        Args:
+            engine: as configured; `auto` holds what torch does.
+            device: cpu or cuda.
+        """
+        codes = self.bytes_per_weight
+        if self.whole:
+            return codes, codes
+        known = ENGINES["torch" if engine == AUTO else engine]
+        around = BFLOAT16 if (known.around or dtype_name_around(device)) == "bfloat16" else FLOAT32
+        return {"codes": codes, "around": around, "both": codes + around}[known.holds], around
+
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="torch",
+            meaning="PyTorch's own products",
+            real=True,
+            package=None,
+            around=None,
+            holds="codes",
+            uncompilable=None,
+        ),
+        Engine(
+            name="torchao",
+            meaning="torchao's",
+            real=True,
+            package=("torchao", (0, 18)),
+            around="bfloat16",
+            holds="codes",
+            uncompilable=None,
+        ),
+        Engine(
+            name="te",
+            meaning="transformer-engine's",
+            real=True,
+            package=("transformer-engine", (2, 9)),  # the first with te.autocast
+            around="bfloat16",
+            holds="both",
+            uncompilable="transformer-engine keeps its layers out of graphs",
+        ),
+        Engine(
+            name="modelopt",
+            meaning="nvidia-modelopt's emulation",
+            real=False,
+            package=("nvidia-modelopt", (0, 47)),
+            around="float32",
+            holds="around",
+            uncompilable=None,
+        ),
+        Engine(
+            name=EMULATED,
+            meaning="the same rounding without the speed",
+            real=False,
+            package=None,
+            around=None,
+            holds="around",
+            uncompilable=None,
+        ),
+    )
+}
+"""A new engine is one file in `precision/engines/`, its record here, and a runner in each precision that it runs."""
 
 
 def dtype_name_around(device: str) -> Literal["bfloat16", "float32"]:
@@ -65,26 +206,3 @@ def dtype_name_around(device: str) -> Literal["bfloat16", "float32"]:
         device: cpu, cuda, ...; a CPU's bfloat16 products are slow, or round their sums.
     """
     return "bfloat16" if device == "cuda" else "float32"
-
-
-def speed_notes(dtype: str, precision: str | None, device: str) -> tuple[str, ...]:
-    """Return what to say of arithmetic that is slow on a device.
-
-    Args:
-        dtype: of the policy, as in `model.dtype`.
-        precision: of the exploring copy; None for none.
-        device: cpu or cuda; auto where that is not known.
-    """
-    if device == "cuda" and dtype == "float32":
-        return (
-            "model.dtype is float32: a GPU multiplies it outside its matrix units, an H100 at about a fifteenth of "
-            "bfloat16's speed. TF32 stays off, for it rounds operands to 11 bits (docs/performance.md). Set "
-            "model.dtype: bfloat16.",
-        )
-    if device != "cuda" and precision == "int8":
-        return (
-            "On a CPU an int8 copy may be slower than float32: measurements at batches of 128 gave .82, 1.18 and 1.9 "
-            "of float32's time, and .54 to .77 for a bfloat16 copy (docs/performance.md). Set "
-            "rollout.explore.precision: bfloat16, or time both.",
-        )
-    return ()

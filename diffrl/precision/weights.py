@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffrl.distributed.gathered import Gathered, whole
 from diffrl.errors import ConfigError
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.report import PrecisionError
 
 _HOOKS = (
     "_forward_hooks",

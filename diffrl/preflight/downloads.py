@@ -20,9 +20,10 @@ from diffrl.cost.scorers import inner_name, weights_of
 from diffrl.data.worlds import column_of, part_of
 from diffrl.errors import NotHereError
 from diffrl.models.hub import is_hub_id
-from reward_models.parameters import CONFIGS
+from diffrl.models.published import reward_facts
 
 Kind = Literal["model", "dataset"]
+NOT_HERE = "not here yet: fetched from the hub at the first start"
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Download:
     note: str
 
     @property
-    def told(self) -> str:
-        """All of it in one line."""
-        place = f"huggingface.co/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
-        return f"{place} for {', '.join(self.uses)}: {self.note}"
+    def message(self) -> str:
+        """Return all of it in one line."""
+        page = f"huggingface.co/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
+        return f"{page} for {', '.join(self.uses)}: {self.note}"
 
 
 def offline() -> bool:
@@ -59,22 +60,22 @@ def offline() -> bool:
 
 def downloads(config: Config) -> list[Download]:
     """All that is not here: prompts, weights of rewards, the pipeline."""
-    found: dict[tuple[str, Kind], dict[str, None]] = {}
+    missing: dict[tuple[str, Kind], dict[str, None]] = {}
     for name, kind, use in _needed(config):
         if not is_cached(name, kind):
-            found.setdefault((name, kind), {})[use] = None
+            missing.setdefault((name, kind), {})[use] = None
     return [
         Download(name, kind, tuple(uses), size_of(name), note=f"{size_words(name)}; {terms_words(name)}")
-        for (name, kind), uses in found.items()
+        for (name, kind), uses in missing.items()
     ]
 
 
-def told(found: Sequence[Download]) -> list[str]:
-    """What is to be fetched: a line for each repository, and their sum where there are several."""
-    lines = [one.told for one in found]
-    known = [one.size for one in found if one.size is not None]
+def describe_downloads(missing: Sequence[Download]) -> list[str]:
+    """Return what is to be fetched: a line for each repository, and their sum where there are several."""
+    lines = [one.message for one in missing]
+    known = [one.size for one in missing if one.size is not None]
     if len(known) > 1:
-        more = f" and what is {NOT_KNOWN}" if len(known) < len(found) else ""
+        more = f" and what is {NOT_KNOWN}" if len(known) < len(missing) else ""
         lines.append(f"together {sum(known) / 1e9:.1f} GB{more}")
     return lines
 
@@ -132,4 +133,4 @@ def _dataset(source: str) -> str | None:
 def _weights(reward: RewardSettings) -> list[str]:
     """Repositories that hold a reward's own weights; none where its options name others, or a server has them."""
     weights = weights_of(reward)
-    return [*weights, *CONFIGS.get(inner_name(reward), ())] if weights else []
+    return [*weights, *reward_facts()[inner_name(reward)]["configs"]] if weights else []

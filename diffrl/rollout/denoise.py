@@ -20,7 +20,7 @@ from diffrl.functional.dynamics import ab2_step, ode_step
 from diffrl.models.adapter import Conditioning, ModelAdapter, take_rows
 from diffrl.records import Forest
 from diffrl.rollout.address import Address
-from diffrl.rollout.noise import in_advance, noise_at, sibling_noise
+from diffrl.rollout.noise import noise_at, prefetch, sibling_noise
 from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import SHARED
 
@@ -51,15 +51,15 @@ def batched_velocity(
     predict = velocity_of(adapter, conditioning, guidance_scale)
     if len(latents) <= micro_batch:
         return predict(latents, sigma, rows)
-    found: Tensor | None = None  # each call's rows go to their place: joined in the end, all would be there twice
+    velocities: Tensor | None = None  # each call's rows go to their place: joined in the end, all would be there twice
     for start in range(0, len(latents), micro_batch):
-        own = slice(start, start + micro_batch)
-        velocity = predict(latents[own], sigma[own], rows[own])
-        if found is None:
-            found = velocity.new_empty((len(latents), *velocity.shape[1:]))
-        found[own] = velocity
-    assert found is not None
-    return found
+        batch = slice(start, start + micro_batch)
+        velocity = predict(latents[batch], sigma[batch], rows[batch])
+        if velocities is None:
+            velocities = velocity.new_empty((len(latents), *velocity.shape[1:]))
+        velocities[batch] = velocity
+    assert velocities is not None
+    return velocities
 
 
 def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
@@ -210,7 +210,7 @@ def denoise(
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
     grid, sigmas = sampler.grid, sampler.sigmas.to(x.device)
     stages = _stages(forest, len(roots), x.device)
-    drawn = in_advance(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
+    noises = prefetch(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
     following = iter(stages)
     stage = next(following)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
@@ -221,7 +221,7 @@ def denoise(
         v = batched_velocity(adapter, x, sigma, conditioning, stage.rows, sampler.guidance_scale, sampler.micro_batch)
         branch: Branch | None = None
         if i in forest.branching:
-            branch = _branch(stage, next(drawn).to(x.device), x, v, sigma, sigma_next, sampler)
+            branch = _branch(stage, next(noises).to(x.device), x, v, sigma, sigma_next, sampler)
         level = Level(i, sigmas[i], sigmas[i_next], stage.nodes, stage.prompt, x, v, previous is None, branch)
         for observer in observe:
             observer(level)
@@ -247,7 +247,7 @@ def _stages(forest: Forest, roots: int, device: torch.device) -> list[_Stage]:
         nodes = children
     sent = [part for _, prompt, _, origin in known for part in (prompt, origin)]
     there = torch.cat(sent).to(device).split([len(part) for part in sent])
-    return [_Stage(*own, *pair) for own, pair in zip(known, zip(there[::2], there[1::2], strict=True), strict=True)]
+    return [_Stage(*parts, *pair) for parts, pair in zip(known, zip(there[::2], there[1::2], strict=True), strict=True)]
 
 
 def _draws(

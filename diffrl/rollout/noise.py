@@ -44,7 +44,7 @@ def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
     return noise.reshape(len(addresses), *shape)
 
 
-def in_advance(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
+def prefetch(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
     """What some functions draw, in their order, each on a thread of its own while what came before it is used.
 
     A generator of noise leaves Python's lock to others, and a host that sends work to a device mostly waits. Nothing is

@@ -133,8 +133,8 @@ class PredictionRecorder:
         if self._latents is None:
             self._latents = level.latents.new_zeros((int(self._wanted.sum()), *level.latents.shape[1:]))
         if level.first or level.velocity is None:
-            own = self._wanted[level.nodes]
-            self._latents[self._place[level.nodes[own]]] = level.predicted[own]
+            wanted = self._wanted[level.nodes]
+            self._latents[self._place[level.nodes[wanted]]] = level.predicted[wanted]
 
     @property
     def nodes(self) -> Tensor:
@@ -161,9 +161,9 @@ def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tup
         index: (B,) int64 distinct origins; their order is kept.
         keep: (E,) bool, edges that may be taken; None = all.
     """
-    place = torch.full((len(edges.step),), -1, dtype=torch.int64, device=edges.step.device)
-    place[index] = torch.arange(len(index), device=index.device)
-    target = place[edges.origin]
+    positions = torch.full((len(edges.step),), -1, dtype=torch.int64, device=edges.step.device)
+    positions[index] = torch.arange(len(index), device=index.device)
+    target = positions[edges.origin]
     taken = target >= 0 if keep is None else (target >= 0) & keep
     rows = torch.nonzero(taken).flatten()
     rows = rows[torch.argsort(target[rows], stable=True)]

@@ -17,7 +17,7 @@ from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
 from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder, of_whole
-from diffrl.rollout.tree import paths_to, prompts_apart, subset
+from diffrl.rollout.tree import paths_to, prompt_chunks, subset
 
 Clock = Callable[[str], AbstractContextManager[None]]
 
@@ -72,13 +72,13 @@ def regenerate(
     predicted = PredictionRecorder(forest) if predict else None
     observers: list[Observer] = [edges, *([predicted] if predicted else []), *observe]
     latents, images = list[Tensor](), list[Tensor]()
-    for samples in prompts_apart(forest, prompts_at_once):
-        part, drawn = subset(forest, samples), paths_to(forest, samples)
-        rows = torch.nonzero(drawn).flatten()
-        own = [address for address, kept in zip(roots, drawn[forest.parent < 0].tolist(), strict=True) if kept]
+    for samples in prompt_chunks(forest, prompts_at_once):
+        part, on_paths = subset(forest, samples), paths_to(forest, samples)
+        rows = torch.nonzero(on_paths).flatten()
+        addresses = [address for address, kept in zip(roots, on_paths[forest.parent < 0].tolist(), strict=True) if kept]
         with clock("rollout"):
             shown = [of_whole(observer, rows) for observer in observers]
-            latents.append(denoise(adapter, conditioning, part, own, sampler, observe=shown))
+            latents.append(denoise(adapter, conditioning, part, addresses, sampler, observe=shown))
         with clock("decode"):
             prompts = [batch.prompts[int(row)].text for row in part.sample_prompt]
             images.append(decode(adapter, latents[-1], decode_batch, prompts, each))
@@ -129,10 +129,10 @@ def decode(
             if pictures is None:
                 whole = len(decoded) == len(latents)
                 pictures = decoded if whole else decoded.new_empty((len(latents), *decoded.shape[1:]))
-            own = pictures[start : start + decode_batch]
+            batch = pictures[start : start + decode_batch]
             if pictures is not decoded:
-                own.copy_(decoded)
-            each(own)
-            pulse.advance(pulse.DECODED, len(own))
+                batch.copy_(decoded)
+            each(batch)
+            pulse.advance(pulse.DECODED, len(batch))
     assert pictures is not None
     return pictures

@@ -88,13 +88,13 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
     """
     choice = resolve("rollout.explore.select", SELECTIONS, name)
     with own_code(f"The selection {name}"):
-        given: Any = choice(rewards.clone(), keep)
-        indices = given.indices if isinstance(given, Selection) else given
+        answer: Any = choice(rewards.clone(), keep)
+        indices = answer.indices if isinstance(answer, Selection) else answer
         chosen = _whole_numbers(indices)
     if chosen is None:
         raise DiffrlError(
             f"The selection {name} must return the indices of candidates, (keep,) whole numbers. Got "
-            f"{type(given).__name__}{_shape(indices)}. Return a list, or a tensor of int64."
+            f"{type(answer).__name__}{_shape(indices)}. Return a list, or a tensor of int64."
         )
     if len(chosen) != keep or len(set(chosen)) != keep or not all(0 <= i < len(rewards) for i in chosen):
         raise DiffrlError(
@@ -102,7 +102,7 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
             f"{len(chosen)}, {len(set(chosen))} of them different: {show(chosen)}. Mend it; it is called with "
             "(rewards, keep), and keep may grow with rollout.explore.fidelity."
         )
-    reason: Any = given.reason if isinstance(given, Selection) else (name.partition(":")[2],) * keep
+    reason: Any = answer.reason if isinstance(answer, Selection) else (name.partition(":")[2],) * keep
     if not isinstance(reason, list | tuple) or len(reason) != keep or not all(isinstance(why, str) for why in reason):
         raise DiffrlError(
             f"The selection {name} must return {keep} short texts, why each was chosen. Got {show(reason)}. Mend it."

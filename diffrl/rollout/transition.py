@@ -54,8 +54,8 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
         with torch.enable_grad():
             arguments = (x.clone(), v.clone(), torch.full((2,), s), torch.full((2,), n))
         with own_code(f"The dynamics {name}, at the step from sigma {s:.4g} to {n:.4g},"), torch.enable_grad():
-            given = transition(*arguments)
-        problem = _broken_rule(given, x)
+            step = transition(*arguments)
+        problem = _broken_rule(step, x)
         if any(argument._version for argument in arguments):
             problem = "and work in place on none of its arguments. It changed one"
         if problem:
@@ -65,11 +65,11 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
             )
 
 
-def _broken_rule(given: Any, x: Tensor) -> str | None:
+def _broken_rule(step: Any, x: Tensor) -> str | None:
     """What a step of latents x (B, ...) does not keep; None if all is well."""
-    if not isinstance(given, tuple) or len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
-        return f"of two tensors. Got a {type(given).__name__}"
-    mean, std = given
+    if not isinstance(step, tuple) or len(step) != 2 or not all(isinstance(part, Tensor) for part in step):
+        return f"of two tensors. Got a {type(step).__name__}"
+    mean, std = step
     if mean.shape != x.shape or mean.dtype != torch.float32:
         return f"whose mean is float32 of the latents' shape {tuple(x.shape)}. Got {mean.dtype} {tuple(mean.shape)}"
     if std.ndim != x.ndim or std.shape[0] not in (1, len(x)) or std[0].numel() != 1 or std.dtype != torch.float32:

@@ -84,7 +84,7 @@ def subset(forest: Forest, samples: Tensor) -> Forest:
     return Forest(parent, *columns, renumbered[forest.leaf[samples]], forest.branching)
 
 
-def prompts_apart(forest: Forest, at_once: int | None) -> list[Tensor]:
+def prompt_chunks(forest: Forest, at_once: int | None) -> list[Tensor]:
     """Rows of the samples of every few prompts.
 
     Args:

@@ -130,8 +130,8 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
     elif version == 0 and tables == 0:
         raise DiffrlError(f"{index} is still empty: its run has just begun, or was ended as it did. Look again later.")
     elif version not in (1, SCHEMA_VERSION):
-        found = f"has schema {version}, this version of diffrl reads 1 and {SCHEMA_VERSION}"
-        raise DiffrlError(f"{index} {found}. Use the diffrl that wrote it, or move the file away.")
+        problem = f"has schema {version}, this version of diffrl reads 1 and {SCHEMA_VERSION}"
+        raise DiffrlError(f"{index} {problem}. Use the diffrl that wrote it, or move the file away.")
     else:
         require_tables(database)
     if not readonly:

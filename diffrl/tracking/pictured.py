@@ -26,8 +26,8 @@ def spread(prompts: Sequence[Hashable], most: int) -> list[int]:
         Their places, ascending.
     """
     first: dict[Hashable, int] = {}
-    for place, prompt in enumerate(prompts):
-        first.setdefault(prompt, place)
+    for row, prompt in enumerate(prompts):
+        first.setdefault(prompt, row)
     if len(first) <= most:
         return list(range(min(most, len(prompts))))
     firsts = list(first.values())
@@ -46,10 +46,10 @@ def most_changed(now: Sequence[float | None], before: Sequence[float | None], mo
         Their places, ascending. Equal changes are taken in their order; rounding is no change.
     """
     changes = [
-        (new - old, place)
-        for place, (new, old) in enumerate(zip(now, before, strict=True))
+        (new - old, row)
+        for row, (new, old) in enumerate(zip(now, before, strict=True))
         if new is not None and old is not None and math.isfinite(new - old)
     ]
-    lost = sorted((change, place) for change, place in changes if change < -SAME)
-    gained = sorted((-change, place) for change, place in changes if change > SAME)
-    return sorted(place for _, place in (*lost[: most - most // 2], *gained[: most // 2]))
+    lost = sorted((change, row) for change, row in changes if change < -SAME)
+    gained = sorted((-change, row) for change, row in changes if change > SAME)
+    return sorted(row for _, row in (*lost[: most - most // 2], *gained[: most // 2]))

@@ -165,9 +165,9 @@ class SampleStore:
             DiffrlError: there is one.
         """
         with explained(self.run_dir):
-            (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise DiffrlError(f"The sample index {self.run_dir / INDEX} is damaged: {' '.join(found.split())}.")
+            (answer,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                raise DiffrlError(f"The sample index {self.run_dir / INDEX} is damaged: {' '.join(answer.split())}.")
 
     def lost_pictures(self, before: int) -> list[str]:
         """Pictures of iterations before this one that the index names and that are not there any more."""
@@ -194,10 +194,10 @@ class SampleStore:
             offset: so many are skipped before.
         """
         conditions = {"stage = ?": stage, "iteration = ?": iteration, "instr(lower(prompt), lower(?))": prompt}
-        given = {condition: value for condition, value in conditions.items() if value is not None}
-        where = " AND ".join(["1", *given])
+        equal = {condition: value for condition, value in conditions.items() if value is not None}
+        where = " AND ".join(["1", *equal])
         chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
-        values = (*given.values(), limit, offset)
+        values = (*equal.values(), limit, offset)
         with explained(self.run_dir), transaction(self._database, "DEFERRED"):
             columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
             rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()

@@ -92,7 +92,7 @@ def digest_base(model: ModelSettings) -> Inputs:
 
 
 def digest_rewards(where: str, rewards: Sequence[RewardSettings], specs: Sequence[ScorerSpec] = ()) -> Inputs:
-    """Digest each reward as the score cache knows it, but for packages and where it is computed.
+    """Digest each reward as the score cache knows it, but for where it is computed.
 
     Args:
         where: "rewards" or "eval.rewards".
@@ -103,8 +103,6 @@ def digest_rewards(where: str, rewards: Sequence[RewardSettings], specs: Sequenc
         ConfigError: a file that one names cannot be read.
     """
     facts = [_reward_facts(reward, specs[i] if specs else None) for i, reward in enumerate(rewards)]
-    for one in facts:
-        del one["packages"]
     digests = {f"{where}.{reward.key}": _digest(one) for reward, one in zip(rewards, facts, strict=True)}
     own = {f"{where}.{reward.key} code": reward.name for reward in rewards if ":" in reward.name}
     return {**digests, **_digest_code(own)}
@@ -152,7 +150,7 @@ def _reward_facts(reward: RewardSettings, spec: ScorerSpec | None) -> dict[str, 
     options = reward.options if reward.dtype is None else {**reward.options, "dtype": reward.dtype}
     options = {key: value for key, value in options.items() if key not in WHERE}
     try:
-        return scorer_facts(reward.name, options, spec or getattr(factory_of(reward.name), "spec", None), content_mark)
+        return scorer_facts(reward.name, options, spec or getattr(factory_of(reward.name), "spec", None))
     except OSError as error:
         raise ConfigError(f"What the reward {reward.key} is made of cannot be read: {error}.") from error
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from diffrl.errors import NotHereError
-from diffrl.precision.backends.machine import dotted, installed
+from diffrl.precision.choice import dotted, installed
 
 BITSANDBYTES = (0, 50)
 """The first with 8-bit optimizers for CPUs."""

@@ -40,6 +40,10 @@ class PromptReport:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    def joined(self, other: PromptReport) -> PromptReport:
+        """Return this report followed by another one."""
+        return PromptReport([*self.notes, *other.notes], [*self.problems, *other.problems])
+
     def require(self) -> None:
         """Refuse the problems.
 

@@ -27,7 +27,7 @@ from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.transition import Transition
-from diffrl.rollout.tree import plan_forest, prompts_apart, root_addresses, subset
+from diffrl.rollout.tree import plan_forest, prompt_chunks, root_addresses, subset
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.session import Session
@@ -278,7 +278,7 @@ def draw_pool(
         each(images)
 
     with copy.in_place_of(adapter) if copy is not None else nullcontext():
-        for samples in prompts_apart(pool, prompts_at_once):
+        for samples in prompt_chunks(pool, prompts_at_once):
             part = subset(pool, samples)
             roots = root_addresses(part, batch, seed)
             explore(

@@ -26,6 +26,7 @@ def make_scorers(
     fps: float | None = None,
     lanes: dict[str, Lane] | None = None,
     copies: Copies | None = None,
+    first: int = 0,
 ) -> list[WeightedScorer]:
     """The configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
 
@@ -37,12 +38,13 @@ def make_scorers(
         lanes: threads by device, in which rewards are computed; new ones are added. None = no threads. Where model and
             reward both run on the CPU there is none either.
         copies: weights that other scorers have loaded, which these share on the same device; new ones are added.
+        first: number of the first of them in that place.
 
     Raises:
         ConfigError: a scorer cannot be made; says which.
     """
     made, copies = [], {} if copies is None else copies
-    for number, s in enumerate(settings):
+    for number, s in enumerate(settings, first):
         options = s.options if s.dtype is None else {**s.options, "dtype": s.dtype}
         own_device = torch.device(s.device or device)
         if own_device == torch.device("cuda") and torch.cuda.is_available():

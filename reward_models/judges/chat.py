@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import math
 import os
@@ -22,8 +23,8 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from reward_models.common.errors import RewardError
-from reward_models.serving.lossless import encode_picture
-from reward_models.serving.transport import Answer, Client, UnreachableError, side_by_side, wait_for
+from reward_models.media import to_pil
+from reward_models.serving.transport import Answer, Client, UnreachableError, require_number, side_by_side, wait_for
 from reward_models.text.answers import AnswerError, shortened
 
 LONGEST_WAIT = 60.0
@@ -120,17 +121,14 @@ class ChatClient:
         check: bool = True,
     ) -> None:
         self.urls = [_base(place) for place in ([url] if isinstance(url, str) else url)]
-        for name, value, least, kind in (
-            ("timeout", timeout, 1e-3, (int, float)),
-            ("retries", retries, 0, int),
-            ("backoff", backoff, 0, (int, float)),
-            ("deadline", deadline, 1e-3, (int, float)),
-            ("concurrency", concurrency, 1, int),
-            ("max_tokens", max_tokens, 1, int),
+        for name, seconds, least in (("timeout", timeout, 1e-3), ("backoff", backoff, 0), ("deadline", deadline, 1e-3)):
+            require_number(f"{name} of a chat server, in seconds,", seconds, least)
+        for name, count, least in (
+            ("retries", retries, 0),
+            ("concurrency", concurrency, 1),
+            ("max_tokens", max_tokens, 1),
         ):
-            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= threading.TIMEOUT_MAX:
-                what = "a whole number" if kind is int else "a number"
-                raise RewardError(f"{name} of a chat server must be {what} from {least:g}. Got {value!r}.")
+            require_number(f"{name} of a chat server", count, least, whole=True)
         if not self.urls or not model:
             raise RewardError(f"A chat server needs a url and a model. Got {url!r} and {model!r}.")
         self._key = os.environ.get(api_key_env, "") if api_key_env else ""
@@ -244,9 +242,11 @@ class ChatClient:
             raise RewardError(f"The chat server {base} has no model {self.model!r}. It has: {', '.join(names[:10])}.")
 
 
-def image_content(picture: Tensor) -> dict[str, Any]:
-    """A uint8 (3, H, W) picture as a part of a user's turn, lossless."""
-    data = base64.b64encode(encode_picture(picture, "png")).decode()
+def image_content(image: Tensor) -> dict[str, Any]:
+    """Return a uint8 (3, H, W) image as a part of a user's turn, lossless."""
+    buffer = io.BytesIO()
+    to_pil(image).save(buffer, format="PNG", compress_level=1)
+    data = base64.b64encode(buffer.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 

@@ -51,7 +51,7 @@ def _wrong_kind(reward: Loaded, item: Item) -> str:
     if "image" in reward.scorer.spec.media:
         return (
             f"The reward {reward.label} scores images. {item.name} is a video. Average it over frames, --reward "
-            f"video_mean --option video_mean.reward={reward.choice.name}, or score only the images, --media image."
+            f"video_mean --option video_mean.reward={reward.settings.name}, or score only the images, --media image."
         )
     return (
         f"The reward {reward.label} scores videos. {item.name} is a still. Choose another reward, or score only the "

@@ -32,8 +32,8 @@ FAILED = 3
 
 def load_rewards(names: Sequence[str], options: RewardOptions, examined: bool = False) -> list[Loaded]:
     """Make the scorers that the command line asks for; see `choices.choose` and `choices.load`."""
-    choices = choose(names, options.option or (), options.config)
-    return load(choices, options.device, options.dtype, options.batch_size, examined)
+    chosen = choose(names, options.option or (), options.config)
+    return load(chosen, options.device, options.dtype, options.batch_size, examined)
 
 
 def run(

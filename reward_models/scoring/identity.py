@@ -2,97 +2,69 @@
 
     the file's bytes, prompt and metadata     of the sample; prompts only where the scorer uses them
     the scorer's name and version             as its spec says
-    its options, defaults filled in           without `device`, which changes the last digits at most
-    its weights                               size and modification time of every file that an option names, the commit
-                                              of a hub repository as it lies in the local cache
+    its options, defaults filled in           without `device`; files that they name count by what is in them
     its source                                of scorers of the user's own: the file of its module
-    packages                                  versions of `PACKAGES`
     the other members                         of the sample's group, for scorers that compare them
 
 A scorer of the user's own may depend on anything besides: files that no option names, modules, the weather. Its scores
 are known again only if its spec counts a version, by which its author answers for that.
 
-The weights behind a server cannot be seen: of remote scorers only the address, the options and the version count.
-
-Bytes and not pixels: a known file is then never decoded, so a second run over thousands of pictures takes seconds. The
-price is that the same picture saved in another format is scored again.
+Bytes and not pixels: a known file is then never decoded, so a second run over thousands of images takes seconds. The
+price is that the same image saved in another format is scored again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from reward_models.base import ScorerSpec
-from reward_models.common.errors import RewardError
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.scoring.items import Item
 
-SCHEME = 3
+SCHEME = 4
 """Changes whenever the same sample and scorer would hash otherwise."""
 BLOCK = 2**20
-PACKAGES = (
-    "av",
-    "numpy",
-    "onnxruntime",
-    "open-clip-torch",
-    "opencv-python-headless",
-    "pillow",
-    "pytesseract",
-    "rapidocr",
-    "scipy",
-    "torch",
-    "torchvision",
-    "transformers",
-)
-"""Distributions that our scorers compute with; others fetch, read and show."""
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; OSError where it cannot be read."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file's bytes; OSError where it cannot be read."""
     with path.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def scorer_identity(reward: Loaded) -> str:
-    """Everything of a scorer that its scores depend on, as a hash."""
-    return _hash({"scheme": SCHEME, **scorer_facts(reward.choice.name, reward.choice.options, reward.scorer.spec)})
+    """Return everything of a scorer that its scores depend on, as a hash."""
+    return _hash({"scheme": SCHEME, **scorer_facts(reward.settings.name, reward.settings.options, reward.scorer.spec)})
 
 
-def scorer_facts(
-    name: str, options: Mapping[str, Any], spec: ScorerSpec | None, mark: Callable[[Path], str] | None = None
-) -> dict[str, Any]:
+def scorer_facts(name: str, options: Mapping[str, Any], spec: ScorerSpec | None) -> dict[str, Any]:
     """Collect everything that a scorer's scores depend on, as plain values.
 
     Args:
         name: as it is registered, or "module:Object".
         options: of the scorer.
         spec: of the scorer; None where it is not known.
-        mark: tells what is in a file of weights; None = its size and modification time.
+
+    Raises:
+        OSError: a file that an option names cannot be read.
     """
-    named, version, weights = (None, None, None) if spec is None else (spec.name, spec.version, spec.weights)
     factory = factory_of(name)
     known = _with_defaults(factory, options)
     known.pop("device", None)
-    values = list(_texts(known))
     return {
         "name": name,
-        "spec": [named, version],
+        "spec": None if spec is None else [spec.name, spec.version],
         "options": known,
-        "weights": [entry for value in [*values, weights] if value for entry in _weights(value, mark or _mark)],
+        "files": [mark for text in _texts(known) for mark in _file_marks(text)],
         "source": None if name in SCORERS else _source(factory),
-        "packages": [_version(package) for package in PACKAGES],
     }
 
 
@@ -118,7 +90,7 @@ def content_mark(file: Path, inside: bool = False) -> str:
 
 
 def _parts(stream: IO[bytes], size: int, tensors: bool, inside: bool) -> list[tuple[int, int]]:
-    """Where the parts of a file begin that stand for all of it, and their lengths in bytes."""
+    """Return where the parts of a file begin that stand for all of it, and their lengths in bytes."""
     if size <= BLOCK:
         return [(0, size)]
     spread = [(size * i // 64, BLOCK // 64) for i in range(64)] + [(size - BLOCK // 64, BLOCK // 64)]
@@ -137,18 +109,18 @@ def _parts(stream: IO[bytes], size: int, tensors: bool, inside: bool) -> list[tu
 
 
 def can_be_cached(reward: Loaded) -> bool:
-    """Whether a scorer's name, version and options say all that its scores depend on.
+    """Return whether a scorer's name, version and options say all that its scores depend on.
 
-    They do of a registered one. One of the user's own must count a version, other than the default; one that is given
-    another by an option is not known to.
+    They do of a registered one. One of the user's own must count a version, other than the default; one that an option
+    gives another, as "module:Object", is not known to.
     """
-    if any(_is_own(text) for text in _texts(reward.choice.options)):
+    if any(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", text) for text in _texts(reward.settings.options)):
         return False
-    return reward.choice.name in SCORERS or reward.scorer.spec.version != ScorerSpec.version
+    return reward.settings.name in SCORERS or reward.scorer.spec.version != ScorerSpec.version
 
 
 def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group: Sequence[str] = ()) -> str:
-    """The key of a score.
+    """Return the key of a score.
 
     Args:
         identity: of the scorer.
@@ -162,12 +134,12 @@ def sample_key(identity: str, digest: str, item: Item, uses_prompt: bool, group:
 
 
 def _source_digest(item: Item) -> list[str]:
-    """Of the image that a sample is an edit of, if its metadata names a file."""
-    named = item.metadata.get("source")
-    if not isinstance(named, str):
+    """Return the digest of the image that a sample is an edit of, if its metadata names a file."""
+    source = item.metadata.get("source")
+    if not isinstance(source, str):
         return []
     try:
-        path = item.path.parent / named
+        path = item.path.parent / source
         return [file_digest(path)] if path.is_file() else []
     except (OSError, ValueError):
         return []
@@ -188,7 +160,7 @@ def _with_defaults(factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in nested options."""
+    """Yield every text in nested options."""
     if isinstance(value, str | Path):
         yield str(value)
     elif isinstance(value, Mapping):
@@ -199,56 +171,22 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(entry)
 
 
-def _weights(text: str, mark: Callable[[Path], str]) -> list[str]:
-    """Marks of the files that a text names: a file, a folder, or a hub repository in the local cache."""
+def _file_marks(text: str) -> list[str]:
+    """Return marks of the file that a text names, or of those in the folder that it names."""
     try:
         path = Path(text).expanduser()
-        if path.is_file():
-            return [f"{path.name} {mark(path)}"]
-        if path.is_dir():
-            inside = sorted(Path(folder) / name for folder, _, files in os.walk(path) for name in files)
-            return [f"{file.relative_to(path)} {mark(file)}" for file in inside]
+        single, folder = path.is_file(), path.is_dir()
     except (OSError, ValueError, RuntimeError):  # a long prompt template, or "~nobody"
         return []
-    return [_commit(text)] if text.count("/") == 1 and not text.startswith((".", "/", "~")) else []
-
-
-def _mark(file: Path) -> str:
-    facts = file.stat()
-    return f"{facts.st_size} {facts.st_mtime_ns}"
-
-
-def _commit(repository: str) -> str:
-    """The commit of `main` that the local hub cache holds; empty if it holds none."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    reference = cache / f"models--{repository.replace('/', '--')}" / "refs" / "main"
-    try:
-        return reference.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _is_own(text: str) -> bool:
-    """Whether a text names a scorer of the user's own."""
-    if text in SCORERS or not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", text):
-        return False
-    try:
-        return callable(factory_of(text))
-    except RewardError:  # it only looks like one
-        return False
+    if single:
+        return [f"{path.name} {content_mark(path)}"]
+    files = sorted(Path(parent) / name for parent, _, names in os.walk(path) for name in names) if folder else []
+    return [f"{file.relative_to(path)} {content_mark(file)}" for file in files]
 
 
 def _source(factory: Any) -> str | None:
-    """A digest of the file that a scorer is written in."""
+    """Return a digest of the file that a scorer is written in."""
     try:
         return file_digest(Path(str(inspect.getsourcefile(factory))))
     except (OSError, TypeError):  # of no file
         return None
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return ""

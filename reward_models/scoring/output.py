@@ -70,11 +70,11 @@ def _has_index(folder: Path) -> bool:
 
 def total_of(row: Row, rewards: Sequence[Loaded]) -> float | None:
     """The sum of weight * (raw - shift) / scale; NaN where a reward with a weight failed, None if none has a weight."""
-    weighted = [reward for reward in rewards if reward.choice.weight]
+    weighted = [reward for reward in rewards if reward.settings.weight]
     if not weighted:
         return None
     shares = [
-        (reward.choice.weight or 0.0) * (row.scores[reward.label].raw - reward.choice.shift) / reward.choice.scale
+        reward.settings.weight * (row.scores[reward.label].raw - reward.settings.shift) / reward.settings.scale
         for reward in weighted
     ]
     return math.fsum(shares) if all(math.isfinite(share) for share in shares) else math.nan
@@ -167,7 +167,7 @@ class Outputs:
         for label, parts in self._parts.items():
             columns += [label, *(f"{label}/{part}" for part in parts)]
             columns += [f"{label}.{name}" for name in ("note", "error", "version")]
-        return [*columns, "total"] if any(reward.choice.weight for reward in self._rewards) else columns
+        return [*columns, "total"] if any(reward.settings.weight for reward in self._rewards) else columns
 
     def _flat_rows(self) -> Iterator[dict[str, Any]]:
         with self._part.open(encoding="utf-8") as source:

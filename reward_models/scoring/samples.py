@@ -79,7 +79,7 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
         [sample.source for sample in samples if sample.source is not None] if reward.scorer.spec.uses_source else (),
     )
     try:
-        output = ask(reward.scorer, batch, reward.choice.name)
+        output = ask(reward.scorer, batch, reward.settings.name)
     except (MemoryError, RuntimeError, RewardError) as error:
         if is_out_of_memory(error.__cause__ or error):
             raise RewardError(
@@ -101,4 +101,4 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
 
 def title(reward: Loaded) -> str:
     """The scorer's name and version, as the cache notes them."""
-    return f"{reward.choice.name} {reward.scorer.spec.version}"
+    return f"{reward.settings.name} {reward.scorer.spec.version}"

@@ -92,7 +92,7 @@ class Summary:
         self.names: list[str] = []
         specs = [(reward.label, reward.scorer.spec) for reward in rewards]
         self.series = [Series(label, spec.higher_is_better, spec.version, spec.remote) for label, spec in specs]
-        if any(reward.choice.weight for reward in rewards):
+        if any(reward.settings.weight for reward in rewards):
             self.series.append(Series(TOTAL))
         self.failed_files = 0
         self._uses_prompts = any(reward.scorer.spec.uses_prompt for reward in rewards)

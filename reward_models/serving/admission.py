@@ -1,6 +1,6 @@
 """How much the scoring service holds at one time: a count of requests and a count of bytes, refused beyond.
 
-A request takes a place once it is here whole, so that bodies that are half sent take none.
+A request takes a slot once it is here whole, so that bodies that are half sent take none.
 """
 
 from __future__ import annotations
@@ -24,24 +24,34 @@ class Ticket:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self.held = self.most = 0
-        self.has_place = False
+        self.held, self.has_slot = 0, False
 
     def reserve(self, size: int) -> None:
-        """Hold more bytes; fewer if negative.
+        """Hold more bytes.
 
         Raises:
             BusyError: the service would hold too many.
         """
-        self._admission.hold(self, size)
+        service = self._admission
+        with service.lock:
+            alone = service.bytes == self.held
+            if service.bytes + size > service.max_bytes and not alone:
+                raise BusyError(f"The server holds {service.bytes / 1e6:.0f} MB of requests already. Ask again later.")
+            service.bytes += size
+            self.held += size
 
     def enter(self) -> None:
-        """Take a place: the request is here whole.
+        """Take a slot: the request is here whole.
 
         Raises:
             BusyError: there is none.
         """
-        self._admission.enter(self)
+        service = self._admission
+        with service.lock:
+            service.require_slot()
+            self.has_slot = True
+            service.arriving -= 1
+            service.requests += 1
 
 
 class Admission:
@@ -55,45 +65,28 @@ class Admission:
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.max_requests, self.max_bytes = max_requests, max_bytes
         self.arriving = self.requests = self.bytes = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     @contextmanager
     def request(self) -> Iterator[Ticket]:
         """Let a request arrive, and give back what it held at its end.
 
         Raises:
-            BusyError: there would be no place for it.
+            BusyError: there would be no slot for it.
         """
         ticket = Ticket(self)
-        with self._lock:
-            self._require_place()
+        with self.lock:
+            self.require_slot()
             self.arriving += 1
         try:
             yield ticket
         finally:
-            with self._lock:
-                self.requests -= ticket.has_place
-                self.arriving -= not ticket.has_place
+            with self.lock:
+                self.requests -= ticket.has_slot
+                self.arriving -= not ticket.has_slot
                 self.bytes -= ticket.held
 
-    def enter(self, ticket: Ticket) -> None:
-        """Give a request that has arrived a place; see `Ticket.enter`."""
-        with self._lock:
-            self._require_place()
-            ticket.has_place = True
-            self.arriving -= 1
-            self.requests += 1
-
-    def hold(self, ticket: Ticket, size: int) -> None:
-        """Count bytes of a request; see `Ticket.reserve`."""
-        with self._lock:
-            alone = self.bytes == ticket.held
-            if size > 0 and self.bytes + size > self.max_bytes and not alone:
-                raise BusyError(f"The server holds {self.bytes / 1e6:.0f} MB of requests already. Ask again later.")
-            self.bytes += size
-            ticket.held += size
-            ticket.most = max(ticket.most, ticket.held)
-
-    def _require_place(self) -> None:
+    def require_slot(self) -> None:
+        """Refuse a request where there are as many as the service takes."""
         if self.requests >= self.max_requests:
             raise BusyError(f"The server has {self.requests} requests under way, as many as it takes. Ask again later.")

@@ -13,30 +13,31 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer
 from reward_models.common.errors import RewardError
 from reward_models.serving.admission import Admission, BusyError, Ticket
-from reward_models.serving.memory import trim
-from reward_models.serving.microbatch import ClosedError, Job, MicroBatcher, ScorerError
-from reward_models.serving.request_body import decode_request
-from reward_models.serving.wire import Limits, RefusedError, encode_output, encode_spec
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
+from reward_models.serving.microbatch import ClosedError, MicroBatcher, ScorerError
+from reward_models.serving.wire import (
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    Limits,
+    RefusedError,
+    decode_request,
+    encode_listing,
+    encode_output,
+)
 
 log = logging.getLogger(__name__)
 RETRY_AFTER = 1
 """Seconds that a client is asked to wait when the service is full."""
 STEP = 256_000
 """Bytes of a body that have to arrive in each `Limits.body_timeout`, unless it ends before."""
-IDLE = 1.0
-"""Seconds without a request after which free memory is given back."""
-TRIMMED = 64_000_000
-"""Bytes that requests took, together, from which on it is worth a walk over all memory."""
+CLOSING = "The server is shutting down. Ask again later."
 
 
 class Service:
@@ -53,12 +54,9 @@ class Service:
         batching = limits.max_batch, limits.max_wait_ms, limits.max_batch_pixels
         self.batchers = {name: MicroBatcher(scorer, *batching) for name, scorer in rewards.items()}
         self.admission = Admission(limits.queue_size, int(limits.max_held_mb * 1e6))
-        self.decoders = ThreadPoolExecutor(2, thread_name_prefix="decoder")
         self.started = time.monotonic()
         self.answers: Counter[int] = Counter()
         self.samples = self.dropped = 0
-        self._taken = 0
-        self._trimming: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
         """Stop the scorers' threads; requests that still wait are answered 503."""
@@ -68,13 +66,11 @@ class Service:
             batcher.close(timeout=0)
         for batcher in self.batchers.values():
             batcher.close(timeout=max(0.0, end - time.monotonic()))
-        self.decoders.shutdown(wait=False, cancel_futures=True)
 
     def endpoint(
         self, handler: Callable[[Request], Awaitable[bytes]], public: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
-        """A handler as an endpoint: the token is asked for, refusals become answers, answers are counted."""
-        from starlette.requests import ClientDisconnect
+        """Return a handler as an endpoint: it wants the token, refusals become answers, answers are counted."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -87,7 +83,7 @@ class Service:
                 self.dropped += 1
                 return self.reply(499, b"")  # nobody reads it
             except asyncio.CancelledError:  # the time for finishing at the end is over
-                return self.refuse(503, "The server is shutting down. Ask again later.")
+                return self.refuse(503, CLOSING)
             except Exception:
                 log.exception("The reward server failed on a request")
                 return self.refuse(500, "The server failed on this request; its log says why.")
@@ -95,7 +91,7 @@ class Service:
         return answer
 
     def refuse(self, status: int, sentence: str) -> Response:
-        """An error as an answer."""
+        """Answer with an error."""
         headers = {
             401: {"WWW-Authenticate": "Bearer"},
             408: {"Connection": "close"},  # or a body that stands still would keep its connection
@@ -104,14 +100,12 @@ class Service:
         return self.reply(status, json.dumps({"error": sentence}).encode(), headers)
 
     def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer in JSON."""
-        from starlette.responses import Response
-
+        """Answer in JSON."""
         self.answers[status] += 1
         return Response(body, status, headers, "application/json")
 
     async def health(self, request: Request) -> bytes:
-        """Whether it is ready, for how long, what waits and what it has done."""
+        """Tell whether it is ready, for how long, what waits and what it has done."""
         facts = {
             "ready": not self.closing,
             "uptime_s": round(time.monotonic() - self.started, 1),
@@ -127,32 +121,26 @@ class Service:
         return json.dumps(facts).encode()
 
     async def rewards(self, request: Request) -> bytes:
-        """The specs of the scorers, and the limits that clients keep to."""
-        specs = {name: encode_spec(batcher.scorer.spec) for name, batcher in self.batchers.items()}
-        return json.dumps({"rewards": specs, "limits": self.limits.model_dump()}).encode()
+        """Tell the specs of the scorers, and the limits and the protocol that clients keep to."""
+        return encode_listing({name: batcher.scorer.spec for name, batcher in self.batchers.items()}, self.limits)
 
     async def score(self, request: Request) -> bytes:
-        """Scores of the request's batch."""
+        """Score the request's batch."""
         name = request.path_params["name"]
         batcher = self.batchers.get(name)
         if batcher is None:
-            raise RefusedError(
-                404, f"There is no reward {name[:80]!r} here. Known: {', '.join(sorted(self.batchers))}."
-            )
+            known = ", ".join(sorted(self.batchers))
+            raise RefusedError(404, f"There is no reward {name[:80]!r} here. Known: {known}.")
+        _require_understood(request)
         received = False
         try:
             async with asyncio.timeout(self.limits.request_timeout):
                 with self.admission.request() as ticket:
-                    try:
-                        body = await self._body(request, ticket)
-                        ticket.enter()
-                        received = True
-                        batch = await self._batch(request, body, ticket)
-                        ticket.reserve(-len(body))
-                        del body
-                        output = await self._scores(request, batcher, batch)
-                    finally:
-                        self._give_back_later(ticket.most)
+                    body = await self._body(request, ticket)
+                    ticket.enter()
+                    received = True
+                    batch = await asyncio.to_thread(decode_request, body, self.limits, ticket.reserve)
+                    output = await self._scores(request, batcher, batch)
         except TimeoutError:
             what, limit = ("scored" if received else "received"), f"{self.limits.request_timeout:g} s"
             sentence = f"The request was not {what} within {limit}. Ask again, or send less at once."
@@ -198,21 +186,12 @@ class Service:
             raise RefusedError(408, sentence) from None
         return body
 
-    async def _batch(self, request: Request, body: bytearray, ticket: Ticket) -> RewardBatch:
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise RefusedError(415, "A request's body must not be compressed. Send it without Content-Encoding.")
-        kind = request.headers.get("content-type", "")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.decoders, decode_request, kind, body, self.limits, ticket.reserve)
-
     async def _scores(self, request: Request, batcher: MicroBatcher, batch: RewardBatch) -> RewardOutput:
         """Have the batch scored, unless the client goes away before it is begun."""
-        from starlette.requests import ClientDisconnect
-
         name = batcher.scorer.spec.name
         try:
             batcher.scorer.spec.require(batch)  # before it could be joined with others
-            job: Job = batcher.submit(batch)
+            job = batcher.submit(batch)
             answer = asyncio.wrap_future(job.future)
             gone = asyncio.ensure_future(_disconnected(request))
             try:
@@ -230,20 +209,20 @@ class Service:
         except ScorerError as error:
             raise RefusedError(500, f"The reward {name} failed on this request: {str(error)[:300]}.") from None
         except ClosedError:
-            raise BusyError("The server is shutting down. Ask again later.") from None
+            raise BusyError(CLOSING) from None
 
-    def _give_back_later(self, taken: int) -> None:
-        """Give free memory back once no request has come for a moment, if those that came took much."""
-        self._taken += taken
-        if self._trimming is not None:
-            self._trimming.cancel()
-        if self._taken >= TRIMMED:
-            self._trimming = asyncio.get_running_loop().call_later(IDLE, self._give_back)
 
-    def _give_back(self) -> None:
-        if not self.admission.requests and not self.closing:  # else the last of them comes here again
-            self._taken = 0
-            self.decoders.submit(trim)
+def _require_understood(request: Request) -> None:
+    """Refuse clients of another protocol, and bodies that grow when they are unpacked."""
+    protocol = request.headers.get(PROTOCOL_HEADER)
+    if protocol != str(PROTOCOL):
+        raise RefusedError(
+            400,
+            f"This server takes requests with the header '{PROTOCOL_HEADER}: {PROTOCOL}'. Got "
+            f"{protocol[:20] if protocol else 'none'}. Install the same version of diffrl on both sides.",
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise RefusedError(415, "A request's body must not be compressed. Send it without Content-Encoding.")
 
 
 async def _disconnected(request: Request) -> None:

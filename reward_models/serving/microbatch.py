@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from reward_models.asking import ask
-from reward_models.base import RewardBatch, RewardOutput, Scorer
+from reward_models.base import RewardBatch, RewardOutput, Scorer, output_of_pieces
 from reward_models.common.errors import BrokenScorerError, RewardError
 from reward_models.common.messages import describe, printable
 from reward_models.media import batches_of
@@ -53,9 +53,9 @@ class MicroBatcher:
 
     Args:
         scorer: called from this batcher's thread only.
-        max_batch: samples given to the scorer at once; larger requests are cut, but groups stay whole.
+        max_batch: samples that the scorer gets at once; larger requests are cut, but groups stay whole.
         max_wait_ms: how long the first request of a batch that is not full waits for others.
-        max_pixels: of the samples given to the scorer at once, all frames; one sample may have more.
+        max_pixels: of the samples that the scorer gets at once, all frames; one sample may have more.
     """
 
     def __init__(
@@ -159,17 +159,16 @@ class MicroBatcher:
             return
         start = 0
         for job in jobs:
-            stop = start + len(job.batch)
-            job.future.set_result(_rows(output, start, stop))
-            start = stop
+            job.future.set_result(output.rows(range(start, start + len(job.batch))))
+            start += len(job.batch)
 
     def _run(self, batch: RewardBatch) -> RewardOutput:
         """Score a batch in pieces of as many samples as are given to the scorer at once."""
         keys = list(batch.groups or batch.prompts) if self.scorer.spec.scope == "group" else []
         pieces = batches_of(range(len(batch)), self._most(batch), keys)
-        outputs = [self._call(batch if len(pieces) == 1 else batch.rows(piece)) for piece in pieces]
-        order = torch.tensor([row for piece in pieces for row in piece]).argsort()
-        return _ordered(outputs, order)
+        if len(pieces) == 1:
+            return self._call(batch)
+        return output_of_pieces([(piece, self._call(batch.rows(piece))) for piece in pieces], len(batch), {})
 
     def _call(self, batch: RewardBatch) -> RewardOutput:
         self.batches += 1
@@ -188,30 +187,4 @@ def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:
         [prompt for batch in batches for prompt in batch.prompts],
         [batch.meta(row) for batch in batches for row in range(len(batch))],
         batches[0].fps,
-    )
-
-
-def _rows(output: RewardOutput, start: int, stop: int) -> RewardOutput:
-    rows = slice(start, stop)
-    parts = {name: values[rows] for name, values in output.parts.items()}
-    return RewardOutput(output.raw[rows], output.ok[rows], output.errors[rows], parts, output.notes[rows])
-
-
-def _ordered(outputs: Sequence[RewardOutput], order: torch.Tensor) -> RewardOutput:
-    """Outputs of pieces as one, in the given order; a part that a piece lacks is NaN there."""
-    if len(outputs) == 1:
-        return outputs[0]
-    names = list(dict.fromkeys(name for output in outputs for name in output.parts))
-    errors = [error for output in outputs for error in output.errors]
-    notes = [output.note(row) for output in outputs for row in range(len(output.raw))]
-    parts = {
-        name: torch.cat([o.parts.get(name, torch.full((len(o.raw),), float("nan"))) for o in outputs])[order]
-        for name in names
-    }
-    return RewardOutput(
-        torch.cat([output.raw for output in outputs])[order],
-        torch.cat([output.ok for output in outputs])[order],
-        [errors[row] for row in order.tolist()],
-        parts,
-        [notes[row] for row in order.tolist()] if any(notes) else (),
     )

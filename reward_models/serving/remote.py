@@ -6,11 +6,9 @@ import asyncio
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import get_args
 from urllib.parse import urlsplit
 
 from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
@@ -19,8 +17,8 @@ from reward_models.media import batches_of
 from reward_models.registry import SCORERS
 from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, sentence_of
 from reward_models.serving.replicas import Replicas
-from reward_models.serving.transport import Client, UnreachableError, wait_for
-from reward_models.serving.wire import TOKEN_VARIABLE, Format, Limits, decode_listing, decode_spec
+from reward_models.serving.transport import Client, UnreachableError, require_number, wait_for
+from reward_models.serving.wire import PROTOCOL, TOKEN_VARIABLE, Limits, decode_listing, decode_spec
 
 
 class RemoteScorer(WithoutWeights):
@@ -42,7 +40,6 @@ class RemoteScorer(WithoutWeights):
         deadline: seconds after which a batch ends, whatever is missing.
         wait: seconds to wait at the start for a server that is not up yet.
         token_env: environment variable with the server's token; default: DIFFRL_REWARD_TOKEN, if it is set.
-        format: how media travel: "safetensors" (raw), "png" or "webp" (smaller, for slow networks); all lossless.
         chunk: samples of a piece; a reward of groups gets whole groups.
         concurrency: pieces under way at one time.
 
@@ -70,28 +67,28 @@ class RemoteScorer(WithoutWeights):
         deadline: float = 300.0,
         wait: float = 10.0,
         token_env: str | None = None,
-        format: Format = "safetensors",
         chunk: int = 16,
         concurrency: int = 4,
     ) -> None:
-        self.reward, self.format = reward, format
-        self.urls = _addresses(url, urls)
-        self.connect, self.answer = _numbers("timeout", timeout, 2)
-        (self.deadline,), (self.backoff,) = _numbers("deadline", [deadline], 1), _numbers("backoff", [backoff], 1, 0)
-        (patience,) = _numbers("wait", [wait], 1, 0)
-        for name, value, least in (("retries", retries, 0), ("chunk", chunk, 1), ("concurrency", concurrency, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RewardError(f"{name} of the reward remote must be a whole number >= {least}. Got {value!r}.")
-        if format not in get_args(Format):
-            raise RewardError(f"format of the reward remote is one of {', '.join(get_args(Format))}. Got {format!r}.")
         if not isinstance(reward, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", reward):
             raise RewardError(f"reward must be the name of a reward that the server has. Got {reward!r}.")
-        self.chunk, self.concurrency = chunk, concurrency
+        if not isinstance(timeout, Sequence) or isinstance(timeout, str) or len(timeout) != 2:
+            raise RewardError(f"timeout of the reward remote must be 2 numbers of seconds. Got {timeout!r}.")
+        seconds = {"timeout": timeout[0], "deadline": deadline, "backoff": backoff, "wait": wait}
+        for name, value in [*seconds.items(), ("timeout", timeout[1])]:
+            require_number(
+                f"{name} of the reward remote, in seconds,", value, 0 if name in ("backoff", "wait") else 1e-3
+            )
+        for name, count, least in (("retries", retries, 0), ("chunk", chunk, 1), ("concurrency", concurrency, 1)):
+            require_number(f"{name} of the reward remote", count, least, whole=True)
+        self.reward, self.urls = reward, _addresses(url, urls)
+        self.connect, self.answer = map(float, timeout)
+        self.deadline, self.chunk, self.concurrency = deadline, chunk, concurrency
         self._client = Client(self.urls[0], _token(token_env))
-        self._replicas = Replicas(self.urls, self.backoff)
+        self._replicas = Replicas(self.urls, backoff)
         self._attempts = retries + len(self.urls)
-        found = [wait_for(self._listed(address, time.monotonic() + patience)) for address in self.urls]
-        specs = [asdict(spec) for spec, _ in found]
+        listed = [wait_for(self._listed(address, time.monotonic() + wait)) for address in self.urls]
+        specs = [asdict(spec) for spec, _ in listed]
         unlike = [key for key in specs[0] if any(other[key] != specs[0][key] for other in specs)]
         if unlike:
             seen = "; ".join(f"{key}: {', '.join(str(other[key]) for other in specs)}" for key in unlike[:3])
@@ -99,8 +96,8 @@ class RemoteScorer(WithoutWeights):
                 f"All servers must have the same reward {reward} in one version. At {', '.join(self.urls)} it has "
                 f"{seen}. Bring them to one."
             )
-        self.spec = replace(found[0][0], remote=True)
-        self._limits = [limits for _, limits in found]
+        self.spec = replace(listed[0][0], remote=True)
+        self._limits = [limits for _, limits in listed]
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Have the batch scored; ends within `deadline` seconds (and the moment it takes to cut off the rest).
@@ -111,20 +108,23 @@ class RemoteScorer(WithoutWeights):
         self.spec.require(batch)
         if not len(batch) or not batch.media.numel():
             return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
-        sending = Sending(self.reward, self.spec.version, self.format, (self.connect, self.answer), self._attempts)
-        call = Call(batch, self._pieces(batch), sending, self._client, self._replicas, self.deadline)
+        timeout = self.connect, self.answer
+        sending = Sending(self.reward, self.spec.version, timeout, self._attempts, self.deadline)
+        call = Call(batch, self._pieces(batch), sending, self._client, self._replicas)
         return wait_for(call.run(self.concurrency))
 
     def _pieces(self, batch: RewardBatch) -> list[list[int]]:
-        """Rows of each request, within what all servers take on."""
+        """Return the rows of each request, within what all servers take on."""
         sample = math.prod(batch.media.shape[1:])
-        room = min(min(limits.max_media_mb, limits.max_body_mb * 0.7) * 1e6 for limits in self._limits)  # base64: 4/3
+        room = (
+            min(max(limits.max_body_mb - limits.max_side_mb, limits.max_body_mb / 2) for limits in self._limits) * 1e6
+        )
         most = min(self.chunk, max(1, int(room // sample)), *(limits.max_samples for limits in self._limits))
         keys = list(batch.groups or batch.prompts) if self.spec.scope == "group" else ()
         return batches_of(range(len(batch)), most, keys)
 
     async def _listed(self, address: str, until: float) -> tuple[ScorerSpec, Limits]:
-        """What a server says of the reward; waits for it to come up."""
+        """Return what a server says of the reward; waits for it to come up."""
         timeout = (self.connect, min(self.answer, 10.0))
         while True:
             try:
@@ -147,6 +147,11 @@ class RemoteScorer(WithoutWeights):
             spec = decode_spec(listing.rewards[self.reward]) if self.reward in listing.rewards else None
         except ValueError as error:
             raise RewardError(f"{address} is no diffrl reward server: {error}. Correct the address.") from error
+        if listing.protocol != PROTOCOL:
+            raise RewardError(
+                f"A reward server and its clients speak one protocol. {address} speaks {listing.protocol}, this is "
+                f"{PROTOCOL}. Install the same version of diffrl on both sides."
+            )
         if spec is None:
             raise RewardError(
                 f"The server {address} has no reward {self.reward!r}. It has: {', '.join(sorted(listing.rewards))}."
@@ -160,41 +165,29 @@ class RemoteScorer(WithoutWeights):
 
 
 def _served(reward: str) -> str:
-    """What `--reward` takes to serve it under this name; where the name is a label, the reward is left open."""
+    """Return what `--reward` takes to serve it under this name; where the name is a label, the reward is left open."""
     return reward if reward in SCORERS else f"{reward}=NAME"
 
 
 def _addresses(url: str | None, urls: Sequence[str]) -> list[str]:
-    given = [urls] if isinstance(urls, str) else list(urls)
-    if (url is None) == (not given):
+    several = [urls] if isinstance(urls, str) else list(urls)
+    if (url is None) == (not several):
         raise RewardError(
             f"The reward remote needs either url or urls. Got {'neither' if url is None else 'both'}. For a server on "
             "this machine: url: http://127.0.0.1:8123."
         )
-    found = [str(address).rstrip("/") for address in (given if url is None else [url])]
-    for address in found:
+    addresses = [str(address).rstrip("/") for address in (several if url is None else [url])]
+    for address in addresses:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise RewardError(f"A server's address is http://HOST:PORT or https://HOST:PORT. Got {address!r}.")
-    if len(set(found)) < len(found):
-        raise RewardError(f"urls must be different servers. Got {', '.join(found)}.")
-    return found
-
-
-def _numbers(name: str, values: Sequence[float], count: int, least: float = 1e-3) -> tuple[float, ...]:
-    right = isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
-    for value in values if right else ():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        right = right and number and least <= value <= threading.TIMEOUT_MAX
-    if not right:
-        shown = values if count > 1 or not right and len(values) != 1 else values[0]
-        what = f"{count} numbers" if count > 1 else "a number"
-        raise RewardError(f"{name} of the reward remote must be {what} of seconds >= {least:g}. Got {shown!r}.")
-    return tuple(float(value) for value in values)
+    if len(set(addresses)) < len(addresses):
+        raise RewardError(f"urls must be different servers. Got {', '.join(addresses)}.")
+    return addresses
 
 
 def _token(variable: str | None) -> str | None:
-    """The token of the environment variable; the default one may be missing."""
+    """Return the token of the environment variable; the default one may be missing."""
     token = os.environ.get(variable or TOKEN_VARIABLE)
     if variable is not None and not token:
         raise RewardError(f"token_env names an environment variable with the server's token. {variable!r} is not set.")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reward_models.base import RewardBatch, RewardOutput, output_of_rows
+from reward_models.base import RewardBatch, RewardOutput, output_of_pieces
 from reward_models.common.errors import RewardError
 from reward_models.serving.replicas import Replicas
 from reward_models.serving.transport import Answer, Client, UnreachableError, side_by_side
-from reward_models.serving.wire import Format, decode_output, encode_request
+from reward_models.serving.wire import PROTOCOL, PROTOCOL_HEADER, SAFETENSORS, decode_output, encode_request
 
 RETRIED = (408, 429, 500, 502, 503, 504)
 """Answers after which the same request may succeed later, or elsewhere."""
@@ -26,16 +25,16 @@ class Sending:
     Args:
         reward: its name at the servers.
         version: that it must have.
-        format: how media travel.
         timeout: seconds to connect, and from there to the end of the answer.
         attempts: for each piece.
+        deadline: seconds until the batch ends, whatever is missing.
     """
 
     reward: str
     version: str
-    format: Format
     timeout: tuple[float, float]
     attempts: int
+    deadline: float
 
 
 class Call:
@@ -47,7 +46,6 @@ class Call:
         sending: how they are sent.
         client: through which connections.
         replicas: to whom.
-        deadline: seconds from now until the batch ends, whatever is missing.
     """
 
     def __init__(
@@ -57,12 +55,12 @@ class Call:
         sending: Sending,
         client: Client,
         replicas: Replicas,
-        deadline: float,
     ) -> None:
         self.batch, self.pieces, self.sending = batch, pieces, sending
         self.client, self.replicas = client, replicas
-        self.deadline, self.until = deadline, time.monotonic() + deadline
-        self._failures: dict[int, str] = {}
+        self.until = time.monotonic() + sending.deadline
+        late = f"no score: the deadline of {sending.deadline:g} s is over"
+        self._failures = [late] * len(pieces)
         self._scored = 0
         self._nobody: str | None = None
         """Why pieces that are not begun need not find out one by one that no server answers."""
@@ -77,15 +75,18 @@ class Call:
             RewardError: a server refuses a piece, or its reward is another than at the start.
         """
         self.replicas.begin()
-        return self._gathered(await side_by_side(self._send, len(self.pieces), concurrency, self.until))
+        outputs = await side_by_side(self._send, len(self.pieces), concurrency, self.until)
+        scored = [(rows, output) for rows, output in zip(self.pieces, outputs, strict=True) if output is not None]
+        why = {row: reason for rows, reason in zip(self.pieces, self._failures, strict=True) for row in rows}
+        return output_of_pieces(scored, len(self.batch), why)
 
     async def _send(self, number: int) -> RewardOutput | None:
         """Try a piece until it is scored, or there is no attempt or no time left."""
         if self._nobody is not None:
             self._failures[number] = self._nobody
             return None
-        rows, form = self.pieces[number], self.sending.format
-        kind, body = await asyncio.to_thread(lambda: encode_request(self.batch.rows(rows), form))
+        rows = self.pieces[number]
+        body = await asyncio.to_thread(lambda: encode_request(self.batch.rows(rows)))
         scored, silent = self._scored, True
         for attempt in range(1, self.sending.attempts + 1):
             address, pause = self.replicas.pick()
@@ -94,7 +95,7 @@ class Call:
             await asyncio.sleep(pause)
             after, why = 0.0, ""
             try:
-                answer = await self._ask(address, kind, body, len(rows))
+                answer = await self._post(address, body, len(rows))
                 if answer.status == 200:
                     output = self._read(address, answer, len(rows))
                     self.replicas.worked(address)
@@ -114,14 +115,14 @@ class Call:
             self._nobody = self._failures[number]
         return None
 
-    async def _ask(self, address: str, kind: str, body: bytes, count: int) -> Answer:
+    async def _post(self, address: str, body: bytes, count: int) -> Answer:
         return await self.client.ask(
             "POST",
             f"{address}/v1/score/{self.sending.reward}",
             self.sending.timeout,
             self.until,
             body,
-            {"Content-Type": kind},
+            {"Content-Type": SAFETENSORS, PROTOCOL_HEADER: str(PROTOCOL)},
             most=(1 << 20) + count * (1 << 16),
         )
 
@@ -135,28 +136,9 @@ class Call:
             )
         return output
 
-    def _gathered(self, outputs: Sequence[RewardOutput | None]) -> RewardOutput:
-        """The outputs in the batch's order; NaN where there is none."""
-        rows: list[tuple[float, Mapping[str, float], str | None]] = [(math.nan, {}, None)] * len(self.batch)
-        notes: list[str | None] = [None] * len(self.batch)
-        names: dict[str, None] = {}
-        late = f"the deadline of {self.deadline:g} s is over"
-        for number, (members, output) in enumerate(zip(self.pieces, outputs, strict=True)):
-            if output is None:
-                why = self._failures.get(number)
-                for row in members:
-                    rows[row] = (math.nan, {}, why or f"no score: {late}")
-                continue
-            names.update(dict.fromkeys(output.parts))
-            for place, row in enumerate(members):
-                parts = {name: float(values[place]) for name, values in output.parts.items()}
-                rows[row] = (float(output.raw[place]), parts, output.errors[place])
-                notes[row] = output.note(place)
-        return output_of_rows(rows, list(names), notes)
-
 
 def sentence_of(answer: Answer) -> str:
-    """The sentence in a server's answer, or the beginning of whatever it is."""
+    """Return the sentence in a server's answer, or the beginning of whatever it is."""
     try:
         sentence = json.loads(answer.body)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -165,13 +147,13 @@ def sentence_of(answer: Answer) -> str:
 
 
 def refused(address: str, answer: Answer) -> RewardError:
-    """The error of an answer that would be the same again."""
+    """Return the error of an answer that would be the same again."""
     if answer.status in (401, 403):
         return RewardError(
             f"The reward server {address} wants another token: {sentence_of(answer)} Put the right one into the "
             "environment variable DIFFRL_REWARD_TOKEN, or into the one that token_env names."
         )
     if 300 <= answer.status < 400:
-        place = answer.headers.get("Location", "nowhere")[:200]
-        return RewardError(f"The reward server's address must be its own. {address} redirects to {place}. Give that.")
+        target = answer.headers.get("Location", "nowhere")[:200]
+        return RewardError(f"The reward server's address must be its own. {address} redirects to {target}. Give that.")
     return RewardError(f"The reward server {address} refuses ({answer.status}): {sentence_of(answer)}")

@@ -4,7 +4,7 @@
     from reward_models.serving.server import serve
     serve({"shapes": load_reward("shapes")}, port=8123)
 
-docs/reward-server.md has the endpoints and what they refuse. Needs fastapi and uvicorn, which come with diffrl.
+docs/reward-server.md has the endpoints and what they refuse.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from reward_models.base import Scorer
 from reward_models.common.errors import RewardError
-from reward_models.serving.addresses import is_loopback
+from reward_models.common.sections import first_problem
+from reward_models.serving.connections import server_config
 from reward_models.serving.endpoints import Service
+from reward_models.serving.transport import is_loopback
 from reward_models.serving.wire import TOKEN_VARIABLE, Limits
-
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
 
 log = logging.getLogger(__name__)
 
 
 def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limits: float) -> FastAPI:
-    """The service as an ASGI application, for a server of your own.
+    """Return the service as an ASGI application, for a server of your own.
 
     Args:
         rewards: scorers by the name that clients ask for.
@@ -45,14 +48,8 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
         **limits: fields of `reward_models.serving.wire.Limits`.
 
     Raises:
-        RewardError: fastapi or uvicorn is missing, a name that is no part of an address, a wrong limit or token.
+        RewardError: a name that is no part of an address, a wrong limit or token.
     """
-    _need_extra()
-    from fastapi import FastAPI
-    from starlette.exceptions import HTTPException
-    from starlette.requests import Request
-    from starlette.responses import Response
-
     wrong = [name for name in rewards if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]
     if wrong or not rewards:
         raise RewardError(
@@ -106,14 +103,21 @@ def serve(
         allow_anonymous: serve without a token on an address that others can reach.
         ready: called with the service's address once it listens.
         grace_s: seconds that requests under way have to finish at the end.
-        **limits: fields of `reward_models.serving.wire.Limits`: max_body_mb=64, max_samples=256, max_batch=16,
-            max_wait_ms=5,
-            queue_size=64, request_timeout=120, ...
+        **limits: fields of `reward_models.serving.wire.Limits`: max_body_mb=256, max_batch=16, queue_size=64, ...
 
     Raises:
-        RewardError: fastapi or uvicorn is missing, the port is taken, an open address without a token, a wrong limit.
+        RewardError: the port is taken, an open address without a token, a wrong limit.
     """
-    server, listener = _server(rewards, host, port, token, token_file, allow_anonymous, grace_s, limits)
+    server, listener = _server(
+        rewards,
+        host=host,
+        port=port,
+        token=token,
+        token_file=token_file,
+        allow_anonymous=allow_anonymous,
+        grace_s=grace_s,
+        **limits,
+    )
     with listener, _signals_end_only_the_server():
         if ready is not None:
             ready(address_of(listener))
@@ -131,9 +135,7 @@ def background(rewards: Mapping[str, Scorer], **options: Any) -> Iterator[str]:
     Yields:
         The service's address.
     """
-    known = {"host": "127.0.0.1", "port": 0, "token": None, "token_file": None, "allow_anonymous": False, "grace_s": 5}
-    limits = {name: options.pop(name) for name in list(options) if name not in known}
-    server, listener = _server(rewards, limits=limits, **{**known, **options})
+    server, listener = _server(rewards, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="reward server", daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
@@ -147,16 +149,16 @@ def background(rewards: Mapping[str, Scorer], **options: Any) -> Iterator[str]:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The address of a listening socket, for clients."""
+    """Return the address of a listening socket, for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def find_token(token: str | None = None, token_file: str | Path | None = None) -> str | None:
-    """The token given, or the one in the file, or in the environment variable DIFFRL_REWARD_TOKEN, or None.
+    """Return the token, or the one in the file, or in the environment variable DIFFRL_REWARD_TOKEN, or None.
 
     Raises:
-        RewardError: the file cannot be read, or the place holds no token.
+        RewardError: the file cannot be read, or what should hold a token is empty.
     """
     if token is None and token_file is not None:
         try:
@@ -173,20 +175,16 @@ def find_token(token: str | None = None, token_file: str | Path | None = None) -
 
 def _server(
     rewards: Mapping[str, Scorer],
-    host: str,
-    port: int,
-    token: str | None,
-    token_file: str | Path | None,
-    allow_anonymous: bool,
-    grace_s: float,
-    limits: Mapping[str, float],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    allow_anonymous: bool = False,
+    grace_s: float = 5.0,
+    **limits: float,
 ) -> tuple[uvicorn.Server, socket.socket]:
-    """A server that is ready to run, and the socket it will listen on."""
-    _need_extra()
-    import uvicorn
-
-    from reward_models.serving.connections import server_config
-
+    """Return a server that is ready to run, and the socket it will listen on."""
     token = find_token(token, token_file)
     if token is None and not allow_anonymous and not is_loopback(host):
         raise RewardError(
@@ -212,35 +210,19 @@ def _server(
     return uvicorn.Server(config), listener
 
 
-def _limits(given: Mapping[str, float]) -> Limits:
-    unknown = [name for name in given if name not in Limits.model_fields]
-    if unknown:
-        raise RewardError(
-            f"Limits of the reward server are {', '.join(Limits.model_fields)}. Got {', '.join(map(repr, unknown))}."
-        )
+def _limits(values: Mapping[str, float]) -> Limits:
     try:
-        return Limits(**given)
+        return Limits.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = f"{first['loc'][0]} of the reward server: " if first["loc"] else ""
-        got = f" Got {first['input']!r}." if first["loc"] else ""
-        raise RewardError(f"{where}{first['msg']}.{got} Change it.") from None
-
-
-def _need_extra() -> None:
-    import importlib.util
-
-    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RewardError(f"The reward server needs {' and '.join(missing)}. Run: pip install fastapi uvicorn.")
+        raise RewardError(f"A limit of the reward server: {first_problem(error, Limits)} Change it.") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. Its protocol is named, or asyncio would leave Nagle's delay of 40 ms in every answer."""
     listener = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = addresses[0]
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         if os.name == "posix":  # elsewhere it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ipaddress
 import os
 import re
 import threading
@@ -25,7 +26,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from reward_models.common.errors import RewardError
-from reward_models.serving.addresses import is_loopback
 
 T = TypeVar("T")
 POLL = 0.5
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait: a number, or a date by the server's own clock; 0 if it does not say."""
+        """Return the seconds that the server asks to wait: a number, or until a date by its own clock; else 0."""
         text = self.headers.get("Retry-After", "").strip()
         if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
             return float(text)
@@ -138,6 +138,26 @@ class Client:
             raise UnreachableError(_reason(error)) from error
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host, by name or number, is this machine and nobody else reaches it there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_number(name: str, value: Any, least: float, whole: bool = False) -> None:
+    """Refuse an option of a client that is no number, or too small or too large for a clock.
+
+    Raises:
+        RewardError: says what it must be.
+    """
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= threading.TIMEOUT_MAX:
+        kind = "a whole number" if whole else "a number"
+        raise RewardError(f"{name} must be {kind} of at least {least:g}. Got {value!r}. Change it.")
+
+
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of clients to its end; what interrupts the waiting, such as Ctrl-C, cancels it.
 
@@ -155,7 +175,7 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def side_by_side(work: Callable[[int], Awaitable[T]], count: int, at_once: int, until: float) -> list[T | None]:
-    """What work(0), ..., work(count - 1) return, in order.
+    """Return what work(0), ..., work(count - 1) return, in order.
 
     Args:
         work: called with numbers in rising order.

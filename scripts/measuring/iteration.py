@@ -13,15 +13,16 @@ from rich.console import Console
 from diffrl.config.load import load_config
 from diffrl.config.schema import Config
 from diffrl.cost.meter import TRAINED, UNGRADED, PhaseClock
+from diffrl.lifecycle import train
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
 from diffrl.records import Iteration
 from diffrl.run.execution import TrainingRun
 from diffrl.run.journal import Journal
-from diffrl.run.lifecycle import train
 from diffrl.terminal.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
-from diffrl.training.session import open_session
 from reward_models.common.stores import open_to_read
 
 DRAWN = ("explore", "rollout", "values")
@@ -88,7 +89,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
     with TemporaryDirectory() as folder:
         fixed = [f"run.dir={folder}", "track.trees=null", f"run.iterations={iterations + 2}", "train.warmup_updates=0"]
         config = load_config(path, [*fixed, "run.eval_every=null", *overrides])
-        session = open_session(config, Path(folder))
+        session = open_session(Preview(config), Path(folder))
         trainer, quiet = Trainer(session, Messages()), Console(quiet=True)
         journal = Journal(Path(folder), config, session.ranks)
         run = TrainingRun(trainer, journal, Progress(quiet, iterations + 2, quiet=True))

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from diffrl.config.schema import Config
 from diffrl.doctor.models import Case, full_adapter, random_encodings
 from diffrl.models.lora import add_lora
-from diffrl.models.published import PUBLISHED
+from diffrl.models.published import published_pipeline
 from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
 from tests.cuda_rules import cuda_rules
 
@@ -101,7 +101,7 @@ class LiveMemory(FakeMode):
 
 def blocks_of(config: Config) -> dict[str, int]:
     """Every kind of block that the configured network has, and how many of it."""
-    network = PUBLISHED[config.model.path].components["transformer"].config
+    network = published_pipeline(config.model.path).components["transformer"].config
     dual = len(network.get("dual_attention_layers", ()))
     known = {**network, "dual": dual, "plain": network.get("num_layers", 0) - dual}
     counts = {kind: known[kind] for kind in KINDS.get(config.model.facts.name, ("num_layers",))}

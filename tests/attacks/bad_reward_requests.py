@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import pickle
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import requests
 import safetensors.torch
 import torch
-from PIL import Image
 
-from reward_models.serving.wire import JSON, SAFETENSORS
+from reward_models.serving.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.attacks import http_requests
 
 TOKEN = "load-test-token"
@@ -23,59 +19,50 @@ TOKEN = "load-test-token"
 MEDIA = torch.zeros(2, 3, 37, 41, dtype=torch.uint8)
 
 
-@cache
-def png(side: int = 37, kind: str = "PNG") -> bytes:
-    """A picture of one colour as PNG, or of another kind."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (200, 30, 30)).save(buffer, kind)
-    return buffer.getvalue()
+def body_of(media: torch.Tensor = MEDIA, **others: Any) -> bytes:
+    """A request with these images."""
+    return with_text(json.dumps({"prompts": ["a red circle"] * len(media), **others}), media)
 
 
-def as_json(*files: bytes, **others: Any) -> bytes:
-    """A request with these pictures."""
-    media = [base64.b64encode(file).decode() for file in files]
-    return json.dumps({"media": media, "prompts": ["a red circle"] * len(files), **others}).encode()
+def with_text(text: str, media: torch.Tensor = MEDIA) -> bytes:
+    """A request that says this beside its media."""
+    return safetensors.torch.save({"media": media}, metadata={"batch": text})
 
 
-def post(body: Callable[[], Any], kind: str, status: int, **options: Any) -> Callable[[Any, requests.Session], Any]:
+def post(body: Callable[[], Any], status: int, **options: Any) -> Callable[[Any, requests.Session], Any]:
     """A bad request and the status it must get."""
-    return lambda client, session: client.refused(client.post(session, body(), kind, **options), status)
+    return lambda client, session: client.refused(client.post(session, body(), **options), status)
 
 
 def head(length: int, **headers: str) -> bytes:
     """The head of a request with a right token."""
-    given = {"Host": "x", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON, "Content-Length": str(length)}
-    return http_requests.head("POST", "/v1/score/shapes", given | headers)
+    known = {"Host": "x", "Authorization": f"Bearer {TOKEN}", PROTOCOL_HEADER: str(PROTOCOL)}
+    return http_requests.head("POST", "/v1/score/shapes", known | {"Content-Length": str(length)} | headers)
 
 
 BAD: dict[str, Callable[[Any, requests.Session], str | None]] = {
-    "truncated picture": post(lambda: as_json(png()[:60]), JSON, 422),
-    "flipped bytes": post(lambda: as_json(png()[:50] + b"\x00\xff" * 20 + png()[90:]), JSON, 422),
-    "no base64": post(lambda: b'{"media": ["%%%"], "prompts": ["a"]}', JSON, 422),
-    "JPEG": post(lambda: as_json(png(kind="JPEG")), JSON, 415),
-    "two sizes": post(lambda: as_json(png(37), png(41)), JSON, 422),
-    "prompt missing": post(lambda: as_json(png(), prompts=[]), JSON, 422),
-    "no JSON": post(lambda: b'{"media": [', JSON, 400),
-    "deep JSON": post(lambda: b"[" * 100_000, JSON, 400),
-    "many values": post(lambda: b'{"media": [' + b"[]," * 220_000 + b"1]}", JSON, 413),
-    "a list": post(lambda: b"[]", JSON, 400),
-    "pickle": post(lambda: pickle.dumps({"media": [1]}), "application/octet-stream", 415),
-    "pickle as safetensors": post(lambda: pickle.dumps({"media": [1]}), SAFETENSORS, 400),
-    "cut safetensors": post(lambda: safetensors.torch.save({"media": MEDIA})[:-7], SAFETENSORS, 400),
-    "floats": post(lambda: safetensors.torch.save({"media": MEDIA.float()}), SAFETENSORS, 422),
-    "form": post(lambda: {"media": "x"}, "application/x-www-form-urlencoded", 415),
-    "oversized": post(lambda: b"x" * 1_500_000, JSON, 413),
-    "oversized, chunked": post(lambda: iter([b"x" * 100_000] * 15), JSON, 413),
-    "large picture": post(lambda: as_json(png(5000)), JSON, 413),
-    "many samples": post(lambda: as_json(*[png(1)] * 300), JSON, 413),
-    "wrong token": post(lambda: as_json(png()), JSON, 401, token="wrong-token"),
-    "unknown reward": post(lambda: as_json(png()), JSON, 404, name="beauty"),
+    "cut off": post(lambda: body_of()[:-7], 400),
+    "another file": post(lambda: pickle.dumps({"media": [1]}), 400),
+    "floats": post(lambda: body_of(MEDIA.float()), 400),
+    "prompt missing": post(lambda: body_of(prompts=[]), 422),
+    "no JSON": post(lambda: with_text('{"prompts": ['), 400),
+    "deep JSON": post(lambda: with_text("[" * 100_000), 400),
+    "many values": post(lambda: with_text('{"groups": [' + "1," * 220_000 + "1]}"), 413),
+    "a list": post(lambda: with_text("[]"), 400),
+    "form": post(lambda: {"media": "x"}, 400),
+    "an older client": post(body_of, 400, protocol=1),
+    "oversized": post(lambda: b"x" * 1_500_000, 413),
+    "oversized, chunked": post(lambda: iter([b"x" * 100_000] * 15), 413),
+    "large image": post(lambda: body_of(torch.zeros(1, 3, 1, 300_000, dtype=torch.uint8)), 413),
+    "many samples": post(lambda: body_of(torch.zeros(300, 3, 1, 1, dtype=torch.uint8)), 413),
+    "wrong token": post(body_of, 401, token="wrong-token"),
+    "unknown reward": post(body_of, 404, name="beauty"),
     "wrong method": lambda client, session: client.refused(
         session.get(f"{client.url}/v1/score/shapes", timeout=60), 405
     ),
     "no HTTP": lambda client, session: client.raw(b"\x16\x03\x01 hello\r\n\r\n", 0.01),
     "dropped in the head": lambda client, session: client.raw(head(100)[:40]),
     "dropped in the body": lambda client, session: client.raw(head(100_000) + b"x" * 50_000),
-    "dropped before the answer": lambda client, session: client.raw(head(len(as_json(png()))) + as_json(png())),
+    "dropped before the answer": lambda client, session: client.raw(head(len(body_of())) + body_of()),
 }
 """Bad requests, sent by a `load_rewards.Client`; each says what is wrong with the answer, or None."""

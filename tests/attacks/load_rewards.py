@@ -32,11 +32,11 @@ import torch
 
 from reward_models import RewardBatch, RewardOutput, load_reward
 from reward_models.self_test import drawing, noise
-from reward_models.serving.wire import decode_output, encode_request
+from reward_models.serving.wire import PROTOCOL, PROTOCOL_HEADER, decode_output, encode_request
 from tests.attacks.bad_reward_requests import BAD, TOKEN
 from tests.attacks.http_requests import connection
 
-LIMITS: dict[str, Any] = {"max_body_mb": 1.0, "max_media_mb": 8.0, "max_held_mb": 64.0, "request_timeout": 30.0}
+LIMITS: dict[str, Any] = {"max_body_mb": 1.0, "max_pixels": 2**18, "max_held_mb": 64.0, "request_timeout": 30.0}
 """Of the server under test: small, so that what is too much is made quickly."""
 GOOD_SHARE = 0.5
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,16 +207,23 @@ class Client:
         for thread in threads:
             thread.join()
 
-    def post(self, session: requests.Session, body: Any, kind: str, name: str = "shapes", token: str = TOKEN) -> Any:
+    def post(
+        self,
+        session: requests.Session,
+        body: Any,
+        name: str = "shapes",
+        token: str = TOKEN,
+        protocol: int = PROTOCOL,
+    ) -> Any:
         """Send a request."""
-        headers = {"Content-Type": kind, "Authorization": f"Bearer {token}"}
+        headers = {PROTOCOL_HEADER: str(protocol), "Authorization": f"Bearer {token}"}
         return session.post(f"{self.url}/v1/score/{name}", data=body, headers=headers, timeout=60)
 
     def good(self, session: requests.Session, number: int) -> str | None:
         """A good request; what is wrong with its answer."""
         index = number % len(self.batches)
-        kind, body = encode_request(self.batches[index], ("safetensors", "png", "webp")[number % 3])
-        while (answer := self.post(session, body, kind)).status_code == 503:
+        body = encode_request(self.batches[index])
+        while (answer := self.post(session, body)).status_code == 503:
             with self.lock:
                 self.busy += 1
             time.sleep(float(answer.headers["Retry-After"]))

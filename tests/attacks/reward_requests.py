@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import requests
-import safetensors.torch
 import torch
-from PIL import Image
 
 from reward_models import load_reward
-from reward_models.serving.wire import JSON, SAFETENSORS
+from reward_models.serving.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.attacks import mutate
-from tests.attacks.bad_reward_requests import BAD, TOKEN, as_json, head, png
+from tests.attacks.bad_reward_requests import BAD, MEDIA, TOKEN, body_of, head, with_text
 from tests.attacks.http_requests import Server, answer_of, connection, raw, refused
 from tests.attacks.load_rewards import Client, good_batches, server_process
 
@@ -63,13 +58,13 @@ def still_good(server: Server) -> Problem:
 
 def send(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """Send one; what it was, and what is wrong with its answer."""
-    kind = rng.choice([known, json_body, json_body, tensors, tensors, heads, heads, broken_line, held, bomb])
+    kind = rng.choice([known, side, side, tensors, tensors, heads, heads, broken_line, held, bomb])
     return kind(rng, server)
 
 
-def judged(server: Server, body: Any, kind: str, path: str = PATH, method: str = "POST", **headers: str) -> Problem:
+def judged(server: Server, body: Any, path: str = PATH, method: str = "POST", **headers: str) -> Problem:
     """Send a request, and say what is wrong with its answer."""
-    headers = {"Content-Type": kind, "Authorization": f"Bearer {TOKEN}", **headers}
+    headers = {PROTOCOL_HEADER: str(PROTOCOL), "Authorization": f"Bearer {TOKEN}", **headers}
     answer = answer_of(server, method, path, data=body, headers=headers)
     if isinstance(answer, str):
         return None  # it could not be sent, or was cut off: seen in the server's log and by the next good request
@@ -94,26 +89,22 @@ def known(rng: random.Random, server: Server) -> tuple[str, Problem]:
     return name, ("answer", problem) if problem else None
 
 
-def json_body(rng: random.Random, server: Server) -> tuple[str, Problem]:
-    """A JSON body of another shape, or with bytes damaged."""
-    data = json.loads(as_json(png(), png(), metadata=[{"a": 1}, {"b": [1, 2]}], groups=[0, 1], fps=None))
+def side(rng: random.Random, server: Server) -> tuple[str, Problem]:
+    """What a request says beside its media in another shape."""
+    data: dict[str, Any] = {"prompts": ["a red circle"] * 2, "metadata": [{"a": 1}, {"b": [1, 2]}], "groups": [0, 1]}
+    data["fps"] = None
     done = rng.choice((mutate.hostile_value, mutate.removed, mutate.renamed, mutate.swapped))(rng, data)
     if rng.random() < 0.3:
-        name = rng.choice(("media", "prompts", "metadata", "groups"))
+        name = rng.choice(("prompts", "metadata", "groups"))
         count = rng.choice((3, 300, 20_000))
         data[name] = [rng.choice(("", 1, None, [], {}, "a", data.get("prompts", 0)))] * count
         done = f"{name} of {count}"
-    body = json.dumps(data).encode("utf-8", "surrogatepass")
-    if rng.random() < 0.4:
-        body, what = mutate.damaged(rng, body)
-        done = f"{done}, {what}"
-    return f"JSON: {done}", judged(server, body, JSON)
+    return f"side: {done}", judged(server, with_text(json.dumps(data)))
 
 
 def tensors(rng: random.Random, server: Server) -> tuple[str, Problem]:
-    """A safetensors body whose header lies, or with bytes damaged."""
-    side = {"prompts": json.dumps(["a red circle"] * 2)}
-    body = safetensors.torch.save({"media": torch.zeros(2, 3, 37, 41, dtype=torch.uint8)}, metadata=side)
+    """A body whose header lies, or with bytes damaged."""
+    body = body_of()
     length = int.from_bytes(body[:8], "little")
     header, done = json.loads(body[8 : 8 + length]), "bytes"
     if rng.random() < 0.6:
@@ -123,14 +114,14 @@ def tensors(rng: random.Random, server: Server) -> tuple[str, Problem]:
     if done == "bytes" or rng.random() < 0.3:
         body, what = mutate.damaged(rng, body)
         done = f"{done}, {what}"
-    return f"safetensors: {done}", judged(server, body, SAFETENSORS)
+    return f"safetensors: {done}", judged(server, body)
 
 
 def heads(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """A good body under a strange head."""
     text = rng.choice(mutate.TEXTS).replace("\n", " ").replace("\0", "").encode("ascii", "replace").decode()[:60_000]
     kinds: dict[str, dict[str, Any]] = {
-        "content type": {"kind": text},
+        "protocol": {PROTOCOL_HEADER: text},
         "token": {"Authorization": f"Bearer {text}"},
         "scheme": {"Authorization": text},
         "encoding": {"Content-Encoding": rng.choice(("gzip", "deflate", text))},
@@ -145,14 +136,13 @@ def heads(rng: random.Random, server: Server) -> tuple[str, Problem]:
     options = kinds[name]
     if "path" in options:
         options["path"] = options["path"].replace(" ", "%20")
-    body = gzip.compress(as_json(png())) if name == "encoding" else as_json(png())
-    options = {"kind": JSON, **options}
+    body = gzip.compress(body_of()) if name == "encoding" else body_of()
     return f"{name} {mutate.brief(options)}", judged(server, body, **options)
 
 
 def broken_line(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """Bytes that are nearly HTTP."""
-    body = as_json(png())
+    body = body_of()
     length = rng.choice((len(body), len(body) * 2, 0, 10**30, -1))
     chunked = {"Transfer-Encoding": "chunked"} if rng.random() < 0.3 else {}
     data = head(length, **chunked) + body
@@ -178,43 +168,14 @@ def held(rng: random.Random, server: Server) -> tuple[str, Problem]:
 
 def bomb(rng: random.Random, server: Server) -> tuple[str, Problem]:
     """Little that becomes much."""
-    side = rng.choice((2000, 4096, 20_000, 65_535))
     made = {
-        "flat pictures": lambda: as_json(*[flat(min(side, 4096))] * rng.choice((1, 5))),
-        "a picture whose header lies": lambda: as_json(lying_png(side)),
-        "nested lists": lambda: b"[" * 900_000,
-        "flat lists": lambda: b'{"media": [' + b"[]," * 300_000 + b"[]]}",
-        "empty objects": lambda: b'{"media": [""], "metadata": [' + b"{}," * 300_000 + b"{}]}",
-        "numbers": lambda: b'{"groups": [' + b"1," * 400_000 + b"1]}",
-        "digits": lambda: b'{"fps": ' + b"9" * 900_000 + b"}",
-        "compressed metadata": lambda: as_json(text_png()),
+        "nested lists": lambda: with_text("[" * 900_000),
+        "flat lists": lambda: with_text('{"metadata": [' + "[]," * 300_000 + "[]]}"),
+        "empty objects": lambda: with_text('{"metadata": [' + "{}," * 300_000 + "{}]}"),
+        "numbers": lambda: with_text('{"groups": [' + "1," * 400_000 + "1]}"),
+        "digits": lambda: with_text('{"fps": ' + "9" * 900_000 + "}"),
+        "many empty samples": lambda: body_of(torch.zeros(200, 3, 1, 1, dtype=torch.uint8), metadata=[{}] * 200),
+        "a flat image": lambda: body_of(MEDIA.flatten()[: 3 * 5000].reshape(1, 3, 1, 5000)),
     }
     name = rng.choice(list(made))
-    return f"bomb: {name} ({side})", judged(server, made[name](), JSON)
-
-
-@cache
-def flat(side: int) -> bytes:
-    """A large picture of one colour, a few kilobytes as PNG."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (1, 2, 3)).save(buffer, "PNG", compress_level=9)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    """A part of a PNG file."""
-    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-
-def lying_png(side: int) -> bytes:
-    """A PNG whose header says that it is huge, and that holds next to nothing."""
-    header = side.to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    )
-
-
-@cache
-def text_png() -> bytes:
-    """A small picture with 60 MB of compressed text beside it."""
-    return png()[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(60_000_000), 9)) + png()[33:]
+    return f"bomb: {name}", judged(server, made[name]())

@@ -130,8 +130,7 @@ def warm() -> None:
 
     import diffrl.cli
     import diffrl.gallery.report
-    import diffrl.preflight.check
-    import diffrl.run.lifecycle  # noqa: F401
+    import diffrl.lifecycle  # noqa: F401
 
     torch.set_num_threads(1)
     _ = diffusers.StableDiffusion3Pipeline, diffusers.WanPipeline  # they are imported when they are first named

@@ -91,7 +91,7 @@ from rich.console import Console
 import diffrl.checkpoint.files as files
 from diffrl.config.load import make_config
 from diffrl.cost.host_limits import anonymous_bytes
-from diffrl.run.lifecycle import train
+from diffrl.lifecycle import train
 from tests.training.harness import undrawn
 first, second = json.loads(sys.argv[1])
 held, save = [], files.save_file

@@ -19,10 +19,11 @@ from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import Offer, offer_here, offer_to_all, shortages
 from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
-from diffrl.preflight import check
-from diffrl.preflight.target_machine import other_machine
+from diffrl.preflight import machine, rewards
+from diffrl.preflight import preview as preview_module
+from diffrl.preflight.check import check_config
+from diffrl.preflight.preview import Preview
 from diffrl.terminal.exits import errors_as_messages
-from diffrl.training.session import memory_notes
 from tests.test_recipes import RECIPES, ROOT
 from tests.tiers import daily
 
@@ -52,14 +53,16 @@ def test_train_check_and_plan_agree(recipe, monkeypatch):
     """On a card that nobody else uses, and whatever the card."""
     config = load_config(ROOT / recipe)
     plan = make_plan(config, config.prompts.per_iteration)
-    monkeypatch.setattr(check, "make_plan", lambda *given: plan)
+    monkeypatch.setattr(preview_module, "make_plan", lambda *given: plan)
     monkeypatch.setattr(process_memory, "available_host_bytes", lambda: 10**15)
     for name, gpu in GPUS.items():
         card(monkeypatch, gpu.memory)
         answers = []
-        other = other_machine(name, None)
-        looks = check._Checks(config, plan.world_size, other, False, check._offer(config, other))
-        for ask in (partial(memory_notes, config, plan, offer_here(CUDA)), looks.memory):
+        preview = Preview(config, plan.world_size, machine.target_machine(name, None))
+        for ask in (
+            partial(machine.memory_notes, config, plan, offer_here(CUDA)),
+            partial(machine.dry_memory, preview),
+        ):
             try:
                 ask()
                 answers.append(True)
@@ -70,15 +73,15 @@ def test_train_check_and_plan_agree(recipe, monkeypatch):
 
 
 def test_check_looks_before_it_loads_rewards(monkeypatch):
-    free, make = [20 * GIB], check.make_scorers
+    free, make = [20 * GIB], rewards.make_scorers
 
-    def make_scorers(*given):
+    def make_scorers(*given, **options):
         free[0] = 0
-        return make(*given)
+        return make(*given, **options)
 
     monkeypatch.setattr(process_memory, "available_host_bytes", lambda: free[0])
-    monkeypatch.setattr(check, "make_scorers", make_scorers)
-    lines = check.check_config(load_config(ROOT / "configs/quickstart.yaml"), ask_rewards=False)
+    monkeypatch.setattr(rewards, "make_scorers", make_scorers)
+    lines = check_config(load_config(ROOT / "configs/quickstart.yaml"), ask_rewards=False)
     assert free == [0] and not any("Not enough" in line for line in lines)
 
 
@@ -110,10 +113,10 @@ def test_what_is_short_is_said_or_refused(monkeypatch):
     config, offer = load_config(ROOT / "configs/quickstart.yaml"), Offer(gpu=7 * GIB, host=5 * GIB, mappable=6 * GIB)
     plan = SimpleNamespace(memory=planned(gpu=8 * GIB, host=5 * GIB, mapped=2 * GIB), world_size=1)
     with pytest.raises(ConfigError) as refused:
-        memory_notes(config, plan, offer)
+        machine.memory_notes(config, plan, offer)
     assert len(refused.value.problems) == 2 and "7.00 GiB of address space, 2.00 GiB of it mapped" in str(refused.value)
     tried = config.model_copy(update={"guards": config.guards.model_copy(update={"memory": "warn"})})
-    assert memory_notes(tried, plan, offer) == tuple(refused.value.problems)
+    assert machine.memory_notes(tried, plan, offer) == tuple(refused.value.problems)
 
 
 def test_ranks_take_the_least_that_any_of_them_saw(monkeypatch):

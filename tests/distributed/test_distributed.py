@@ -260,7 +260,7 @@ def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     done = launch(write_config(data, tmp_path / "config.yaml"))
     assert done.returncode != 0 and "exitcode  : -9 " in done.stderr
     assert done.stderr.count("error: Another process of this run has ended") == 1
-    assert "diffrl/run/lifecycle.py" not in done.stderr  # no traceback of ours
+    assert "diffrl/lifecycle.py" not in done.stderr  # no traceback of ours
     assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()
 
 

@@ -7,7 +7,7 @@ from diffrl.doctor import kernels, life, models, parity, precisions, tiny
 from diffrl.doctor.iterations import Size, real_iteration
 from diffrl.doctor.rows import Budget, answer
 from diffrl.models.families import FAMILIES
-from diffrl.precision.backends.table import PRECISION_BACKENDS
+from diffrl.precision.formats import PRECISIONS
 
 CPU = torch.device("cpu")
 
@@ -82,7 +82,7 @@ def test_every_row_that_a_cpu_can_pass_does():
     for section in (parity, kernels, precisions):
         found = outcomes(section)
         assert not failed(found)
-    assert set(found) == {f"{one}, {engine}" for one, engines in PRECISION_BACKENDS.items() for engine in engines}
+    assert set(found) == {f"{one}, {engine}" for one, known in PRECISIONS.items() for engine in known.runners}
 
 
 @pytest.mark.slow

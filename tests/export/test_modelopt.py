@@ -13,7 +13,7 @@ from diffrl.export.modelopt import STATE_FILE, export_quantised
 from diffrl.models.families import FAMILIES
 from diffrl.precision.layers import matches
 from diffrl.precision.weights import merged_copy
-from diffrl.run.aligned import load_aligned
+from diffrl.run.checkpoints import load_aligned
 from tests.training.harness import settings, start
 
 CPU = torch.device("cpu")
@@ -125,11 +125,9 @@ def test_the_layers_are_the_familys(run, tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    from diffrl.export import modelopt as export_modelopt
-
     with pytest.raises(ConfigError, match=r"--format must be one of diffusers, modelopt-fp8, modelopt-nvfp4. Got 'x'"):
         export_quantised(tmp_path, tmp_path / "out", "x")
-    monkeypatch.setattr(export_modelopt, "installed", lambda _: None)
-    with pytest.raises(ConfigError, match=r"needs nvidia-modelopt 0.47 or more. Run: pip install 'diffrl\[modelopt\]'"):
+    monkeypatch.setattr("diffrl.precision.choice.installed", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs nvidia-modelopt 0.47 or more, .*pip install 'diffrl\[modelopt\]'"):
         export_quantised(tmp_path, tmp_path / "out", "modelopt-fp8")
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """Every reader against every file of `made.FILES`, row by row: each file is what it is, or its own failed row."""
 
-import base64
 import contextlib
 import io
 import json
@@ -26,8 +25,6 @@ from reward_models.base import output_of_rows
 from reward_models.cli import main
 from reward_models.media import as_media, open_media
 from reward_models.scoring.items import peek
-from reward_models.serving.request_body import decode_request
-from reward_models.serving.wire import JSON, Limits, RefusedError
 from tests.files.made import FILES, write_all
 
 pytest.importorskip("av")
@@ -175,20 +172,6 @@ def test_a_folder_of_the_gallery_scores_as_the_command_does(folder, tmp_path):
         rows[sample.file] = (parts, sample.error)
     assert rows.keys() == {name for name in FILES if not name.endswith((".tif", ".mkv"))}
     assert failures(rows) == {}
-
-
-def test_a_server_takes_what_loses_nothing_and_refuses_the_rest_in_a_sentence(folder):
-    for name, file in FILES.items():
-        media = base64.b64encode((folder / name).read_bytes()).decode()
-        body = json.dumps({"media": [media], "prompts": ["a"]}).encode()
-        lossless = name.endswith((".png", ".webp")) and file.expected.near == 0 and not name.startswith("turned")
-        if name in STILLS and lossless and name != "deep-grey.png":
-            read = decode_request(JSON, body, Limits()).media[0].permute(1, 2, 0).numpy()
-            assert np.array_equal(read, file.expected.pixels), name
-        else:
-            with pytest.raises(RefusedError) as refused:
-                decode_request(JSON, body, Limits())
-            assert refused.value.status in (413, 415, 422), name
 
 
 RAISED = (

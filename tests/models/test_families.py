@@ -16,7 +16,7 @@ from diffrl.models.dry import dry_adapter
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
 from diffrl.models.loading import load_adapter
-from diffrl.models.published import PUBLISHED
+from diffrl.models.published import published_pipelines
 from tests.cuda_rules import cuda_rules
 from tests.edits import encoded
 from tests.edits import euler as reach
@@ -79,11 +79,12 @@ def test_without_weights_an_adapter_has_the_sizes_and_noise_levels_and_refuses_t
     assert str(early.value) == str(late.value)
 
 
-@pytest.mark.parametrize("path", PUBLISHED)
+@pytest.mark.parametrize("path", published_pipelines())
 def test_of_a_published_pipeline_the_sizes_are_known_without_its_files(path):
-    (family,) = (known for known in FAMILIES.values() if PUBLISHED[path].pipeline in known.pipelines)
+    published = published_pipelines()[path]
+    (family,) = (known for known in FAMILIES.values() if published.name in known.pipelines)
     dry = dry_adapter(family.name, family, path)
-    vae = PUBLISHED[path].components["vae"].config
+    vae = published.components["vae"].config
     assert dry.latent_shape[0] == vae.get("z_dim", vae.get("latent_channels")) and dry.sigmas(4).diff().max() < 0
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from diffrl.errors import ConfigError
 from diffrl.models.distilled import distilled_sign, refuse_distilled
@@ -20,6 +21,7 @@ from diffrl.models.loading import (
     load_adapter,
     shipped_settings,
 )
+from diffrl.models.placement import Placement
 from tests.training.harness import make_trainer, settings
 
 CPU = torch.device("cpu")
@@ -45,6 +47,16 @@ def test_a_good_pipeline_loads_frozen(random_sd3):
     adapter = load(random_sd3)
     modules = [m for m in adapter.pipeline.components.values() if isinstance(m, torch.nn.Module)]
     assert len(modules) == 5 and not any(m.training or p.requires_grad for m in modules for p in m.parameters())
+
+
+def test_a_decoder_in_float32_has_its_files_numbers(random_sd3):
+    """Those of float32 files are not rounded to the network's bfloat16 on their way."""
+    placement = Placement(device=CPU, vae_dtype=torch.float32)
+    adapter = load_adapter("sd3", str(random_sd3), dtype="bfloat16", placement=placement)
+    stored = load_file(next((random_sd3 / "vae").glob("*.safetensors")))
+    loaded = adapter.pipeline.vae.state_dict()
+    assert all(loaded[name].dtype == torch.float32 and torch.equal(loaded[name], x) for name, x in stored.items())
+    assert next(adapter.pipeline.transformer.parameters()).dtype == torch.bfloat16
 
 
 def test_a_path_that_is_not_there(tmp_path):

@@ -122,7 +122,7 @@ def test_blocks_of_every_kind_are_run_backward_and_leave_nothing(random_pipeline
     found = block_gradients(adapter.transformer, adapter._call_once)
     assert found and all(torch.isfinite(gradient).all() for gradient in found)
     assert all(parameter.grad is None for parameter in adapter.transformer.parameters())
-    assert not adapter.knows_empty and torch.equal(torch.get_rng_state(), state)
+    assert not adapter.empty_prompt_cached and torch.equal(torch.get_rng_state(), state)
     assert ran == kinds
 
 

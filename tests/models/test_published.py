@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import transformers
 
+from diffrl.cost.repositories import parameters_of
 from diffrl.models.architecture import describe_pipeline
 from diffrl.models.families import FAMILIES
-from diffrl.models.published import PUBLISHED
+from diffrl.models.published import published_pipelines
 from diffrl.models.vetting import vet_numbers
 
 HUNYUAN = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
@@ -92,12 +93,18 @@ def test_sd35_medium_has_its_position_table():
     assert round((count("stabilityai/stable-diffusion-3.5-medium", "transformer") + POSITION_TABLE) / 1e9, 2) == 2.47
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", published_pipelines())
 def test_a_published_pipeline_belongs_to_a_family(name):
-    pipelines = {pipeline: family for family in FAMILIES.values() for pipeline in family.pipelines}
-    assert PUBLISHED[name].pipeline in pipelines
-    scheduler = PUBLISHED[name].scheduler.build()
+    known = published_pipelines()[name]
+    assert known.name in {pipeline for family in FAMILIES.values() for pipeline in family.pipelines}
+    scheduler = known.scheduler.build()
     assert scheduler.config.num_train_timesteps == 1000
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.long) for n in SIZES])
+def test_the_file_of_a_pipeline_counts_as_its_architecture_does(name):
+    shapes = describe_pipeline(name).shapes
+    assert parameters_of(name) == {part: sum(map(math.prod, sizes.values())) for part, sizes in shapes.items()}
 
 
 def test_an_unknown_name_is_not_guessed(tmp_path):
@@ -107,7 +114,7 @@ def test_an_unknown_name_is_not_guessed(tmp_path):
 @pytest.mark.long
 def test_what_published_pipelines_say_is_within_the_bounds():
     """Of transformers' parts with all their defaults, as their files hold them."""
-    for name, known in PUBLISHED.items():
+    for name, known in published_pipelines().items():
         shapes = describe_pipeline(name).shapes
         for part, component in known.components.items():
             config = component.config

@@ -1,6 +1,7 @@
 """Who runs what: the choice of a backend, int8 in integers, and the checks that catch a layer that cheats."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +10,13 @@ from torch.nn import functional as F
 
 from diffrl.errors import ConfigError
 from diffrl.functional.formats.fp8 import fake_quantize_fp8
-from diffrl.precision import backends
-from diffrl.precision.backends import find_backend
-from diffrl.precision.backends.int8 import Int8Linear
-from diffrl.precision.backends.table import PRECISION_BACKENDS, Engine
+from diffrl.precision.checks import product_names
+from diffrl.precision.choice import find_backend
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.engines.native import Int8Linear
+from diffrl.precision.formats import PRECISIONS
 from diffrl.precision.observe import watching
-from diffrl.precision.verify import product_names
+from diffrl.precision.report import PrecisionError
 
 CPU = torch.device("cpu")
 
@@ -132,8 +132,8 @@ class TestChoice:
             find_backend("int8", "torch", torch.device("meta"))
 
     def test_a_new_backend_is_one_line(self, monkeypatch):
-        table = {**PRECISION_BACKENDS, "nvfp4": {"mine": Engine("diffrl.precision.backends.int8:Int8")}}
-        monkeypatch.setattr(backends, "PRECISION_BACKENDS", table)
+        runners = {"torch": PRECISIONS["int8"].runners["torch"]}
+        monkeypatch.setitem(PRECISIONS, "nvfp4", replace(PRECISIONS["nvfp4"], runners=runners))
         assert find_backend("nvfp4", "auto", CPU).compute_dtype == torch.int8
 
 
@@ -305,7 +305,7 @@ def test_healthy_layers_with_outliers_are_not_refused(precision, engine, kind):
 
 def test_an_engine_of_another_precision_is_told_apart_from_an_unknown_one():
     from diffrl.errors import ConfigError
-    from diffrl.precision.backends import find_backend
+    from diffrl.precision.choice import find_backend
 
     with pytest.raises(ConfigError, match="must be one that runs mxfp8: auto, .*emulated.* Got 'torch'."):
         find_backend("mxfp8", "torch", torch.device("cpu"))

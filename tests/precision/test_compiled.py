@@ -8,7 +8,7 @@ from torch import nn
 
 from diffrl.precision.compiled import compile_network
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.report import PrecisionError
 from diffrl.precision.weights import lora_layers, plain_copy
 
 KINDS = [("bfloat16", "auto"), ("int8", "torchao"), ("fp8", "auto"), ("nvfp4", "emulated")]

@@ -12,7 +12,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora import add_lora, lora_disabled
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.report import PrecisionError
 
 KINDS = [
     ("bfloat16", "auto"),

@@ -10,13 +10,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffrl.cost.weight_bytes import copy_bytes
 from diffrl.functional.formats.fp8 import fake_quantize_fp8
 from diffrl.functional.formats.int8 import fake_quantize_int8
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
 from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends import emulated, find_backend
-from diffrl.precision.backends.emulated import product
+from diffrl.precision.choice import find_backend
+from diffrl.precision.engines.emulated import product
+from diffrl.precision.formats import PRECISIONS
 from diffrl.precision.observe import watching
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -56,7 +56,7 @@ def cuda_product():
 
 @every_kind
 def test_the_operands_lose_nothing_in_bfloat16(precision):
-    backend = getattr(emulated, precision)()
+    backend = PRECISIONS[precision].runners["emulated"].make()
     for split, whole, x in zip(
         (backend.split_weight, backend.split_input), KINDS[precision], (wild(29, 208), wild(31, 203)), strict=True
     ):
@@ -71,7 +71,7 @@ def test_the_product_is_the_float64_one_of_the_same_operands(precision, device, 
     """Bound: K + 2 roundings of float32 over the sum of magnitudes, and one of the output's dtype on CUDA."""
     rows, columns, outputs = 23, 176, 13
     layer = nn.Linear(columns, outputs).requires_grad_(False)
-    backend = getattr(emulated, precision)().on(device)
+    backend = PRECISIONS[precision].runners["emulated"].make().on(device)
     made, x = backend.convert(layer), random(rows, columns, seed=2).to(backend.outside_dtype)
     round_weight, round_input = KINDS[precision]
     w, v = round_weight(layer.weight).double(), round_input(x.float()).double()
@@ -96,7 +96,7 @@ def test_on_cuda_the_layer_multiplies_bfloat16_and_never_rounds_the_sum(precisio
                 results.append(out.dtype)
             return out
 
-    backend = getattr(emulated, precision)().on(CUDA)
+    backend = PRECISIONS[precision].runners["emulated"].make().on(CUDA)
     with FakeTensorMode(allow_non_fake_inputs=True):
         made = backend.convert(nn.Linear(48, 32, device=CUDA))
         x = torch.empty(2, 5, 48, device=CUDA, dtype=torch.bfloat16)
@@ -124,6 +124,6 @@ def test_a_plan_counts_the_bytes_that_a_layer_holds(precision, engine, device):
     columns, outputs = 512, 384
     made = backend.convert(nn.Linear(columns, outputs, bias=False))
     held = sum(p.numel() * p.element_size() for p in made.parameters())
-    quantised, rest = copy_bytes(precision, engine, device)
+    quantised, rest = PRECISIONS[precision].copy_bytes(engine, device)
     assert held == pytest.approx(quantised * columns * outputs, rel=0.01)  # the outer scales vanish
     assert rest == backend.outside_dtype.itemsize

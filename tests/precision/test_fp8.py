@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from diffrl.functional.formats.fp8 import fake_quantize_fp8, quantize_fp8
 from diffrl.functional.formats.int8 import quantize_int8
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8, quantize_mxfp8
-from diffrl.precision.backends.fp8 import Fp8Linear
+from diffrl.precision.engines.native import Fp8Linear
 
 E4M3 = sorted({float(v) for v in torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float() if v == v})
 
@@ -30,7 +30,7 @@ def nearest(value):
 def test_any_numbers_against_a_naive_oracle(scaling, bias):
     layer, x = nn.Linear(23, 5, bias=bias).requires_grad_(False), random(2, 3, 23)
     x[0, 1] = 0.0
-    y, rows = Fp8Linear(layer, scaling, torch.float32)(x), x.reshape(-1, 23)
+    y, rows = Fp8Linear(layer, torch.float32, scaling)(x), x.reshape(-1, 23)
     for i in range(6):
         for k in range(5):
             sx = float((rows[i] if scaling == "row" else rows).abs().max()) / 448 or 1.0
@@ -46,7 +46,7 @@ def test_any_numbers_against_a_naive_oracle(scaling, bias):
 def test_bfloat16_output_and_strided_input():
     layer = nn.Linear(16, 8).requires_grad_(False)
     x = random(2, 16, 7).bfloat16().transpose(1, 2)
-    y = Fp8Linear(layer, "row", torch.bfloat16)(x)
+    y = Fp8Linear(layer, torch.bfloat16)(x)
     assert y.dtype == torch.bfloat16 and y.shape == (2, 7, 8)
     exact = nn.functional.linear(fake_quantize_fp8(x.float()), fake_quantize_fp8(layer.weight), layer.bias)
     torch.testing.assert_close(y.float(), exact, rtol=1e-2, atol=1e-2)
@@ -57,7 +57,7 @@ def test_one_scale_for_all_makes_samples_depend_on_each_other():
     loud = x.clone()
     loud[3] *= 1000
     for scaling, depends in (("row", False), ("tensor", True)):
-        made = Fp8Linear(layer, scaling, torch.float32)
+        made = Fp8Linear(layer, torch.float32, scaling)
         assert torch.equal(made(x)[:3], made(loud)[:3]) is not depends
 
 
@@ -82,7 +82,7 @@ class Passes(TorchDispatchMode):
 @pytest.mark.parametrize("scaling", ["row", "tensor"])
 def test_activations_are_passed_three_times_and_never_widened(scaling):
     """bfloat16 in, codes out: the largest, the smallest, quotient with cast in one; then the product reads codes."""
-    made, x = Fp8Linear(nn.Linear(48, 16, bias=False), scaling, torch.float32), random(5, 11, 48).bfloat16()
+    made, x = Fp8Linear(nn.Linear(48, 16, bias=False), torch.float32, scaling), random(5, 11, 48).bfloat16()
     with torch.no_grad(), Passes(x.numel()) as passes:
         made(x)
     assert passes.operations == ["amax", "amin", "div", "_scaled_mm"]

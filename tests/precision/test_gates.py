@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends.table import PRECISION_BACKENDS
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.formats import PRECISIONS
+from diffrl.precision.report import PrecisionError
 from tests.played_cuda import played_cuda
 
 GATED = [
     (precision, engine)
-    for precision, engines in PRECISION_BACKENDS.items()
-    for engine, one in engines.items()
+    for precision, known in PRECISIONS.items()
+    for engine, one in known.runners.items()
     if one.need is not None and not one.need.cpu
 ]
 NO_PRODUCT = ("mxfp8", "nvfp4")
@@ -53,8 +53,8 @@ def transformer_engine(monkeypatch):
     sys.modules["transformer_engine"].pytorch = made
     recipe = lambda **_: SimpleNamespace(nvfp4=lambda: True)  # noqa: E731
     sys.modules["transformer_engine.common.recipe"].NVFP4BlockScaling = recipe
-    monkeypatch.setattr("diffrl.precision.backends.machine.installed", lambda _: (2, 9))
-    from diffrl.precision.backends import te
+    monkeypatch.setattr("diffrl.precision.choice.installed", lambda _: (2, 9))
+    from diffrl.precision.engines import te
 
     te.recipe.cache_clear()
     yield made

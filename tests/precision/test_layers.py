@@ -9,9 +9,10 @@ from torch import nn
 
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES
-from diffrl.models.published import PUBLISHED
+from diffrl.models.published import published_pipeline
 from diffrl.models.tiny import build_pipeline
-from diffrl.precision.layers import choose_layers, linear_layers, matches
+from diffrl.precision.building import choose_layers, linear_layers
+from diffrl.precision.layers import matches
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_sol_rl_chooses_exactly_the_layers_of_its_code(family):
 )
 def test_names_alone_choose_what_its_names_and_width_choose(family, path, skipped, width):
     """Its rule at the published sizes: no skipped word in the name, and a side above the width."""
-    network = PUBLISHED[path].components["transformer"]
+    network = published_pipeline(path).components["transformer"]
     few = {name: 2 for name in ("num_layers", "num_single_layers") if name in network.config}
     with torch.device("meta"):
         transformer = replace(network, config={**network.config, **few}).build()

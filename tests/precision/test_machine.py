@@ -2,14 +2,9 @@
 
 import pytest
 
-from diffrl.precision.backends.machine import (
-    Machine,
-    fp8_scaling,
-    parse_version,
-    uncompilable,
-    use_triton_for_nvfp4,
-)
-from diffrl.precision.backends.table import missing
+from diffrl.precision.choice import Machine, missing, parse_version, uncompilable
+from diffrl.precision.engines.native import fp8_scaling
+from diffrl.precision.engines.torchao import use_triton_for_nvfp4
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
 RUNS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from diffrl.precision.backends import modelopt as made_by
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.engines import modelopt as made_by
+from diffrl.precision.report import PrecisionError
 
 mtq = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from diffrl.models.families import FAMILIES
 from diffrl.models.families.sana import build_tiny_transformer
+from diffrl.precision.building import Pointwise, as_linear
 from diffrl.precision.copies import make_copy
-from diffrl.precision.pointwise import Pointwise, as_linear
 
 EXCLUDE = FAMILIES["sana"].exclude
 

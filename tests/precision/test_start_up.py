@@ -12,14 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
-from diffrl.precision.backends.fp8 import Fp8Linear
-from diffrl.precision.backends.int8 import Int8Linear
+from diffrl.precision.checks import product_names, sampled
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
+from diffrl.precision.engines.native import Fp8Linear, Int8Linear
 from diffrl.precision.observe import flops_coverage, watching
-from diffrl.precision.refresh import sampled
-from diffrl.precision.speed import kernel_names, slow_note, speed_up
-from diffrl.precision.verify import product_names
+from diffrl.precision.report import PrecisionError, kernel_names, slow_note, speed_up
 
 CPU = torch.device("cpu")
 
@@ -215,7 +212,7 @@ class TestSpeed:
 
 
 def test_who_computes_in_float32_on_a_gpu_is_told_where_it_is_planned_checked_and_begun():
-    from diffrl.precision.facts import speed_notes
+    from diffrl.precision.choice import speed_notes
 
     told = speed_notes("float32", None, "cuda")
     assert len(told) == 1 and "Set model.dtype: bfloat16" in told[0]
@@ -243,7 +240,8 @@ def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_b
     from diffrl.cli import main
     from diffrl.config.load import make_config
     from diffrl.preflight.check import check_config
-    from diffrl.training.session import open_session
+    from diffrl.preflight.preview import Preview
+    from diffrl.preflight.stages import open_session
 
     run_settings["model"]["device"] = "cpu"
 
@@ -254,7 +252,11 @@ def test_who_explores_in_int8_on_a_cpu_is_told_where_it_is_planned_checked_and_b
         path.write_text(yaml.safe_dump(run_settings), encoding="utf-8")
         with redirect_stdout(io.StringIO()) as planned, pytest.raises(SystemExit):
             main(["plan", str(path)])
-        return planned.getvalue(), "\n".join(check_config(config)), " ".join(open_session(config, tmp_path).notes)
+        return (
+            planned.getvalue(),
+            "\n".join(check_config(config)),
+            " ".join(open_session(Preview(config), tmp_path).notes),
+        )
 
     assert all("slower than float32" in text for text in notes("int8"))
     assert not any("slower than float32" in text for text in notes("bfloat16"))

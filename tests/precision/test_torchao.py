@@ -6,19 +6,17 @@ from torch import nn
 
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
 from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
-from diffrl.precision.backends import torchao_backends as made_by
-from diffrl.precision.backends.torchao_layers import fp8_config, int8_config, mxfp8_config, nvfp4_config
+from diffrl.precision.checks import pointers
 from diffrl.precision.copies import make_copy
-from diffrl.precision.facts import PrecisionError
-from diffrl.precision.refresh import pointers
+from diffrl.precision.engines import torchao
+from diffrl.precision.engines.torchao import fp8_config, int8_config, mxfp8_config, nvfp4_config
+from diffrl.precision.formats import PRECISIONS
+from diffrl.precision.report import PrecisionError
 
 quantization = pytest.importorskip("torchao.quantization")
 MAKERS = {
-    "int8": made_by.int8,
-    "fp8": made_by.fp8,
-    "fp8 per tensor": made_by.fp8_per_tensor,
-    "mxfp8": made_by.mxfp8,
-    "nvfp4": made_by.nvfp4,
+    **{name: known.runners["torchao"].make for name, known in PRECISIONS.items() if "torchao" in known.runners},
+    "fp8 per tensor": lambda: torchao.TorchaoFp8.scaled_by("tensor", 0.1),
 }
 every = pytest.mark.parametrize("maker", MAKERS.values(), ids=list(MAKERS))
 
@@ -56,7 +54,7 @@ def test_zeros_stay_zeros(maker):
 
 
 @pytest.mark.parametrize(
-    ("maker", "config"), [(made_by.int8, int8_config), (made_by.mxfp8, mxfp8_config)], ids=["int8", "mxfp8"]
+    ("maker", "config"), [(MAKERS["int8"], int8_config), (MAKERS["mxfp8"], mxfp8_config)], ids=["int8", "mxfp8"]
 )
 def test_it_is_what_quantize_makes(maker, config):
     theirs = layer(bias=False).bfloat16()
@@ -68,11 +66,13 @@ def test_it_is_what_quantize_makes(maker, config):
 
 def test_rounding_is_ours_bit_for_bit():
     weight = layer().weight.bfloat16().float()
-    assert torch.equal(made_by.nvfp4().convert(layer()).dequantised(), fake_quantize_nvfp4(weight))
-    assert torch.equal(made_by.mxfp8().convert(layer()).dequantised(), fake_quantize_mxfp8(weight))
+    assert torch.equal(MAKERS["nvfp4"]().convert(layer()).dequantised(), fake_quantize_nvfp4(weight))
+    assert torch.equal(MAKERS["mxfp8"]().convert(layer()).dequantised(), fake_quantize_mxfp8(weight))
 
 
-@pytest.mark.parametrize("maker", [made_by.int8, made_by.fp8, made_by.fp8_per_tensor], ids=["int8", "row", "tensor"])
+@pytest.mark.parametrize(
+    "maker", [MAKERS["int8"], MAKERS["fp8"], MAKERS["fp8 per tensor"]], ids=["int8", "row", "tensor"]
+)
 def test_what_runs_on_the_cpu_multiplies_as_emulated(maker):
     backend, generator = maker(), torch.Generator().manual_seed(2)
     x = torch.randn(3, 7, 64, generator=generator).bfloat16()
@@ -110,21 +110,22 @@ class TestInspection:
 
     def test_another_precision_is_told(self):
         assert (
-            made_by.fp8().inspect(made_by.int8().convert(layer())) == "its weight is a Int8Tensor, not a Float8Tensor"
+            MAKERS["fp8"]().inspect(MAKERS["int8"]().convert(layer()))
+            == "its weight is a Int8Tensor, not a Float8Tensor"
         )
 
 
 @pytest.mark.parametrize(
     ("maker", "sizes", "fits"),
     [
-        (made_by.int8, (24, 8), True),
-        (made_by.int8, (24, 12), False),
-        (made_by.fp8, (32, 48), True),
-        (made_by.fp8, (40, 48), False),
-        (made_by.mxfp8, (64, 48), True),
-        (made_by.mxfp8, (48, 48), False),
-        (made_by.nvfp4, (48, 16), True),
-        (made_by.nvfp4, (48, 8), False),
+        (MAKERS["int8"], (24, 8), True),
+        (MAKERS["int8"], (24, 12), False),
+        (MAKERS["fp8"], (32, 48), True),
+        (MAKERS["fp8"], (40, 48), False),
+        (MAKERS["mxfp8"], (64, 48), True),
+        (MAKERS["mxfp8"], (48, 48), False),
+        (MAKERS["nvfp4"], (48, 16), True),
+        (MAKERS["nvfp4"], (48, 8), False),
     ],
 )
 def test_sizes_that_torchao_would_pass_over(maker, sizes, fits):

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from reward_models.parameters import ACTIVATIONS, PARAMETERS
+from diffrl.models.published import reward_facts
 from reward_models.registry import factory_of
 from tests.tiers import daily
 
+FACTS = {name: facts for name, facts in reward_facts().items() if facts["weights"]}
+PARAMETERS = {name: facts["weights"] for name, facts in FACTS.items()}
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BUILT = ("aesthetic", *dict.fromkeys(repository for counts in PARAMETERS.values() for repository in counts))
 
@@ -54,11 +56,9 @@ VIEWS = {"geneval_strict": "geneval", "edit_direction": "clip_score", "preservat
 @pytest.mark.parametrize("name", daily(MEASURED, ["image_reward"], {"geneval", "aesthetic", "hpsv2", "hpsv3"}))
 def test_what_a_call_takes_is_measured(name, networks):
     """Of live storages on fake tensors; the table is whole MiB."""
-    assert networks.sample_bytes(name) == pytest.approx(ACTIVATIONS[name][0], rel=0.05)
+    assert networks.sample_bytes(name) == pytest.approx(FACTS[name]["call_bytes"], rel=0.05)
 
 
-def test_calls_are_of_the_scorers_own_batch():
-    assert set(ACTIVATIONS) == {*MEASURED, *VIEWS} == set(PARAMETERS)
-    for name, (size, batch) in ACTIVATIONS.items():
-        assert batch == factory_of(name).spec.batch_size
-        assert size == ACTIVATIONS[VIEWS.get(name, name)][0]
+def test_a_reward_that_asks_a_network_of_anothers_takes_as_much():
+    assert set(FACTS) == {*MEASURED, *VIEWS}
+    assert all(FACTS[name]["call_bytes"] == FACTS[other]["call_bytes"] for name, other in VIEWS.items())

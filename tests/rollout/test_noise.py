@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from diffrl.rollout.address import Address, Purpose
-from diffrl.rollout.noise import generator_at, in_advance, noise_at, sibling_noise
+from diffrl.rollout.noise import generator_at, noise_at, prefetch, sibling_noise
 
 BASE = Address(stream="train", seed=5, iteration=3, group=11, root=2, path=(1, 0))
 SHAPE = (2, 5, 7)
@@ -206,16 +206,16 @@ def test_noise_drawn_in_advance_is_the_same_one_ahead_and_on_another_thread():
 
         return draw
 
-    taken = in_advance([drawing(root) for root in range(5)])
+    taken = prefetch([drawing(root) for root in range(5)])
     for root in range(5):
         assert torch.equal(next(taken), noise_at([BASE._replace(root=root)], SHAPE))
         assert len(begun) <= root + 2
     assert begun == list(range(5)) and threading.get_ident() not in threads
-    assert list(taken) == [] and list(in_advance([])) == []
+    assert list(taken) == [] and list(prefetch([])) == []
 
 
 def test_what_goes_wrong_in_advance_is_raised_where_the_noise_is_asked_for():
-    taken = in_advance([lambda: noise_at([BASE], SHAPE), lambda: noise_at([BASE._replace(seed=2**70)], SHAPE)])
+    taken = prefetch([lambda: noise_at([BASE], SHAPE), lambda: noise_at([BASE._replace(seed=2**70)], SHAPE)])
     assert next(taken).shape == (1, *SHAPE)
     with pytest.raises(struct.error):
         next(taken)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import diffrl.run.finishing as finishing
-import diffrl.run.lifecycle as run_module
+import diffrl.lifecycle as run_module
+import diffrl.run.completion as completion
 from diffrl.cli import main
 from diffrl.errors import DiffrlError
-from diffrl.run.ending import broken_peer
+from diffrl.terminal.exits import broken_peer
 from diffrl.training.loop import Trainer
 from tests.patience import LONG
 from tests.tiers import daily
@@ -124,7 +124,7 @@ def test_a_signal_while_it_loads_ends_it_in_words(random_sd3, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(run_module, "seed_rng"), (Trainer, "evaluate")])
+@pytest.mark.parametrize(("owner", "name"), [(completion, "seed_rng"), (Trainer, "evaluate")])
 def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, monkeypatch, capsys, owner, name):
     monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
     code, said = ended(write_config(settings(random_sd3, tmp_path), tmp_path / "config.yaml"), capsys)
@@ -134,7 +134,7 @@ def test_a_signal_just_before_the_loop_ends_it_in_words(random_sd3, tmp_path, mo
 
 @pytest.mark.long
 def test_a_signal_while_the_summary_is_written_lets_it_be_finished(random_sd3, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(finishing, "write_curve", signalled(finishing.write_curve))
+    monkeypatch.setattr(completion, "write_curve", signalled(completion.write_curve))
     data = settings(random_sd3, tmp_path, run={"iterations": 1})
     code, said = ended(write_config(data, tmp_path / "config.yaml"), capsys)
     assert code == 0 and "SIGTERM came when everything was trained" in said
@@ -161,7 +161,7 @@ def test_an_exit_while_it_loads_is_a_failure_too(random_sd3, tmp_path, monkeypat
 
 
 def test_a_full_disk_is_a_sentence_even_where_it_has_no_name(random_sd3, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(finishing, "finish", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(completion, "finish", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
     config = write_config(settings(random_sd3, tmp_path, run={"iterations": 1}), tmp_path / "config.yaml")
     with pytest.raises(SystemExit) as end:
         main(["train", str(config)])

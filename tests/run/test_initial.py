@@ -9,9 +9,9 @@ import pytest
 from diffrl.cli import main
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
-from diffrl.run.choose import NEWEST, Choice
-from diffrl.run.initial import begin_with, pin_initial
-from diffrl.run.resume import BEFORE
+from diffrl.run.checkpoints import NEWEST, Choice
+from diffrl.run.set_aside import BEFORE
+from diffrl.run.start_weights import begin_with, pin_initial
 from diffrl.studies.compare.arguments import Candidate, load_candidates
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
@@ -147,7 +147,7 @@ def test_of_another_model_or_lora_is_refused_before_anything_is_written(random_s
 
 def test_the_command_line_names_the_checkpoint(random_sd3, tmp_path, sources, capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr("diffrl.run.lifecycle.train", lambda config, console, **options: seen.append(config))
+    monkeypatch.setattr("diffrl.lifecycle.train", lambda config, console, **options: seen.append(config))
     path = write_config(of(random_sd3, tmp_path, LORA), tmp_path / "config.yaml")
     for options, step in ((["--step", "1"], 1), ([], 2), (["--best"], None)):
         with pytest.raises(SystemExit) as ended:

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-import diffrl.run.lifecycle as run_module
+import diffrl.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.config import load_config
-from diffrl.run import finishing
-from diffrl.run.longer import is_complete
+from diffrl.run import completion
+from diffrl.run.resume import is_complete
 from diffrl.run.summary import unplanned_evaluations
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
@@ -180,7 +180,7 @@ def test_whether_a_run_is_finished_does_not_hang_on_the_times_of_its_files(run, 
     def die(*_):
         raise Crash
 
-    monkeypatch.setattr(finishing, "print_summary", die)  # between the summary and the report
+    monkeypatch.setattr(completion, "print_summary", die)  # between the summary and the report
     with pytest.raises(Crash):
         go_on(run)
     assert (run / "summary.json").is_file() and (run / "rewards.json").is_file() and not is_complete(run, config)

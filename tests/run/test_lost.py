@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError, GuardStop
-from diffrl.run.fit import require_fit
-from diffrl.run.resume import find_checkpoint, lost_history, set_aside
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
+from diffrl.run.resume import find_checkpoint, lost_history, require_fit
+from diffrl.run.set_aside import set_aside
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
-from diffrl.training.session import open_session
 from diffrl.trees.write import drop_trees
 from tests.training.harness import assert_same_run, go_on, rows_of, settings, start, summary_of
 
@@ -34,7 +35,7 @@ def finished(random_sd3, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def session(finished, tmp_path_factory):
-    return open_session(load_config(finished / "config.yaml"), tmp_path_factory.mktemp("session"))
+    return open_session(Preview(load_config(finished / "config.yaml")), tmp_path_factory.mktemp("session"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import diffrl.run.finishing as finishing
+import diffrl.run.completion as completion
 import diffrl.run.journal as journal
 from diffrl.cli import main
 from diffrl.errors import GuardStop
@@ -38,13 +38,13 @@ import os, sys, time
 import accelerate, matplotlib.figure, peft  # imports are paid once
 from diffusers import StableDiffusion3Pipeline
 from diffrl.cli import main
-import diffrl.run.finishing
+import diffrl.run.completion
 from diffrl.terminal import signals
 from diffrl.training.loop import Trainer
 
 def hold(place):
     # A run goes no further than to the iteration, or to the end, at which a signal is to reach it.
-    iterate, finish, most = Trainer.iterate, diffrl.run.finishing.finish, time.monotonic() + 600
+    iterate, finish, most = Trainer.iterate, diffrl.run.completion.finish, time.monotonic() + 600
     signals.ANSWER = 1.0 if place == "for ever" else 600.0
     def held(trainer):
         while place == "for ever" and time.monotonic() < most:  # whatever signal comes, as a reward that hangs
@@ -56,7 +56,7 @@ def hold(place):
         while place == "end" and time.monotonic() < most:
             time.sleep(0.01)
         return finish(*arguments)
-    Trainer.iterate, diffrl.run.finishing.finish = held, ended
+    Trainer.iterate, diffrl.run.completion.finish = held, ended
 
 for line in sys.stdin:  # where it is held and the arguments of one more run
     child = os.fork()
@@ -122,13 +122,13 @@ MOMENTS = {
     "before the first checkpoint": (Trainer, "iterate", 2, True),
     "after the samples, before the metrics": (journal.Journal, "train_samples", 3, False),
     "while a checkpoint is written": (journal, "save_checkpoint", 2, False),
-    "while the summary is written, after the last checkpoint": (finishing, "write_curve", 1, True),
+    "while the summary is written, after the last checkpoint": (completion, "write_curve", 1, True),
 }
 MORE_MOMENTS = {
     "in the first evaluation": (Trainer, "evaluate", 1, True),
     "after the metrics, before the checkpoint": (TrainingRun, "save", 2, True),
     "after a checkpoint": (TrainingRun, "save", 2, False),
-    "after the last checkpoint": (finishing, "finish", 1, True),
+    "after the last checkpoint": (completion, "finish", 1, True),
 }
 
 

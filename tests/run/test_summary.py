@@ -20,8 +20,8 @@ from diffrl.gallery.progress import progress
 from diffrl.gallery.query import Query
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.lifecycle import train
 from diffrl.models.images import GREEN, RED
-from diffrl.run.lifecycle import train
 from diffrl.run.summary import held_out_change, program, write_before_after, write_curve
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.run.lifecycle import train
+from diffrl.lifecycle import train
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
 from tests.training.harness import go_on, start

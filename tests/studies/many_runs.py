@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config import load_config
-from diffrl.run.lifecycle import resume, train
+from diffrl.lifecycle import resume, train
 
 if __name__ == "__main__":
     for argument in map(Path, sys.argv[1:]):

@@ -12,7 +12,8 @@ from diffrl.gallery.records import State
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.index import INDEX, SCHEMA, SCHEMA_VERSION, connect
 from diffrl.tracking.store import SampleStore
-from reward_models import RewardError, stores
+from reward_models import RewardError
+from reward_models.common import stores
 from reward_models.scoring.cache import SCHEMA as CACHE_SCHEMA
 from reward_models.scoring.cache import ScoreCache
 from reward_models.scoring.runs import samples_of_run

@@ -13,18 +13,19 @@ import pytest
 import torch
 from rich.console import Console
 
-import diffrl.run.finishing as finishing
+import diffrl.run.completion as completion
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
+from diffrl.lifecycle import resume, train
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
 from diffrl.run.execution import TrainingRun
 from diffrl.run.journal import Journal
-from diffrl.run.lifecycle import resume, train
 from diffrl.terminal.progress import Progress
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
-from diffrl.training.session import open_session
 from diffrl.trees.read import list_trees, read_tree
 
 BRIGHTNESS, GREEN = "tests.training.scorers:Brightness", "tests.training.scorers:Green"
@@ -69,7 +70,7 @@ def write_config(data, path):
 @contextmanager
 def undrawn() -> Iterator[None]:
     """Inside, runs end without curve.png and report.html, which take longer to draw than the run takes to train."""
-    with patch.multiple(finishing, write_curve=lambda *args: None, leave_report=lambda *args: False):
+    with patch.multiple(completion, write_curve=lambda *args: None, leave_report=lambda *args: False):
         yield
 
 
@@ -92,7 +93,7 @@ def make_run(data):
     """A trainer before its first iteration, and its run, which writes what it does. Messages gather in `run.shown`."""
     config = make_config(data)
     run_dir = Path(config.run.dir) / config.run.name
-    session = open_session(config, run_dir)
+    session = open_session(Preview(config), run_dir)
     run_dir.mkdir(parents=True)
     shown = io.StringIO()
     journal, progress = Journal(run_dir, config, session.ranks), Progress(Console(file=shown, width=400), 1)

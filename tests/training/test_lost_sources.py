@@ -14,11 +14,11 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_indices
 from diffrl.data.sources import MOST_READ, read_sources
 from diffrl.errors import ConfigError, SourceError
+from diffrl.lifecycle import resume, train
 from diffrl.preflight.check import check_config
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
 from diffrl.run.callbacks import Callback
-from diffrl.run.lifecycle import resume, train
 from reward_models import ScorerSpec
 from reward_models.base import output_of_scores
 from tests.edits import image, write_edits

@@ -10,7 +10,8 @@ from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
-from diffrl.training import session
+from diffrl.preflight import machine, model, preview, rewards
+from diffrl.preflight.stages import open_session
 from tests.training.harness import settings
 
 GIB = 2**30
@@ -27,7 +28,7 @@ def open_on_a_card(random_sd3, tmp_path, monkeypatch):
     card = SimpleNamespace(moved=0)
     free = lambda device=None: (TOTAL - GIB // 2 - card.moved, TOTAL)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    monkeypatch.setattr(session, "open_ranks", lambda *given: Ranks(torch.device("cuda")))
+    monkeypatch.setattr(machine, "open_ranks", lambda *given: Ranks(torch.device("cuda")))
 
     def make_scorers(*given):
         card.moved += TOTAL // 10
@@ -36,16 +37,16 @@ def open_on_a_card(random_sd3, tmp_path, monkeypatch):
     def open_adapter(*given):
         raise ReachedError
 
-    monkeypatch.setattr(session, "make_scorers", make_scorers)
-    monkeypatch.setattr(session, "open_adapter", open_adapter)
+    monkeypatch.setattr(rewards, "make_scorers", make_scorers)
+    monkeypatch.setattr(model, "open_adapter", open_adapter)
     config = make_config(settings(random_sd3, tmp_path))
     plan = make_plan(config)
 
     def opened(share):
         kept = {"libraries": GIB, "scorers": TOTAL // 5, "rest": int(share * TOTAL) - GIB - TOTAL // 5}
         sized = replace(plan, memory=replace(plan.memory, kept=kept, passing={}))
-        monkeypatch.setattr(session, "make_plan", lambda *given: sized)
-        session.open_session(config, tmp_path)
+        monkeypatch.setattr(preview, "make_plan", lambda *given: sized)
+        open_session(preview.Preview(config), tmp_path)
 
     return opened
 

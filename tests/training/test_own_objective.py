@@ -71,11 +71,12 @@ import torch
 from diffrl.config.load import load_config
 from diffrl.training.loop import Trainer
 from diffrl.training.messages import Messages
-from diffrl.training.session import open_session
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
 from tests.training.harness import flat, weights_of
 
 config = load_config(sys.argv[1])
-session = open_session(config, Path(config.run.dir) / config.run.name)
+session = open_session(Preview(config), Path(config.run.dir) / config.run.name)
 trainer = Trainer(session, Messages())
 before = flat(weights_of(trainer))
 done = trainer.iterate()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffrl.data.sampler import prompt_batch
-from diffrl.rollout.tree import plan_forest, prompts_apart, subset
+from diffrl.rollout.tree import plan_forest, prompt_chunks, subset
 from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, FUSED, make_trainer, settings
 
@@ -54,6 +54,6 @@ def test_it_trains_on_policy(random_sd3, tmp_path):
 def test_parts_share_out_every_sample_once():
     forest = plan_forest(5, 2, {0: 2, 2: 1})
     for at_once, sizes in ((None, [20]), (1, [4] * 5), (2, [8, 8, 4]), (7, [20])):
-        parts = prompts_apart(forest, at_once)
+        parts = prompt_chunks(forest, at_once)
         assert [len(part) for part in parts] == sizes and torch.cat(parts).tolist() == list(range(20))
-    assert [len(part) for part in prompts_apart(subset(forest, torch.tensor([0, 7, 19])), 1)] == [1, 1, 1]
+    assert [len(part) for part in prompt_chunks(subset(forest, torch.tensor([0, 7, 19])), 1)] == [1, 1, 1]

@@ -42,8 +42,8 @@ class Threads:
             assert reduction == "mean"  # the device's backend carries gradients and nothing else
             return self.exchange(rank, gradient).mean(0)
 
-        accelerator = SimpleNamespace(reduce=reduce, no_sync=lambda network: nullcontext())
-        return Ranks(None, self.count, rank, control, accelerator)
+        ranks = SimpleNamespace(reduce=reduce, no_sync=lambda network: nullcontext())
+        return Ranks(None, self.count, rank, control, ranks)
 
 
 @dataclass

@@ -11,7 +11,8 @@ import requests
 
 from diffrl.cli import main
 from diffrl.errors import ConfigError
-from diffrl.training.session import open_session
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.stages import open_session
 from tests.patience import LONG, held_port, until
 from tests.training.harness import go_on, make_trainer, rows_of, samples_of, settings, start, write_config
 
@@ -153,5 +154,5 @@ def test_no_server_at_the_start_is_told_before_anything_is_written(port, random_
 
     config = make_config(settings(random_sd3, tmp_path, rewards=[reward(gone, wait=0.2)]))
     with pytest.raises(ConfigError, match=r"rewards.0: .*127.0.0.1"):
-        open_session(config, tmp_path / "run")
+        open_session(Preview(config), tmp_path / "run")
     assert not (tmp_path / "run").exists()

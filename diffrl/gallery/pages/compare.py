@@ -131,13 +131,13 @@ def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Join
         whole: whether all whole rewards are drawn, because nobody can be asked for another.
     """
     others = [name for name in asked.names if "/" not in name and name != asked.reward] if whole else []
-    found = []
+    drawings = []
     for name in [asked.reward, *others]:
         if name is not None:
             matched, briefs = shown if name == asked.reward else joined(columns, name)
             kept = {row.order for row in pictured(matched.rows, briefs, (pair.of, pair.against))}
-            found.append(scatter(name, paired(matched, pair), kept, name in asked.lower))
-    return [drawing for drawing in found if drawing is not None]
+            drawings.append(scatter(name, paired(matched, pair), kept, name in asked.lower))
+    return [drawing for drawing in drawings if drawing is not None]
 
 
 def paired(matched: Matched, pair: Versus) -> list[Row]:
@@ -147,8 +147,8 @@ def paired(matched: Matched, pair: Versus) -> list[Row]:
 
 def without(choice: Choice, places: Sequence[int]) -> Choice:
     """Columns that nobody asked for and that match nothing make room for the others; a sentence names them."""
-    left = [column for place, column in enumerate(choice.columns) if place not in places]
-    names = " and ".join(choice.columns[place].label for place in places)
+    left = [column for number, column in enumerate(choice.columns) if number not in places]
+    names = " and ".join(choice.columns[number].label for number in places)
     return Choice(left, [*choice.notes, f"Left out: {names}. No prompt and noise of it stands in another column."])
 
 
@@ -160,13 +160,13 @@ def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
         matched: all of their samples beside each other.
         asked: the reward that ranks them.
     """
-    found = standings(choice.columns, matched.rows, 0, asked.falling)
-    ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.place) for one in found)
-    kept = sorted(place for *_, place in ranked[:MOST])
+    ranks = standings(choice.columns, matched.rows, 0, asked.falling)
+    ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.place) for one in ranks)
+    kept = sorted(number for *_, number in ranked[:MOST])
     words = (
-        f"These are the {MOST} best of {len(found)} sources by {asked.reward}: more do not fit. Choose others below."
+        f"These are the {MOST} best of {len(ranks)} sources by {asked.reward}: more do not fit. Choose others below."
     )
-    return Choice([choice.columns[place] for place in kept], [*choice.notes, words])
+    return Choice([choice.columns[number] for number in kept], [*choice.notes, words])
 
 
 def common_run(columns: Sequence[Column]) -> RunSource | None:
@@ -197,9 +197,9 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
             "Choose other columns."
         ]
     notes = [
-        f"Nothing of {columns[place].label} matches another column: its prompts, its seed, its noise, its model or the "
+        f"Nothing of {columns[index].label} matches another column: its prompts, its seed, its noise, its model or the "
         "size of its images are others."
-        for place in matched.unmatched
+        for index in matched.unmatched
     ]
     if matched.by != NOISE and any(column.folder for column in columns):
         notes.append(f"Matched by {matched.by}: images of a folder do not tell which noise they began with.")
@@ -223,7 +223,7 @@ def of_folders(columns: Sequence[Column]) -> list[str]:
 
 def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What a column can be, in groups with a title: key and words of a source's states, those of training apart."""
-    found = []
+    titled = []
     for source in sources:
         kept = [column.state for column in columns if column.source is source]
         try:
@@ -234,15 +234,15 @@ def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[s
         others = [state for state in states if state.stage != "train"]
         training = [state for state in states if state.stage == "train"]
         titles = (source.title, f"{several}training (other prompts)" if others else source.title)
-        for title, own in zip(titles, (others, training), strict=True):
-            offered = [(state_key(source, state), several + state_label(state)) for state in own]
-            found += [(title, offered)] if offered else []
-    return found
+        for title, of_title in zip(titles, (others, training), strict=True):
+            offered = [(state_key(source, state), several + state_label(state)) for state in of_title]
+            titled += [(title, offered)] if offered else []
+    return titled
 
 
 def exits(site: Site, run: RunSource | None) -> list[tuple[str, str]]:
     """Addresses and words of the comparisons that an exported site has: the first evaluation against each other."""
-    found = []
+    links = []
     for source in [run] if run else site.runs:
         try:
             states, _ = exported_states(site, source)
@@ -253,7 +253,7 @@ def exits(site: Site, run: RunSource | None) -> list[tuple[str, str]]:
             last = state is states[-1]
             address = site.links.page("compare", **({"run": source.key} if last else {"columns": keys}))
             words = f"{state_label(states[0])} → {state_label(state)}"
-            found.append((address, words if run else f"{source.title}: {words}"))
+            links.append((address, words if run else f"{source.title}: {words}"))
     if len(site.sources) > 1:
-        found.append((site.links.page("compare"), "the last of every source"))
-    return found
+        links.append((site.links.page("compare"), "the last of every source"))
+    return links

@@ -60,16 +60,16 @@ def lead(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
     if not panels or not lines[panels[0].id]:
         return "Curves"
     panel = panels[0]
-    found = [summary_of(panel, line) for line in lines[panel.id]]
-    if len(found) <= NAMED:
-        several = len(found) > 1
+    summaries = [summary_of(panel, line) for line in lines[panel.id]]
+    if len(summaries) <= NAMED:
+        several = len(summaries) > 1
         ways = (
             f"{one['label']} {one['first']} → {one['last']}" if several else f"{one['first']} → {one['last']}"
-            for one in found
+            for one in summaries
         )
         return f"{panel.title}: {', '.join(ways)}"
     ends = sorted((next(v for _, v in reversed(line.points) if v == v), n) for n, line in enumerate(lines[panel.id]))
-    low, high = (found[n] for _, n in (ends[0], ends[-1]))
+    low, high = (summaries[n] for _, n in (ends[0], ends[-1]))
     return f"{panel.title} ends between {low['last']} ({low['label']}) and {high['last']} ({high['label']})"
 
 
@@ -182,11 +182,11 @@ def _shown(site: Site, panel: Panel, lines: Sequence[Line], keys: Sequence[str],
     summaries = [summary_of(panel, line) for line in lines]
     # An exported site holds drawings of the panels that show at once, of a few runs: it should not take minutes.
     exported = site.links.exported
-    drawn = not exported or (not panel.fold and len(site.runs) <= DRAWN)
+    has_svg = not exported or (not panel.fold and len(site.runs) <= DRAWN)
     return {
         "panel": panel,
         "summaries": summaries,
-        "svg": site.links.page("curves.svg", run=keys, x=_axis(x), panel=panel.id) if drawn else None,
+        "svg": site.links.page("curves.svg", run=keys, x=_axis(x), panel=panel.id) if has_svg else None,
         "csv": None if exported else site.links.page("curves.csv", run=keys, panel=panel.id),
     }
 

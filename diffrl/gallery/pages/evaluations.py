@@ -36,8 +36,8 @@ def evaluations_js(site: Site, query: Query) -> Answer:
 
 
 def _written(site: Site, query: Query) -> str:
-    found = followed(site, site.run(query.text("run")), query.whole("block", 0), query.text("state"))
-    return json.dumps(found, separators=(",", ":"))
+    samples = followed(site, site.run(query.text("run")), query.whole("block", 0), query.text("state"))
+    return json.dumps(samples, separators=(",", ":"))
 
 
 def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]:
@@ -66,15 +66,16 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
     briefs = [[one for one in run.briefs(state, None) if one.key[2] // BLOCK == block] for state in states]
     matched = match(briefs, [column.stream for column in columns]) if states else None
     rows = matched.rows if matched and matched.by == NOISE else []
-    found = [
-        {one.id: one for one in run.samples(s, [b.id for b in own])} for s, own in zip(states, briefs, strict=True)
+    by_state = [
+        {one.id: one for one in run.samples(s, [b.id for b in of_state])}
+        for s, of_state in zip(states, briefs, strict=True)
     ]
     samples = [
         {
             "ids": row.ids,
             "at": [
-                None if number is None else seen(site, run, own[number], names)
-                for number, own in zip(row.ids, found, strict=True)
+                None if number is None else seen(site, run, of_state[number], names)
+                for number, of_state in zip(row.ids, by_state, strict=True)
             ],
         }
         for row in rows

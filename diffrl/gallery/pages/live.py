@@ -34,16 +34,16 @@ def _entry(source: Source) -> dict[str, Any]:
     if not isinstance(source, RunSource):
         return entry
     entry["trees"] = str(changed(source.path / TREES))  # nanoseconds, more than a number of JavaScript holds
-    found = _progress(source, version)
-    if found is None:
+    state = _progress(source, version)
+    if state is None:
         return {**entry, "age": None, "done": None, "total": None, "running": None, "evaluation": None}
     return {
         **entry,
-        "age": max(0.0, time.time() - found.written) if found.written else None,
-        "done": found.done,
-        "total": found.total,
-        "running": state_now(source, found.written, found.ended) == "running",
-        "evaluation": found.evaluations[-1][0] if found.evaluations else None,
+        "age": max(0.0, time.time() - state.written) if state.written else None,
+        "done": state.done,
+        "total": state.total,
+        "running": state_now(source, state.written, state.ended) == "running",
+        "evaluation": state.evaluations[-1][0] if state.evaluations else None,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json
-from diffrl.gallery.progress import Change, Progress, progress, said, setting
+from diffrl.gallery.progress import Change, Progress, log_messages, progress, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.rows import folded
@@ -38,7 +38,7 @@ def overview(site: Site, source: RunSource) -> Answer:
         course = None
         notes.append(str(error))
     pairs = before_and_after(source, PAIRS, WORST)
-    alarms, lines = said(source)
+    alarms, lines = log_messages(source)
     known = intervals(source, pairs, course)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
     values: dict[str, Any] = {
@@ -88,7 +88,7 @@ def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:
     """Iteration, name of its first tree and number of its trees; of many iterations the first, the last and some."""
     iterations = list(dict.fromkeys(iteration for iteration, _ in kept))
     every = -(-len(iterations) // TREES)
-    chosen = [n for place, n in enumerate(iterations) if place % every == 0 or place == len(iterations) - 1]
+    chosen = [n for i, n in enumerate(iterations) if i % every == 0 or i == len(iterations) - 1]
     groups = {n: [group for iteration, group in kept if iteration == n] for n in chosen}
     return [(n, tree_name(n, groups[n][0]), len(groups[n])) for n in chosen]
 
@@ -100,12 +100,12 @@ def sparks(course: Progress) -> list[tuple[str, str, float, float]]:
         (f"held-out {name}", [(n, values.get(name)) for n, values in course.evaluations]) for name in names
     ]
     series.append(("training reward", list(course.training)))
-    found = []
+    small = []
     for name, raw in series:
         points = [(n, value) for n, value in raw if value is not None]
         if len(points) > 1:
-            found.append((name, polyline(points), points[0][1], points[-1][1]))
-    return found
+            small.append((name, polyline(points), points[0][1], points[-1][1]))
+    return small
 
 
 def polyline(points: Sequence[tuple[int, float]]) -> str:
@@ -123,19 +123,19 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     seconds, cost = summary.get("seconds"), summary.get("cost")
     spent = {name: finite(value) for name, value in seconds.items()} if isinstance(seconds, dict) else {}
     known = [value for value in spent.values() if value is not None]
-    found = []
+    lines = []
     if known and len(known) == len(spent):
-        found.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
+        lines.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
     if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
         words = (
             f"{evaluations:,.0f} network evaluations: those with gradients count three or four times, held-out ones not"
         )
-        found.append(("training cost", words))
+        lines.append(("training cost", words))
     if (memory := finite(summary.get("peak_memory_bytes"))) is not None:
-        found.append(("peak memory", f"{memory / 2**30:.2f} GiB"))
+        lines.append(("peak memory", f"{memory / 2**30:.2f} GiB"))
     if (updates := finite(summary.get("updates"))) is not None:
-        found.append(("updates", f"{updates:,.0f}"))
-    return found
+        lines.append(("updates", f"{updates:,.0f}"))
+    return lines
 
 
 def _when(seconds: float) -> str:

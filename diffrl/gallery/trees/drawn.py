@@ -9,6 +9,8 @@ from diffrl.gallery.trees.facts import Fact, Paragraph, fact
 from diffrl.gallery.trees.numbers import known, level, push
 from diffrl.gallery.trees.splits import draws, train, weights_of
 from diffrl.gallery.trees.words import Sums, left_out
+from diffrl.precision.facts import TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.trees.record import TreeNode
 
 CHOSEN = {
@@ -23,7 +25,6 @@ CHOSEN = {
 }
 """What is drawn again and why, by the first word of the reason in the record."""
 CONTRAST = "Both ends of what was explored are generated again: contrast between good and bad is what teaches."
-PRECISIONS = {"nvfp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "int8": "INT8"}
 FEW = 4
 """How many noise levels are named one by one."""
 
@@ -101,9 +102,10 @@ def _trains(given: Sums, leaf: TreeNode) -> bool:
 def precision(explored: Mapping[str, Any]) -> str:
     """The exploring stage's arithmetic, "NVFP4 (emulated)"; with the policy itself, its training precision."""
     name, engine = str(explored.get("precision")), explored.get("engine")
-    if name == "training":
+    if name == TRAINING:
         return "the training precision"
-    return PRECISIONS.get(name, name) + (f" ({engine})" if engine and engine != "policy" else "")
+    title = PRECISIONS[name].title if name in PRECISIONS else name
+    return title + (f" ({engine})" if engine and engine != "policy" else "")
 
 
 def _kind(node: TreeNode) -> str:

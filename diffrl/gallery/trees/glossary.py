@@ -9,14 +9,8 @@ from diffrl.gallery.trees.splits import train
 from diffrl.gallery.trees.sums import sample_sum, step_sum
 from diffrl.gallery.trees.turning import rule as turning_rule
 from diffrl.gallery.trees.words import Sums
-
-FORMATS = {
-    "nvfp4": "numbers of 4 bits in blocks of 16 that share a scale",
-    "mxfp8": "numbers of 8 bits in blocks of 32 that share a scale",
-    "fp8": "numbers of 8 bits with a floating point",
-    "int8": "whole numbers of 8 bits with a scale",
-    "bfloat16": "numbers of 16 bits with a floating point",
-}
+from diffrl.precision.facts import EMULATED
+from diffrl.precision.formats import PRECISIONS
 
 PARTS = {
     "count": "how near the number of objects found is to the number asked for; objects of a colour that touch are one",
@@ -44,10 +38,10 @@ def glossary(given: Sums) -> list[tuple[str, str]]:
             "The reward of a candidate's image as the exploring stage made it; it only decides what is generated again."
         )
         found.append(("proxy reward", text))
-    if (name := str(explored.get("precision"))) in FORMATS:
-        emulated = explored.get("engine") == "emulated"
+    if (name := str(explored.get("precision"))) in PRECISIONS:
+        emulated = explored.get("engine") == EMULATED
         also = ": emulated means that the values are rounded to it and multiplied in a wider format" if emulated else ""
-        found.append((precision(explored), f"The exploring stage computed with {FORMATS[name]}{also}."))
+        found.append((precision(explored), f"The exploring stage computed with {PRECISIONS[name].meaning}{also}."))
     if any(node.leaf and node.leaf.audit for node in given.leaves):
         found.append(
             ("audit", "An image generated again at random to check how well the proxy reward ranks; it trains nothing.")

@@ -51,21 +51,21 @@ def find_family(name: str) -> Family:
     return family
 
 
-def require_pipeline(family: Family, found: str, path: str) -> None:
+def require_pipeline(family: Family, class_name: str, path: str) -> None:
     """Refuse a pipeline class that the family's adapter does not load.
 
     Raises:
         ConfigError: names the family that does, if there is one.
     """
-    if found in family.pipelines:
+    if class_name in family.pipelines:
         return
     needs = " or ".join(family.pipelines)
-    other = next((known for known in FAMILIES.values() if found in known.pipelines), None)
+    other = next((known for known in FAMILIES.values() if class_name in known.pipelines), None)
     if other is not None:
         way_out = f"Set model.family: {other.name}, or choose another path."
     else:
         known = "; ".join(f"{known.name}: {', '.join(known.pipelines)}" for known in FAMILIES.values())
         way_out = f"No family of this version loads that class ({known}). docs/add-a-model.md tells how to add one."
     raise ConfigError(
-        f"model.family={family.name} needs a {needs}. Got {cut(found, LONGEST_NAME)} in {path!r}. {way_out}"
+        f"model.family={family.name} needs a {needs}. Got {cut(class_name, LONGEST_NAME)} in {path!r}. {way_out}"
     )

@@ -91,8 +91,8 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
         if self.true_cfg_scale <= 1:
             return super().encode_prompts(prompts)
         with self.on_device("text_encoder"):
-            own = super().encode_prompts(prompts)
-            return self.with_empty(own, {} if self.knows_empty else super().encode_prompts([""]))
+            conditioning = super().encode_prompts(prompts)
+            return self.with_empty(conditioning, {} if self.empty_prompt_cached else super().encode_prompts([""]))
 
     def stock_call(self) -> Mapping[str, Any]:
         """Sizes: the stock call would draw about a million pixels, and take a source of as many."""
@@ -103,10 +103,10 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
         """Places (tokens, 3), of the image that is drawn and then, with a first coordinate of 1, of the source."""
         import torch
 
-        drawn = super()._image_ids(like)
-        source = drawn.clone()
+        generated = super()._image_ids(like)
+        source = generated.clone()
         source[:, 0] = 1
-        return torch.cat([drawn, source])[: like.shape[1]]
+        return torch.cat([generated, source])[: like.shape[1]]
 
 
 TINY_SETTINGS = flux.TINY_SETTINGS

@@ -187,8 +187,8 @@ class HunyuanVideoAdapter(PipelineAdapter):
         _require_usual_guidance(pipeline.guider)
         config = pipeline.transformer.config
         scale, period = pipeline.vae_scale_factor_spatial, pipeline.vae_scale_factor_temporal
-        own = own_size(scale, pipeline.target_size)
-        height, width, frames = height or own[0], width or own[1], frames or STOCK_FRAMES
+        size = own_size(scale, pipeline.target_size)
+        height, width, frames = height or size[0], width or size[1], frames or STOCK_FRAMES
         require_multiple(height, width, scale * config.patch_size)
         require_frames(frames, period)
         channels = pipeline.vae.config.latent_channels
@@ -205,8 +205,8 @@ class HunyuanVideoAdapter(PipelineAdapter):
         ByT5 reads what stands in quotation marks; of a prompt without it, its embeddings are 0 and masked.
         """
         with self.on_device("text_encoder"):
-            own = self._encode(list(prompts))
-            return self.with_empty(own, {} if self.knows_empty else self._encode([""]))
+            tensors = self._encode(list(prompts))
+            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([""]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         self.pipeline.tokenizer_max_length = self.max_sequence_length
@@ -259,11 +259,11 @@ def _require_usual_guidance(guider: Any) -> None:
     if guider is None:
         return
     usual = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
-    found = {name: guider.config.get(name) for name in usual} if type(guider).__name__ == USUAL_GUIDER else None
-    if found != usual:
+    has = {name: guider.config.get(name) for name in usual} if type(guider).__name__ == USUAL_GUIDER else None
+    if has != usual:
         raise ConfigError(
             f"The pipeline's guider must be a {USUAL_GUIDER} with {show(usual)}, which is what guidance is here. Got a "
-            f"{type(guider).__name__}{'' if found is None else f' with {show(found)}'}. Mend guider/guider_config.json."
+            f"{type(guider).__name__}{'' if has is None else f' with {show(has)}'}. Mend guider/guider_config.json."
         )
 
 

@@ -99,8 +99,8 @@ class QwenImageAdapter(PackedPictureAdapter):
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
         with self.on_device("text_encoder"):
-            own = self._encode(list(prompts))
-            return self.with_empty(own, {} if self.knows_empty else self._encode([NOTHING]))
+            tensors = self._encode(list(prompts))
+            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""

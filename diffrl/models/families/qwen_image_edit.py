@@ -102,10 +102,10 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
 
         with self.on_device("text_encoder"):
             pairs = [(text, self._shown(source)) for text, source in zip(prompts, sources, strict=True)]
-            own = [self._encode_pair(text, image) for text, image in pairs]
+            rows = [self._encode_pair(text, image) for text, image in pairs]
             empty = [self._encode_pair(qwen_image.NOTHING, image) for _, image in pairs]
         return {
-            **{name: torch.cat([row[name] for row in own]) for name in own[0]},
+            **{name: torch.cat([row[name] for row in rows]) for name in rows[0]},
             **{EMPTY + name: torch.cat([row[name] for row in empty]) for name in empty[0]},
         }
 

@@ -82,13 +82,13 @@ class SanaAdapter(PictureAdapter):
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
                 list(prompts),
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 device=device,
                 max_sequence_length=self.max_sequence_length,
                 complex_human_instruction=call["complex_human_instruction"].default,
             )
-        own = {"prompt_embeds": embeds, "mask": mask}
-        return self.with_empty(own, {"prompt_embeds": negative, "mask": negative_mask})
+        tensors = {"prompt_embeds": embeds, "mask": mask}
+        return self.with_empty(tensors, {"prompt_embeds": negative, "mask": negative_mask})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""

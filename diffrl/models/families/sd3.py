@@ -126,11 +126,11 @@ class SD3Adapter(PictureAdapter):
                 prompt_2=None,
                 prompt_3=None,
                 device=device,
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )
-        own = {"prompt_embeds": embeds, "pooled": pooled}
-        return self.with_empty(own, {"prompt_embeds": negative, "pooled": negative_pooled})
+        tensors = {"prompt_embeds": embeds, "pooled": pooled}
+        return self.with_empty(tensors, {"prompt_embeds": negative, "pooled": negative_pooled})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Velocity (B, C, h, w)."""

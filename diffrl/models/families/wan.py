@@ -134,7 +134,7 @@ class WanAdapter(PipelineAdapter):
         with self.on_device("text_encoder") as device:
             embeds, negative = self.pipeline.encode_prompt(
                 list(prompts),
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 device=device,
                 max_sequence_length=self.max_sequence_length,
             )

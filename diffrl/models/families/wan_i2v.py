@@ -111,10 +111,13 @@ class WanImageAdapter(wan.WanAdapter):
         import torch
 
         images = [self._scaled(source) for source in sources]
-        own = {**self.encode_prompts(prompts), "first_frame": torch.cat([self._first_frame(one) for one in images])}
+        rows = {
+            **self.encode_prompts(prompts),
+            "first_frame": torch.cat([self._first_frame(one) for one in images]),
+        }
         if self._sees:
-            own["image_embeds"] = torch.cat([self._seen(one) for one in images])
-        return own
+            rows["image_embeds"] = torch.cat([self._seen(one) for one in images])
+        return rows
 
     def stock_call(self) -> Mapping[str, Any]:
         """Sizes; the stock call scales an image to them, too."""
@@ -138,8 +141,8 @@ class WanImageAdapter(wan.WanAdapter):
         with self.on_device("vae") as device:
             size = {"height": self.height, "width": self.width, "num_frames": self.frames}
             unused = torch.empty(1, *self.latent_shape)  # latents, which it would draw
-            given = {"num_channels_latents": channels, "dtype": torch.float32, "device": device, "latents": unused}
-            _, condition = self.pipeline.prepare_latents(pixels.to(device), 1, **size, **given)
+            arguments = {"num_channels_latents": channels, "dtype": torch.float32, "device": device, "latents": unused}
+            _, condition = self.pipeline.prepare_latents(pixels.to(device), 1, **size, **arguments)
         encoded: Tensor = condition[:, -channels:]  # a mask is before it
         return encoded.to(self.dtype)
 

@@ -103,13 +103,13 @@ class ZImageAdapter(PictureAdapter):
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the empty prompt."""
         with self.on_device("text_encoder") as device:
-            own, empty = self.pipeline.encode_prompt(
+            embeds, empty = self.pipeline.encode_prompt(
                 list(prompts),
                 device=device,
-                do_classifier_free_guidance=not self.knows_empty,
+                do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )
-            return self.with_empty(self._rows(own), self._rows(empty) if empty else {})
+            return self.with_empty(self._rows(embeds), self._rows(empty) if empty else {})
 
     def _rows(self, texts: Sequence[Tensor]) -> dict[str, Tensor]:
         """Texts (L_i, D) of any lengths, padded to `max_sequence_length`."""

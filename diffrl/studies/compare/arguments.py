@@ -10,7 +10,7 @@ from pathlib import Path
 
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError
-from diffrl.run.initial import pin_initial
+from diffrl.run.start_weights import pin_initial
 from diffrl.studies.compare.pairing import misused_splits, unpaired
 from diffrl.studies.compare.results import COSTS
 
@@ -71,8 +71,8 @@ def parse_candidate(text: str) -> Candidate:
     Raises:
         ConfigError: there is no path, or no label that a folder could be called after.
     """
-    found = LABEL.fullmatch(text.strip())
-    label, rest = (found["label"].strip(), found["rest"]) if found else (None, text.strip())
+    labelled = LABEL.fullmatch(text.strip())
+    label, rest = (labelled["label"].strip(), labelled["rest"]) if labelled else (None, text.strip())
     path, *overrides = OVERRIDE.split(rest)
     if label is None:
         label = " ".join([Path(path).stem, *overrides])
@@ -91,14 +91,14 @@ def parse_candidates(texts: Sequence[str]) -> list[Candidate]:
     Raises:
         ConfigError: one cannot be read, two have the same label, or one sets what a comparison decides.
     """
-    found, problems = [], []
+    candidates, problems = [], []
     for text in texts:
         try:
-            found.append(parse_candidate(text))
+            candidates.append(parse_candidate(text))
         except ConfigError as error:
             problems += error.problems
     by_folder: dict[str, str] = {}
-    for candidate in found:
+    for candidate in candidates:
         folder = candidate.folder.lower()  # some file systems do not tell a from A
         if folder in by_folder:
             problems.append(
@@ -115,7 +115,7 @@ def parse_candidates(texts: Sequence[str]) -> list[Candidate]:
         problems.append("diffrl compare takes at least one configuration. Got none. Name a YAML file.")
     if problems:
         raise ConfigError(problems)
-    return found
+    return candidates
 
 
 def parse_budget(text: str | None) -> Budget:

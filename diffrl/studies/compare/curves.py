@@ -113,12 +113,12 @@ def cost_to(curves: Sequence[Sequence[Point]], target: float, cost: str) -> Reac
     if reached < len(curves):
         return Reached(None, None, None, reached, len(curves))
     costs, estimates = mean_curve(curves, cost)
-    found = crossing(costs, [one.mean for one in estimates], target)
+    cost_of_mean = crossing(costs, [one.mean for one in estimates], target)
     low = high = None
     if len(curves) > 1:
         low = crossing(costs, _monotone([_end(one.high) for one in estimates]), target)
         high = crossing(costs, _monotone([_end(one.low) for one in estimates]), target)
-    return Reached(found, low, high, reached, len(curves))
+    return Reached(cost_of_mean, low, high, reached, len(curves))
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], cost: str) -> tuple[list[float], list[Estimate]]:
@@ -134,10 +134,10 @@ def mean_curve(curves: Sequence[Sequence[Point]], cost: str) -> tuple[list[float
     grid = sorted({point.iteration for curve in curves for point in curve})
     iterations = [[point.iteration for point in curve] for curve in curves]
     costs = [
-        np.interp(grid, own, [getattr(point, cost) for point in curve])
-        for own, curve in zip(iterations, curves, strict=True)
+        np.interp(grid, steps, [getattr(point, cost) for point in curve])
+        for steps, curve in zip(iterations, curves, strict=True)
     ]
-    scores = [np.interp(grid, own, monotone(curve)) for own, curve in zip(iterations, curves, strict=True)]
+    scores = [np.interp(grid, steps, monotone(curve)) for steps, curve in zip(iterations, curves, strict=True)]
     return np.mean(costs, axis=0).tolist(), [mean_estimate(column) for column in np.array(scores).T.tolist()]
 
 

@@ -64,8 +64,8 @@ def _draw_arm(axes: Any, arm: Arm, cost: str, index: int, banded: bool) -> Any:
         low, high = [one.low for one in scores], [one.high for one in scores]
         axes.fill_between(costs, low, high, color=color, alpha=0.13, linewidth=0, zorder=2)
         for run in arm.runs:
-            own = [getattr(point, cost) for point in run.curve]
-            axes.plot(own, [point.score for point in run.curve], color=color, linewidth=0.5, alpha=0.4, zorder=2)
+            spent = [getattr(point, cost) for point in run.curve]
+            axes.plot(spent, [point.score for point in run.curve], color=color, linewidth=0.5, alpha=0.4, zorder=2)
     (line,) = axes.plot(
         costs,
         [one.mean for one in scores],

@@ -46,10 +46,10 @@ def unpaired(configs: Mapping[str, Mapping[str, Any]], metric: str) -> list[str]
     first = next(iter(traits), "")
     return [
         f"{key} must be the same in all configurations, so that runs of one seed are pairs. Got "
-        f"{traits[first][key]!r} in {first!r} and {own[key]!r} in {label!r}. {_mended(key, traits[first][key])}"
-        for label, own in traits.items()
-        for key in own
-        if own[key] != traits[first][key]
+        f"{traits[first][key]!r} in {first!r} and {trait[key]!r} in {label!r}. {_mended(key, traits[first][key])}"
+        for label, trait in traits.items()
+        for key in trait
+        if trait[key] != traits[first][key]
     ]
 
 
@@ -61,16 +61,16 @@ def _mended(key: str, value: Any) -> str:
 
 
 def _traits(config: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    traits: dict[str, Any] = {}
     for key in SHARED:
         section, _, name = key.partition(".")
-        found[key] = config.get(section, {}).get(name)
+        traits[key] = config.get(section, {}).get(name)
     name = metric.partition("/")[0]
     reward: Mapping[str, Any] = next(
         (r for r in config["eval"]["rewards"] if (r.get("label") or r["name"]) == name), {}
     )
     measured = {key: reward.get(key) for key in HOW_IT_MEASURES}
-    return found | {"prompts.eval": held_out(config), f"eval.rewards, {name}": measured}
+    return traits | {"prompts.eval": held_out(config), f"eval.rewards, {name}": measured}
 
 
 def held_out(config: Mapping[str, Any]) -> str | None:
@@ -102,15 +102,15 @@ def misused_splits(config: Mapping[str, Any]) -> list[str]:
     Args:
         config: as JSON has it.
     """
-    told = []
+    problems = []
     uses: tuple[tuple[str, str | None, Split], ...] = (
         ("prompts.train", config["prompts"]["train"], "train"),
         ("prompts.eval", held_out(config), "tune"),
     )
     for key, source, use in uses:
         if source and source == other_split(source, "report"):
-            told.append(
+            problems.append(
                 f"{key} must not be the split report, which is kept for the final number of a comparison. Got "
                 f"{source}. Write {key}={other_split(source, use)}."
             )
-    return told
+    return problems

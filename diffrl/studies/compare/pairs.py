@@ -60,17 +60,17 @@ def pairs_of(comparison: Comparison, chosen: Sequence[tuple[str, str]] | None = 
     """
     if not comparison.paired:
         return []
-    found, arms = [], {arm.label: arm for arm in comparison.arms}
+    differences, arms = [], {arm.label: arm for arm in comparison.arms}
     asked = combinations(comparison.arms, 2) if chosen is None else [(arms[a], arms[b]) for a, b in chosen]
     for first, second in asked:
         difference = difference_of(comparison, second, first)
         if difference is not None:
-            found.append((first.label, second.label, difference))
-    known = [difference.p for _, _, difference in found if difference.p is not None]
+            differences.append((first.label, second.label, difference))
+    known = [difference.p for _, _, difference in differences if difference.p is not None]
     adjusted = iter(holm(known))
     return [
         Pair(first, second, difference, None if difference.p is None else next(adjusted))
-        for first, second, difference in found
+        for first, second, difference in differences
     ]
 
 

@@ -45,8 +45,8 @@ class Planned:
 
     def of_seed(self, number: int, out: Path) -> Config:
         """The run of one seed."""
-        place = {"seed": self.config.run.seed + number, "name": f"seed-{number}"}
-        return changed(self.config, run={**place, "dir": str(out / self.candidate.folder)})
+        settings = {"seed": self.config.run.seed + number, "name": f"seed-{number}"}
+        return changed(self.config, run={**settings, "dir": str(out / self.candidate.folder)})
 
     def entry(self) -> dict[str, Any]:
         """What state.json keeps of it."""
@@ -236,21 +236,21 @@ def earlier_plan(
     ]
     if seeds < before.seeds:
         problems.append(f"--seeds was {before.seeds} when this comparison began. Got {seeds}. It can only grow.")
-    given = dict(zip((candidate.label for candidate in candidates), configs, strict=True))
+    now = dict(zip((candidate.label for candidate in candidates), configs, strict=True))
     for label, planned in before.planned.items():
-        if label not in given:
+        if label not in now:
             problems.append(f"{label!r} belongs to this comparison and is missing. Name it too.")
-        elif _essence(given[label]) != _essence(planned.config):
-            problems.append(f"{label!r} is not what it was when this comparison began: {_difference(given, planned)}.")
+        elif _essence(now[label]) != _essence(planned.config):
+            problems.append(f"{label!r} is not what it was when this comparison began: {_difference(now, planned)}.")
     if problems:
         advice = "Go on with what it was, or compare in a new directory."
         raise ConfigError([*problems[:-1], f"{problems[-1]} {advice}"], str(out))
     return before.planned
 
 
-def _difference(given: dict[str, Config], planned: Planned) -> str:
+def _difference(by_label: dict[str, Config], planned: Planned) -> str:
     """The keys that differ, as "a.b was 1 and is 2"."""
-    old, new = _flat(_essence(planned.config)), _flat(_essence(given[planned.candidate.label]))
+    old, new = _flat(_essence(planned.config)), _flat(_essence(by_label[planned.candidate.label]))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return ", ".join(f"{key} was {json.dumps(old.get(key))} and is {json.dumps(new.get(key))}" for key in keys)
 

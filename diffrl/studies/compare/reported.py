@@ -63,7 +63,7 @@ def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tupl
         "solver": settings.get("solver"),
         "noise_seed": settings.get("seed"),
     }
-    found: dict[tuple[str, float], Reported] = {}
+    newest: dict[tuple[str, float], Reported] = {}
     for row in read_rows(path):
         of_end = row.get("iteration") == (iterations if row.get("weights") == ALIGNED else 0)
         whole = row.get("n", 0) + row.get("failed", 0) == settings.get("samples")
@@ -73,8 +73,8 @@ def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tupl
                 for name in ("means", "variety")
             }
             one = Reported(row["weights"], row["guidance_scale"], source, row["n"], digest=row.get("digest"), **numbers)
-            found[one.weights, one.guidance_scale] = one
-    return tuple(found.values())
+            newest[one.weights, one.guidance_scale] = one
+    return tuple(newest.values())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -98,17 +98,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def missing(
-    found: Sequence[Reported], guidances: Sequence[float], with_base: bool, varied: bool = False
+    reported: Sequence[Reported], guidances: Sequence[float], with_base: bool, varied: bool = False
 ) -> tuple[list[float], bool]:
     """What is still to be measured of a run: the guidances, and whether of its model before alignment too.
 
     Args:
-        found: what has been measured.
+        reported: what has been measured.
         guidances: that are wanted.
         with_base: whether the model before alignment is wanted.
         varied: whether their variety is.
     """
-    have = {(one.weights, one.guidance_scale) for one in found if one.variety or not varied}
+    have = {(one.weights, one.guidance_scale) for one in reported if one.variety or not varied}
     base = [scale for scale in guidances if with_base and (BASE, scale) not in have]
     aligned = [scale for scale in guidances if (ALIGNED, scale) not in have]
     return list(dict.fromkeys([*aligned, *base])), bool(base)

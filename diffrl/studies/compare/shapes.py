@@ -172,9 +172,9 @@ def require_shape(shape: Any, data: Any, where: str) -> Any:
         TypeAdapter(shape).validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
+        path = ".".join(map(str, first["loc"])) or "all of it"
         got = show(first["input"])
-        raise DiffrlError(f"{where} is damaged, at {place}: {first['msg']}. Got {got}. Restore it.") from error
+        raise DiffrlError(f"{where} is damaged, at {path}: {first['msg']}. Got {got}. Restore it.") from error
     return data
 
 

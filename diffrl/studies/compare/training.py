@@ -139,10 +139,10 @@ def train_all(work: Work, record: Record) -> None:
         _tell(work, job, trained)
         pulse.advance(pulse.RUNS, 1)
 
-    work.processes.each(lambda job: _see_through(work, job), jobs, done)
+    work.processes.each(lambda job: _run_to_completion(work, job), jobs, done)
 
 
-def _see_through(work: Work, job: Job) -> bool:
+def _run_to_completion(work: Work, job: Job) -> bool:
     """Train a run and measure it; whether it was trained."""
     config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.candidate.label}, seed {job.number}"
     try:
@@ -207,8 +207,8 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
     if source is None:
         return
     wanted = tuple(dict.fromkeys((config.eval.guidance_scale, *work.guidance)))
-    found = read_reported(path, plain(config), config.run.iterations)
-    scales, base = missing(found, wanted, with_base, work.variety is not None)
+    reported = read_reported(path, plain(config), config.run.iterations)
+    scales, base = missing(reported, wanted, with_base, work.variety is not None)
     if not scales:
         return
     arguments = ["evaluate", "--run", str(path), "--prompts", source, *(["--base"] if base else [])]

@@ -28,12 +28,12 @@ def show_fidelity(config: Config, request: FidelityRequest, console: Console, as
     """
     where = Console(stderr=True) if as_json else console
     with watched(where, "loading", lambda: f"{request.out} is empty: some pools without the others are not kept."):
-        found = measure_fidelity(config, request)
-        written = write_fidelity(found, request.out)
+        result = measure_fidelity(config, request)
+        written = write_fidelity(result, request.out)
     if as_json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json.dumps(asdict(result), indent=2))
         return
-    for table in tables(found):
+    for table in tables(result):
         console.print(table)
-    for line in [*notes(found), f"Written: {', '.join(str(path) for path in written)}"]:
+    for line in [*notes(result), f"Written: {', '.join(str(path) for path in written)}"]:
         console.print(line, highlight=False, markup=False)

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from diffrl.config.schema import Config
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import least_steps
-from diffrl.precision.backends import AUTO, find_backend
-from diffrl.precision.backends.table import PRECISION_BACKENDS
+from diffrl.precision.choice import find_backend
+from diffrl.precision.facts import AUTO, EMULATED, TRAINING
+from diffrl.precision.formats import PRECISIONS
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice
 from diffrl.run.directory import open_run_dir
+from diffrl.studies.requests import FidelityRequest
 
-TRAINING = "training"
 CANDIDATES = 32
-
-
-@dataclass(frozen=True)
-class FidelityRequest:
-    """What to compare; see `diffrl fidelity --help`. Empty and None leave the choice to the configuration."""
-
-    out: Path
-    run: Path | None = None
-    choice: Choice = NEWEST
-    precisions: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    prompts: int = 8
-    candidates: int | None = None
-    k: int = 8
-    seed: int | None = None
-    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,56 +38,56 @@ def default_steps(config: Config) -> tuple[int, ...]:
 def wanted_pools(config: Config, request: FidelityRequest) -> list[Wanted]:
     """The precisions that are compared, each with its engine."""
     e = config.rollout.explore
-    texts = request.precisions or ("bfloat16" if e is None else e.precision,)
-    found = []
+    texts = request.precision or ("bfloat16" if e is None else e.precision,)
+    pools = []
     for text in dict.fromkeys(texts):
         precision, colon, engine = text.partition(":")
         default = e.engine if e is not None and e.precision == precision != TRAINING else AUTO
-        found.append(Wanted(text, precision, engine if colon else default))
-    return found
+        pools.append(Wanted(text, precision, engine if colon else default))
+    return pools
 
 
 def request_problems(
     config: Config, request: FidelityRequest, prompts: Sequence[Prompt], candidates: int, steps: Sequence[int]
 ) -> list[str]:
     """What of the request does not fit the configuration."""
-    r, found = config.rollout, []
+    r, problems = config.rollout, []
     branching = r.branching_at(0)
     least, leaves = least_steps(list(branching), r.steps), r.tree.leaves_per_root
-    found += [
+    problems += [
         f"--steps must be from {least} to {r.steps}: rollout.steps is the full grid, and every stochastic step must "
         f"stay as it is. Got {count}. Choose one in between, or make fewer steps stochastic (rollout.stochastic)."
         for count in steps
         if not least <= count <= r.steps
     ]
     if candidates < 2 or candidates % leaves:
-        found.append(
+        problems.append(
             f"--candidates must be at least 2 and a multiple of the leaves of a tree. Got {candidates}, with {leaves} "
             "leaves (rollout.tree). Round it."
         )
     if not 1 <= request.k <= candidates:
-        found.append(
+        problems.append(
             f"--k must be from 1 to the candidates of a prompt. Got k={request.k}, candidates={candidates}. "
             "Lower --k or add --candidates."
         )
     if not 1 <= request.prompts <= len(prompts):
-        found.append(f"--prompts must be from 1 to the prompts there are. Got {request.prompts} of {len(prompts)}.")
+        problems.append(f"--prompts must be from 1 to the prompts there are. Got {request.prompts} of {len(prompts)}.")
     if request.run is not None:
-        own, other = (
+        of_run, other = (
             c.model.model_dump(exclude={"device": True, "init_from": True, "lora": {"start"}})
             for c in (open_run_dir(request.run)[1], config)
         )
-        if odd := [f"model.{key}" for key, value in own.items() if value != other[key]]:
-            found.append(
+        if odd := [f"model.{key}" for key, value in of_run.items() if value != other[key]]:
+            problems.append(
                 f"The model section must be that of --run. Got another {', '.join(odd)}. "
                 f"Use {request.run / 'config.yaml'}, with overrides of the other sections."
             )
-    return found
+    return problems
 
 
 def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     """Why this machine cannot run a precision, in the words of the copy."""
-    names = (TRAINING, *PRECISION_BACKENDS)
+    names = (TRAINING, *PRECISIONS)
     if wanted.precision not in names:
         return [f"--precision must be one of {', '.join(names)}, or precision:engine. Got {wanted.text!r}."]
     if wanted.precision == TRAINING:
@@ -112,7 +95,7 @@ def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
     try:
         find_backend(wanted.precision, wanted.engine, device)
     except ConfigError as error:
-        emulated = wanted.engine == AUTO and "emulated" in PRECISION_BACKENDS[wanted.precision]
+        emulated = wanted.engine == AUTO and EMULATED in PRECISIONS[wanted.precision].runners
         way_out = f" Here: --precision {wanted.precision}:emulated." if emulated else ""
         return [f"--precision {wanted.text}: {problem}{way_out}" for problem in error.problems]
     return []

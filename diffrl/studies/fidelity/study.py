@@ -20,6 +20,7 @@ from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
+from diffrl.files import require_empty
 from diffrl.functional.ranking import ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import forwards_per_tree
@@ -32,9 +33,9 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
-from diffrl.run.aligned import load_aligned, require_empty
+from diffrl.run.checkpoints import Choice, load_aligned, require_choice
 from diffrl.run.directory import environment
-from diffrl.run.initial import restore_initial
+from diffrl.run.start_weights import restore_initial
 from diffrl.studies.fidelity.request import (
     CANDIDATES,
     TRAINING,
@@ -170,6 +171,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     problems += [problem for w in wanted for problem in missing_precision(w, device)]
     if problems:
         raise ConfigError(problems)
+    require_choice(Choice(request.step, request.best), request.run)
     require_empty(request.out, "--out")
     request.out.mkdir(parents=True, exist_ok=True)
     setting = _prepare(config, request, prompts, candidates, seed, device)
@@ -186,9 +188,9 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
         for count in steps:
             pulse.begin(f"{w.text}, {count} steps", _totals(setting, count))
             own_images, own_rewards, pool = _draw(setting, copy, count)
-            found = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
-            means = {name: mean_over_prompts(values) for name, values in found.items()}
-            variants.append(replace(pool, per_prompt=_by_prompt(found), means=means))
+            numbers = _compare(own_rewards, rewards, own_images, images, rows, without, request.k)
+            means = {name: mean_over_prompts(values) for name, values in numbers.items()}
+            variants.append(replace(pool, per_prompt=_by_prompt(numbers), means=means))
     settings = {
         "k": request.k,
         "candidates": candidates,
@@ -201,7 +203,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     }
     runs_on = {name: value for name, value in environment(device, config.model.dtype, 1).items() if name != "run_id"}
     ranked = [rewards[row] for i, row in enumerate(rows) if i not in without]
-    perfect = mean_over_prompts([ranking_fidelity(own, own, request.k).mean_rank for own in ranked])
+    perfect = mean_over_prompts([ranking_fidelity(true, true, request.k).mean_rank for true in ranked])
     return Fidelity(settings, runs_on, without, _chance(ranked, request.k), perfect, truth, variants)
 
 
@@ -226,7 +228,7 @@ def _prepare(
     r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
-        aligned = load_aligned(request.run, device, request.choice)
+        aligned = load_aligned(request.run, device, Choice(request.step, request.best))
         policy = aligned.policy
         weights = [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
     else:
@@ -316,15 +318,15 @@ def _compare(
     k: int,
 ) -> dict[str, list[float]]:
     """Every number, prompt by prompt; NaN where there is none."""
-    found: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
+    numbers: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
     for i, row in enumerate(rows):
         ranking = ranking_fidelity(proxy[row], true[row], k)
         for name in RANKING:
-            found[name].append(math.nan if i in without_spread else getattr(ranking, name))
-        found["reward_difference"].append(float((proxy[row].double() - true[row].double()).abs().nanmean()))
+            numbers[name].append(math.nan if i in without_spread else getattr(ranking, name))
+        numbers["reward_difference"].append(float((proxy[row].double() - true[row].double()).abs().nanmean()))
         pixels = (images[row].float() - true_images[row].float()).abs()
-        found["pixel_difference"].append(float(pixels.mean(dtype=torch.float64)) / 255)
-    return found
+        numbers["pixel_difference"].append(float(pixels.mean(dtype=torch.float64)) / 255)
+    return numbers
 
 
 def _has_spread(rewards: Tensor) -> bool:
@@ -351,8 +353,8 @@ def mean_over_prompts(values: Sequence[float]) -> Mean:
     return Mean(float(usable.mean()) if count else None, error, count)
 
 
-def _by_prompt(found: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    return {name: [_plain(value) for value in values] for name, values in found.items()}
+def _by_prompt(numbers: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    return {name: [_plain(value) for value in values] for name, values in numbers.items()}
 
 
 def _plain(value: float) -> float | None:

@@ -234,4 +234,4 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
 
 @pytest.mark.parametrize("label", ["", "a/b", "-a", "two words"])
 def test_labels_are_those_of_a_training_configuration(refused, pictures, label):
-    assert "A label is letters, digits" in refused(pictures, "--reward", f"{label}=sharpness")
+    assert "label: String should match pattern" in refused(pictures, "--reward", f"{label}=sharpness")

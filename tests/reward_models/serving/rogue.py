@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from reward_models.base import ScorerSpec
-from reward_models.serving.wire import Limits, encode_spec
+from reward_models.serving.wire import Limits, encode_listing
 
 SPEC = ScorerSpec("mean", "Mean value.", (0.0, 255.0), media=("image", "video"))
 STOP = threading.Event()
@@ -108,10 +108,9 @@ class Rogue(socketserver.ThreadingTCPServer):
 
     def __init__(self, behaviour: Behaviour, listing: bytes | None, late: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        told = {"rewards": {"mean": encode_spec(SPEC)}, "limits": Limits().model_dump()}
         self.rogue, self.behaviour, self.late = self, behaviour, late
         self.heads: list[str] = []
-        self.listing = json.dumps(told).encode() if listing is None else listing
+        self.listing = encode_listing({"mean": SPEC}, Limits()) if listing is None else listing
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 

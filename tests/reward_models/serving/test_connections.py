@@ -19,7 +19,7 @@ from tests.patience import LONG, until
 from tests.reward_models.serving.test_microbatch import Mean
 from tests.reward_models.serving.test_server import health
 
-CHUNKED = b"POST /v1/score/%s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/score/%s HTTP/1.1\r\nHost: x\r\nDiffrl-Protocol: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
 NO_CHUNK = b"no chunk\r\n\r\n"
 
 

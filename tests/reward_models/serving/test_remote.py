@@ -53,15 +53,14 @@ def test_it_keeps_to_the_contract(tmp_path):
     assert check_scorer(scorer) == [] and scorer.spec.remote and scorer.spec.name == "shapes"
 
 
-@pytest.mark.parametrize("form", ["safetensors", "png", "webp"])
-def test_scores_parts_and_errors_are_the_scorers_own(server, form):
+def test_scores_parts_and_errors_are_the_scorers_own(server):
     media = torch.randint(0, 256, (11, 3, 37, 53), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for batch in (
         RewardBatch(media, ["p", "unknown"] * 5 + ["q"]),
         RewardBatch(media.reshape(11, 1, 3, 37, 53).expand(-1, 2, -1, -1, -1), ["unknown"] + ["p"] * 10, fps=8.0),
     ):
         expected = Mean()(batch)
-        output = remote(server, format=form, chunk=2, concurrency=3)(batch)
+        output = remote(server, chunk=2, concurrency=3)(batch)
         assert torch.equal(output.raw.nan_to_num(-1), expected.raw.nan_to_num(-1))
         assert torch.equal(output.parts["twice"].nan_to_num(-1), expected.parts["twice"].nan_to_num(-1))
         assert output.ok.equal(expected.ok) and output.errors == expected.errors
@@ -97,9 +96,9 @@ def test_metadata_groups_and_frame_rate_arrive():
 
 
 def test_pieces_are_what_the_server_takes_on():
-    with background({"mean": Mean()}, max_samples=3, max_body_mb=0.02, max_media_mb=1) as url:
+    with background({"mean": Mean()}, max_samples=3, max_body_mb=0.05) as url:
         assert remote(url, chunk=100)(request(*range(7))).raw.tolist() == list(range(7))
-        assert remote(url, format="png")(request(*range(7), side=60)).raw.tolist() == list(range(7))  # 10.8 kB each
+        assert remote(url)(request(*range(7), side=60)).raw.tolist() == list(range(7))  # 10.8 kB each
         with pytest.raises(RewardError, match=r"refuses \(413\)"):
             remote(url)(request(1, side=200))
 
@@ -332,12 +331,12 @@ def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch):
         ({"urls": ["http://h:1", "http://h:1/"]}, "different servers"),
         ({"timeout": 5}, "timeout"),
         ({"timeout": [5]}, "timeout"),
-        ({"deadline": 0}, "deadline .* a number of seconds >= 0.001. Got 0"),
+        ({"deadline": 0}, "deadline .* a number of at least 0.001. Got 0"),
         ({"deadline": float("nan")}, "deadline"),
         ({"retries": -1}, "retries"),
         ({"chunk": 0}, "chunk"),
         ({"concurrency": 1.5}, "concurrency"),
-        ({"format": "jpeg"}, "format .* safetensors, png, webp. Got 'jpeg'"),
+        ({"format": "png"}, "does not take these options: format"),
         ({"reward": "../x"}, "reward must be the name"),
         ({"colour": 1}, "does not take these options"),
     ],

@@ -34,7 +34,7 @@ def test_tokens_come_from_a_file_or_the_environment(monkeypatch, tmp_path):
             pass
 
 
-def test_set_up_mistakes_are_told(monkeypatch):
+def test_set_up_mistakes_are_told():
     with background({"mean": Mean()}) as url, pytest.raises(RewardError, match="cannot listen on"):
         serve({"mean": Mean()}, port=urlsplit(url).port)
     for wrong, words in (({"a/b": Mean()}, "a/b"), ({}, "no rewards")):
@@ -42,14 +42,8 @@ def test_set_up_mistakes_are_told(monkeypatch):
             make_app(wrong)
     with pytest.raises(RewardError, match="max_batch"):
         make_app({"mean": Mean()}, max_batch=0)
-    with pytest.raises(RewardError, match="Got 'max_bodies'"):
+    with pytest.raises(RewardError, match="max_bodies is not a known key"):
         make_app({"mean": Mean()}, max_bodies=1)
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    with pytest.raises(RewardError, match=r"pip install fastapi uvicorn"):
-        serve({"mean": Mean()})
 
 
 def test_answers_do_not_wait_for_acknowledgements():

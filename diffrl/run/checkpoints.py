@@ -1,0 +1,226 @@
+"""Which of a run's checkpoints is meant: the newest, that of an iteration, or the best; and the model with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, load_checkpoint, newest_first, step_of
+from diffrl.config import Config
+from diffrl.errors import CheckpointError, ConfigError
+from diffrl.files import read_own
+from diffrl.models.adapter import ModelAdapter
+from diffrl.run.directory import open_run_dir
+from diffrl.run.inputs import warn_of_inputs
+from diffrl.run.journal import CHECKPOINTS
+from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.rewards import REWARDS, lower_is_better
+from diffrl.training.inputs import digest_base, digest_packages
+from diffrl.training.policy import Policy
+from diffrl.training.session import open_adapter
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which checkpoint is asked for; with neither, the newest that is whole.
+
+    Args:
+        step: that of this iteration.
+        best: of those whose iteration was evaluated, the one with the best first held-out reward.
+    """
+
+    step: int | None = None
+    best: bool = False
+
+
+NEWEST = Choice()
+
+
+def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> None:
+    """Refuse what names no checkpoint, or two.
+
+    Args:
+        choice: as asked for.
+        run: whose checkpoints they are; None where no run was named.
+        option: that names the run, for the message.
+
+    Raises:
+        ConfigError: the choice does not add up.
+    """
+    if choice.step is not None and choice.best:
+        raise ConfigError(f"--step and --best each name a checkpoint. Got both, --step {choice.step}. Remove one.")
+    if choice != NEWEST and run is None:
+        given = "--best" if choice.best else f"--step {choice.step}"
+        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {given} without it. Add {option}.")
+
+
+def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that is asked for. Only the newest has a stand-in where it is damaged, which is reported.
+
+    Args:
+        run_dir: the run.
+        config: of the run.
+        choice: as `require_choice` let it pass.
+        report: receives what the user should know.
+
+    Raises:
+        ConfigError: the run has no such checkpoint.
+        CheckpointError: it has none at all, or what was asked for is damaged.
+    """
+    if choice == NEWEST:
+        newest = latest_checkpoint(run_dir / CHECKPOINTS, report)
+        if newest is None:
+            raise _none_yet(run_dir)
+        return newest
+    step = best_step(run_dir, config, report) if choice.best else choice.step
+    return load_checkpoint(place_of(run_dir, step, "--step"))
+
+
+def place_of(run_dir: Path, step: int | None, key: str) -> Path:
+    """Where the checkpoint of an iteration lies.
+
+    Args:
+        run_dir: the run.
+        step: the iteration.
+        key: what names it, for the message.
+
+    Raises:
+        ConfigError: there is none; lists those that there are.
+        CheckpointError: there are none at all.
+    """
+    places = {step_of(path): path for path in newest_first(run_dir / CHECKPOINTS)}
+    if not places:
+        raise _none_yet(run_dir)
+    if step not in places:
+        raise ConfigError(
+            f"{key} must be the iteration of a checkpoint. Got {step}; {run_dir} has those of {listed(places)}. "
+            "Choose one of them."
+        )
+    return places[step]
+
+
+def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> int:
+    """The iteration whose checkpoint had the best first held-out reward; of equal ones the earliest.
+
+    Args:
+        run_dir: the run.
+        config: of the run.
+        report: is told which it is, its value, and what was better and has no checkpoint.
+
+    Raises:
+        ConfigError: no checkpoint is of an iteration that was evaluated.
+        CheckpointError: there are none at all.
+        DiffrlError: metrics.jsonl cannot be read.
+    """
+    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    if not steps:
+        raise _none_yet(run_dir)
+    reward = config.eval.rewards[0].key
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    measured = [(row.get("iteration"), row.get(f"held_out/{reward}")) for row in rows]
+    values = {i: v for i, v in measured if type(i) is int and isinstance(v, (int, float)) and not isinstance(v, bool)}
+    known = sorted(step for step in steps if step in values)
+    if not known:
+        raise ConfigError(
+            f"--best is the checkpoint with the best held-out {reward}, so its iteration must have been evaluated. "
+            f"{run_dir} has checkpoints of {listed(steps)} and evaluations after {listed(values)}. Choose with --step."
+        )
+    sign = -1 if reward in lower_is_better(_rewards(run_dir), "eval") else 1
+    best = max(known, key=lambda step: sign * values[step])
+    report(f"Best held-out {reward} of the iterations {listed(known)}: {values[best]:.4g} after iteration {best}.")
+    top = max(sorted(values), key=lambda step: sign * values[step])
+    if sign * values[top] > sign * values[best]:
+        why = (
+            "before training" if top == 0 else f"after iteration {top}, whose checkpoint is gone (run.keep_checkpoints)"
+        )
+        report(f"It was better {why}: {values[top]:.4g}.")
+    return best
+
+
+def listed(steps: Collection[int]) -> str:
+    """Iterations in their order, of many the first and the last ones."""
+    words = [str(step) for step in sorted(steps)]
+    return ", ".join(words if len(words) <= 12 else [*words[:6], "...", *words[-5:]]) or "none"
+
+
+def _none_yet(run_dir: Path) -> CheckpointError:
+    return CheckpointError(f"The run {run_dir} has no checkpoint yet. Let it reach run.checkpoint_every iterations.")
+
+
+def _rewards(run_dir: Path) -> Mapping[str, Any]:
+    """What rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
+    try:
+        record = json.loads(read_own(run_dir / REWARDS))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+@dataclass(frozen=True)
+class AlignedModel:
+    """A run's model and one of its checkpoints.
+
+    `messages` say why that one, where it was not simply the newest, and what is not as it was when it was trained.
+    """
+
+    run_dir: Path
+    config: Config
+    checkpoint: Checkpoint
+    adapter: ModelAdapter
+    policy: Policy
+    messages: tuple[str, ...]
+
+    def align(self) -> None:
+        """Put the checkpoint's weights into the model; the EMA's, where the run has one."""
+        self.policy.restore(aligned_weights(self.checkpoint)[1])
+
+
+def aligned_weights(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Tensor]]:
+    """The weights that a run is evaluated with, and their name in the checkpoint: of its EMA, else of the policy."""
+    name = "ema" if "ema" in checkpoint.tensors else "policy"
+    return name, checkpoint.tensors[name]
+
+
+def load_aligned(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+    """Load a run's model and put a checkpoint into it.
+
+    Args:
+        run: a run's directory.
+        device: where the model runs.
+        choice: of its checkpoints.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
+        CheckpointError: it has no checkpoint that can be used.
+    """
+    model = open_run_model(run, device, choice)
+    model.align()
+    return model
+
+
+def open_run_model(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+    """Load a run's model as it was before any alignment, a checkpoint beside it.
+
+    Args:
+        run: a run's directory.
+        device: where the model runs.
+        choice: of its checkpoints.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
+        CheckpointError: it has no checkpoint that can be used.
+    """
+    run_dir, config = open_run_dir(run)
+    messages: list[str] = []
+    checkpoint = choose_checkpoint(run_dir, config, choice, messages.append)
+    now = {**digest_base(config.model), **digest_packages()}
+    messages += warn_of_inputs(checkpoint.state.get("inputs"), now, str(run_dir))
+    adapter = open_adapter(config, device)
+    policy = Policy(adapter, config.model.adapters, config.run.seed)
+    return AlignedModel(run_dir, config, checkpoint, adapter, policy, tuple(messages))

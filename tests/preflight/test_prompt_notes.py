@@ -1,0 +1,43 @@
+"""What is wrong with a run's prompts is in its log and its record; a run that has begun goes on all the same."""
+
+import json
+
+import pytest
+
+from diffrl.config.load import make_config
+from diffrl.errors import ConfigError
+from diffrl.export.generate import generate_pictures
+from diffrl.export.request import GenerateRequest
+from diffrl.preflight.preview import Preview
+from diffrl.preflight.prompts import plan_notes
+from tests.training.harness import go_on, settings, start
+
+
+def test_a_run_says_what_is_cut_and_not_held_out_and_goes_on_when_it_has_begun(random_sd3, tmp_path):
+    (tmp_path / "a.txt").write_text(f"{'a red circle ' * 30}\na blue square\n")
+    source = str(tmp_path / "a.txt")
+    both = {"train": source, "eval": source, "per_iteration": 2}
+    with pytest.raises(ConfigError, match="or nothing is held out. 2 of the 2 prompts"):
+        start(settings(random_sd3, tmp_path, prompts=both))
+    with pytest.raises(ConfigError, match="1 of the 2 texts of prompts.train are longer than CLIP .*too_long=warn"):
+        start(settings(random_sd3, tmp_path, prompts={**both, "eval_on_train": True, "too_long": "refuse"}))
+    assert not (tmp_path / "run").exists()
+    data = settings(random_sd3, tmp_path, prompts={**both, "eval_on_train": True}, run={"iterations": 1})
+    run_dir, shown = start(data)
+    said = json.loads((run_dir / "environment.json").read_text())["prompts"]
+    assert sum("1 of the 2 texts of prompts.train are longer than CLIP (" in line for line in said) == 1
+    assert sum("2 of the 2 prompts that are evaluated are trained on too" in line for line in said) == 1
+    assert all(line in shown and line in (run_dir / "log.txt").read_text() for line in said)
+    assert set(plan_notes(Preview(make_config(data)))) == set(said)
+    config = run_dir / "config.yaml"  # as it was written before there was such a key
+    config.write_text("".join(line for line in config.open() if "eval_on_train" not in line))
+    assert "or nothing is held out" in go_on(run_dir, "run.iterations=2")
+
+
+def test_generate_says_what_it_left_out_and_what_is_cut(random_sd3, tmp_path):
+    lines = [{"prompt": "a blue square"}] * 9 + [{"prompt": "a red circle " * 30}, {"prompt": ""}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    request = GenerateRequest(model=str(random_sd3), prompts=str(tmp_path / "a.jsonl"), steps=1)
+    said = generate_pictures(request, tmp_path / "out")
+    assert any("1 of the 11 rows" in line and "a.jsonl:11" in line for line in said)
+    assert sum("1 of the 2 texts of the prompts are longer than CLIP (" in line for line in said) == 1
