@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from diffrl.objectives.base import KlGuidedSettings, LossSettings, RunContext
 from diffrl.objectives.examples import States, add_reference_kl
-from diffrl.objectives.noised import DecayMax, Levels, Noised, NoiseRange, SampleLoss, SampleSettings
+from diffrl.objectives.noised import DecayMax, Levels, NoiseRange, SampleLoss, SampleSettings, Units
 from diffrl.sections import problems, show
 
 if TYPE_CHECKING:
@@ -85,11 +85,9 @@ class AWM(SampleLoss[MatchingExamples]):
     power: float = 0.25
     clip: float = 1.0
 
-    def collect(
-        self, units: Noised, active: Tensor, used: Tensor, advantage: Tensor, old_velocity: Tensor
-    ) -> MatchingExamples:
-        """See `SampleLoss.collect`."""
-        return MatchingExamples(*units.start, active, units.target, advantage, old_velocity)
+    def collect(self, units: Units) -> MatchingExamples:
+        """Take the columns that the loss needs."""
+        return MatchingExamples(*units.states, units.noise.target, units.advantage, units.old_velocity)
 
     def loss(
         self, examples: MatchingExamples, policy: Velocity, reference: Velocity | None

@@ -56,11 +56,17 @@ class Objective(Generic[Some]):
 
     Attributes:
         trains: what a unit is: a finished sample, a stochastic step or a node that splits.
-        measures: metrics that the loss gives beside reference_kl, which it gives while `kl` is above 0.
+        measures: metrics that the loss gives beside reference_kl, which it gives with a reference.
+        whole_groups: an update trains all samples of a prompt at a noise level, or none of them.
+        precomputes_reference: `precompute_group_terms` asks the reference policy, and `loss` does not.
+        knows_on_policy: a loss of steps takes the policy's own density as the old one where nothing has changed yet.
     """
 
     trains: ClassVar[Trained]
     measures: ClassVar[tuple[str, ...]] = ()
+    whole_groups: ClassVar[bool] = False
+    precomputes_reference: ClassVar[bool] = False
+    knows_on_policy: ClassVar[bool] = False
 
     @property
     def kl(self) -> float:
@@ -70,12 +76,7 @@ class Objective(Generic[Some]):
     @property
     def needs_reference(self) -> bool:
         """Whether the reference policy is asked for velocities, one a unit that is active."""
-        return self.kl > 0
-
-    @property
-    def precomputes_reference(self) -> bool:
-        """Whether `precompute_group_terms` asks it, and `loss` does not."""
-        return False
+        return self.kl > 0 or self.precomputes_reference
 
     @property
     def needs_old_velocity(self) -> bool:
@@ -85,7 +86,7 @@ class Objective(Generic[Some]):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that `loss` gives."""
-        return (*self.measures, *(("reference_kl",) if self.kl > 0 else ()))
+        return (*self.measures, *(("reference_kl",) if self.needs_reference else ()))
 
     @property
     def levels(self) -> int:
@@ -101,16 +102,6 @@ class Objective(Generic[Some]):
     def clips(self) -> tuple[float, float] | None:
         """How far below and above 1 the ratio of a step counts; None without steps or a clip."""
         return None
-
-    @property
-    def knows_on_policy(self) -> bool:
-        """Whether the loss of steps takes the policy's own density as the old one, where nothing has changed yet."""
-        return False
-
-    @property
-    def whole_groups(self) -> bool:
-        """Whether an update trains all samples of a prompt at a noise level, or none of them."""
-        return False
 
     @property
     def group_evaluations(self) -> int:

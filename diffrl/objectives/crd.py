@@ -18,10 +18,10 @@ from diffrl.objectives.noised import (
     DecayRate,
     Kl,
     Levels,
-    Noised,
     NoiseRange,
     SampleLoss,
     SampleSettings,
+    Units,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class CRD(SampleLoss[DistillationExamples]):
     """
 
     measures: ClassVar[tuple[str, ...]] = ("implicit_reward", "reward_gap")
+    whole_groups: ClassVar[bool] = True
 
     beta: float = 1.0
 
@@ -88,32 +89,27 @@ class CRD(SampleLoss[DistillationExamples]):
         return True
 
     @property
-    def whole_groups(self) -> bool:
-        """Whether a group trains at once: always, it is centred."""
-        return True
-
-    @property
     def group_evaluations(self) -> int:
         """Evaluations of the policy, unless it is the old one."""
         return int(self.needs_old_velocity)
 
-    def groups(self, examples: DistillationExamples) -> Tensor:
-        """A prompt's samples at one place among their levels."""
-        return examples.cell
-
-    def collect(
-        self, units: Noised, active: Tensor, used: Tensor, advantage: Tensor, old_velocity: Tensor
-    ) -> DistillationExamples:
-        """See `SampleLoss.collect`."""
+    def collect(self, units: Units) -> DistillationExamples:
+        """Take the columns that the loss needs."""
         import torch
 
         from diffrl.functional.losses import optimality
         from diffrl.functional.matching import group_mean
 
-        reward = optimality(advantage)
-        mean = group_mean(reward, units.cell, active)
+        reward, cell = optimality(units.advantage), units.noise.cell
+        mean = group_mean(reward, cell, units.active)
         return DistillationExamples(
-            *units.start, active, units.cell, units.target, reward, mean, torch.zeros_like(mean), old_velocity
+            *units.states,
+            cell=cell,
+            target=units.noise.target,
+            reward=reward,
+            reward_mean=mean,
+            implicit_mean=torch.zeros_like(mean),
+            old_velocity=units.old_velocity,
         )
 
     def precompute_group_terms(

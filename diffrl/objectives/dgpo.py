@@ -13,7 +13,7 @@ from pydantic import Field
 
 from diffrl.objectives.base import LossSettings, RunContext
 from diffrl.objectives.examples import States, predict_active
-from diffrl.objectives.noised import DecayMax, Noised, NoiseRange, SampleLoss, SampleSettings
+from diffrl.objectives.noised import DecayMax, NoiseRange, SampleLoss, SampleSettings, Units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,47 +75,30 @@ class DGPO(SampleLoss[PreferenceExamples]):
         clip: exp(d_old - d) counts within [1 - clip, 1 + clip].
     """
 
+    measures: ClassVar[tuple[str, ...]] = ("matching_error", "group_weight", "clipped")
     shared: ClassVar[bool] = True
+    whole_groups: ClassVar[bool] = True
+    precomputes_reference: ClassVar[bool] = True
 
     beta: float = 10.0
     clip: float = 0.05
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the reference is asked: always, the preference is measured from it."""
-        return True
-
-    @property
-    def precomputes_reference(self) -> bool:
-        """Whether its velocities are taken before the update: always, and they are kept."""
-        return True
-
-    @property
-    def whole_groups(self) -> bool:
-        """Whether a group trains at once: always, it is compared."""
-        return True
 
     @property
     def group_evaluations(self) -> int:
         """One of the policy."""
         return 1
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Of the error, the group's weight and the clip, and the distance to the reference."""
-        return ("matching_error", "group_weight", "clipped", "reference_kl")
-
-    def groups(self, examples: PreferenceExamples) -> Tensor:
-        """A prompt's samples at one noise level."""
-        return examples.cell
-
-    def collect(
-        self, units: Noised, active: Tensor, used: Tensor, advantage: Tensor, old_velocity: Tensor
-    ) -> PreferenceExamples:
-        """See `SampleLoss.collect`."""
-        unknown, weight = old_velocity.new_zeros(old_velocity.shape), advantage.new_zeros(advantage.shape)
+    def collect(self, units: Units) -> PreferenceExamples:
+        """Take the columns that the loss needs."""
         return PreferenceExamples(
-            *units.start, active, units.cell, used, units.target, advantage, old_velocity, unknown, weight
+            *units.states,
+            cell=units.noise.cell,
+            counts=units.used,
+            target=units.noise.target,
+            advantage=units.advantage,
+            old_velocity=units.old_velocity,
+            reference_velocity=units.old_velocity.new_zeros(units.old_velocity.shape),
+            weight=units.advantage.new_zeros(units.advantage.shape),
         )
 
     def precompute_group_terms(

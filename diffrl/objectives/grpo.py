@@ -124,6 +124,7 @@ class GRPO(Objective[EdgeExamples]):
 
     trains: ClassVar[Trained] = "steps"
     measures: ClassVar[tuple[str, ...]] = ("ratio", "ratio_error", "clipped", "approx_kl")
+    knows_on_policy: ClassVar[bool] = True
 
     transition: Transition | None
     clip_low: float
@@ -141,11 +142,6 @@ class GRPO(Objective[EdgeExamples]):
     def clips(self) -> tuple[float, float]:
         """How far below and above 1 the ratio of a step counts."""
         return self.clip_low, self.clip_high
-
-    @property
-    def knows_on_policy(self) -> bool:
-        """Whether the loss takes the policy's own density where nothing has changed yet: so it does."""
-        return True
 
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int

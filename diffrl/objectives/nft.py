@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from diffrl.objectives.base import KlGuidedSettings, LossSettings, RunContext
 from diffrl.objectives.examples import States, add_reference_kl
 from diffrl.objectives.grpo import GRPO, Clip, ClipHigh
-from diffrl.objectives.noised import Noised, SampleLoss, SampleSettings
+from diffrl.objectives.noised import SampleLoss, SampleSettings, Units
 from diffrl.sections import Section, problems, show
 
 if TYPE_CHECKING:
@@ -93,13 +93,11 @@ class NFT(SampleLoss[NoisedExamples]):
 
     beta: float = 1.0
 
-    def collect(
-        self, units: Noised, active: Tensor, used: Tensor, advantage: Tensor, old_velocity: Tensor
-    ) -> NoisedExamples:
-        """See `SampleLoss.collect`."""
+    def collect(self, units: Units) -> NoisedExamples:
+        """Take the columns that the loss needs."""
         from diffrl.functional.losses import optimality
 
-        return NoisedExamples(*units.start, active, units.clean, optimality(advantage), old_velocity)
+        return NoisedExamples(*units.states, units.noise.clean, optimality(units.advantage), units.old_velocity)
 
     def loss(
         self, examples: NoisedExamples, policy: Velocity, reference: Velocity | None

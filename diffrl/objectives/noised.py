@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -83,6 +83,29 @@ class SampleSettings(ObjectiveSettings):
         return min(self.old_decay_rate * updates, self.old_decay_max)
 
 
+class Units(NamedTuple):
+    """What there is to collect from.
+
+    Args:
+        noise: M units.
+        active: (M,) bool.
+        used: (M,) bool, False for samples that are no part of their group.
+        advantage: (M,) float32.
+        old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
+    """
+
+    noise: Noised
+    active: Tensor
+    used: Tensor
+    advantage: Tensor
+    old_velocity: Tensor
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The columns of `States`."""
+        return (*self.noise.start, self.active)
+
+
 @dataclass(frozen=True)
 class SampleLoss(Objective[Some]):
     """A loss over finished samples, noised again.
@@ -112,24 +135,19 @@ class SampleLoss(Objective[Some]):
 
     def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Some:
         """Every sample at its noise levels; without advantage it is inactive, unless something else trains it."""
-        units = noised(rollout, self.seed, self.levels, self.noise_range, self.shared)
-        device = units.prompt.device
-        used, advantage = (column[units.sample].to(device) for column in (credit.used, credit.outcome))
+        noise = noised(rollout, self.seed, self.levels, self.noise_range, self.shared)
+        used, advantage = (c[noise.sample].to(noise.prompt.device) for c in (credit.used, credit.outcome))
         active = used if self.trains_uncredited else used & (advantage != 0)
-        velocity = predict_active(old, units.start, active & self.needs_old_velocity, micro_batch)
-        return self.collect(units, active, used, advantage, velocity)
+        velocity = predict_active(old, noise.start, active & self.needs_old_velocity, micro_batch)
+        return self.collect(Units(noise, active, used, advantage, velocity))
 
     @abstractmethod
-    def collect(self, units: Noised, active: Tensor, used: Tensor, advantage: Tensor, old_velocity: Tensor) -> Some:
-        """The columns that the loss needs.
+    def collect(self, units: Units) -> Some:
+        """The columns that the loss needs."""
 
-        Args:
-            units: M of them.
-            active: (M,) bool.
-            used: (M,) bool, False for samples that are no part of their group.
-            advantage: (M,) float32.
-            old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
-        """
+    def groups(self, examples: Any) -> Tensor | None:
+        """A prompt's samples at one place among their levels, where groups train whole."""
+        return examples.cell if self.whole_groups else None
 
     def velocity_before(self, examples: Any, velocity: Tensor) -> Tensor:
         """The old policy's velocity, which is the policy's own where they are the same."""

@@ -42,41 +42,38 @@ class OwnObjectiveSettings(ObjectiveSettings):
             made = self.made
         except ConfigError as error:
             raise problems(error.problems) from error
+        if fault := self._fault(made):
+            raise problems([fault])
+        return self
+
+    def _fault(self, made: Any) -> str | None:
+        """Why an object is no objective; None if it is one."""
         if isinstance(made, type) or getattr(made, "trains", None) not in ("samples", "steps"):
-            raise problems(
-                [
-                    "objective.kind must name a subclass of diffrl.SampleObjective, which trains finished samples, or "
-                    f"of diffrl.StepObjective, which trains stochastic steps. Got {show(self.kind)}, which makes a "
-                    f"{type(made).__name__}. Subclass one of them."
-                ]
-            )
-        if type(made.levels) is not int or not 1 <= made.levels <= 1000:
-            raise problems(
-                [
-                    f"`levels` of the objective {self.kind} must be a whole number from 1 to 1000, the noise levels at "
-                    f"which each sample trains. Got {show(made.levels)}. Change it."
-                ]
-            )
-        names = made.metrics
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise problems(
-                [
-                    f"`metrics` of the objective {self.kind} must be a tuple of the names of the metrics that its loss "
-                    f"gives. Got {show(names)}. Change it."
-                ]
+            return (
+                "objective.kind must name a subclass of diffrl.SampleObjective, which trains finished samples, or of "
+                f"diffrl.StepObjective, which trains stochastic steps. Got {show(self.kind)}, which makes a "
+                f"{type(made).__name__}. Subclass one of them."
             )
         for was, name in RENAMED.items():
             if hasattr(made, was):
-                raise problems([f"`{was}` of the objective {self.kind} is called `{name}` now. Rename it."])
-        noise_range = getattr(made, "noise_range", 1.0)
-        if not isinstance(noise_range, int | float) or not 0 < noise_range <= 1:
-            raise problems(
-                [
-                    f"`noise_range` of the objective {self.kind} must be a number above 0 and at most 1: noise levels "
-                    f"lie in [1 - noise_range, 1]. Got {show(noise_range)}. Change it."
-                ]
+                return f"`{was}` of the objective {self.kind} is called `{name}` now. Rename it."
+        levels, names, noise_range = made.levels, made.metrics, getattr(made, "noise_range", 1.0)
+        if type(levels) is not int or not 1 <= levels <= 1000:
+            return (
+                f"`levels` of the objective {self.kind} must be a whole number from 1 to 1000, the noise levels at "
+                f"which each sample trains. Got {show(levels)}. Change it."
             )
-        return self
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            return (
+                f"`metrics` of the objective {self.kind} must be a tuple of the names of the metrics that its loss "
+                f"gives. Got {show(names)}. Change it."
+            )
+        if not isinstance(noise_range, int | float) or not 0 < noise_range <= 1:
+            return (
+                f"`noise_range` of the objective {self.kind} must be a number above 0 and at most 1: noise levels lie "
+                f"in [1 - noise_range, 1]. Got {show(noise_range)}. Change it."
+            )
+        return None
 
     @cached_property
     def made(self) -> Any:
