@@ -11,22 +11,11 @@ from diffrl.objectives.crd import CRD
 from diffrl.objectives.dgpo import DGPO
 from diffrl.objectives.nft import NFT
 from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Prompt, PromptBatch, Rollout
-from diffrl.rollout.denoise import Level
-from diffrl.rollout.observers import EdgeRecorder
-from diffrl.rollout.tree import plan_forest
+from tests.objectives import samples
+from tests.objectives.samples import SHAPE, Policy, rollout_of
 
-SHAPE = (2, 3, 5)
 OUTCOME = torch.tensor([1.3, -0.7, 0.0, 2.0, -1.5, 0.4])
 USED = torch.tensor([True, True, True, True, True, False])
-
-
-def rollout_of(groups, latents):
-    forest = plan_forest(len(groups), 3, {})
-    batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, 4)
-    none, zero = EdgeRecorder(forest), torch.zeros(())
-    none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
-    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 
 
 @pytest.fixture
@@ -34,22 +23,8 @@ def rollout():
     return rollout_of([5, 7], torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(3)))
 
 
-class Policy:
-    """One weight; what it was asked, and with it how often."""
-
-    def __init__(self, weight):
-        self.weight, self.asked = torch.tensor(weight, requires_grad=True), []
-
-    def __call__(self, latents, sigma, prompt):
-        self.asked.append(latents)
-        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
-
-
-def examples_of(objective, rollout, old=None, outcome=OUTCOME, used=USED):
-    none = torch.zeros(len(rollout.forest.parent))
-    credit = Credit(none, outcome, used, none, none, none.bool(), 0, 0)
-    with torch.no_grad():
-        return objective.examples(rollout, credit, none == 0, old or Policy(0.4), 4)
+def examples_of(objective, rollout, old=None):
+    return samples.examples_of(objective, rollout, OUTCOME, USED, old)
 
 
 def compared(objective, examples, policy, reference=None):
