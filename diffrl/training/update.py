@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.models.adapter import Conditioning
 from diffrl.objectives.examples import Examples
@@ -40,13 +41,18 @@ class Updater:
     def __init__(
         self, session: Session, clock: PhaseClock, guard: UpdateGuard, messages: Messages, observer: UpdateObserver
     ):
-        self.session, self.config, self.clock = session, session.config, clock
+        self.session, self.clock = session, clock
         self.guard, self.messages, self.observer = guard, messages, observer
         ema, parameters = self.config.train.ema, session.policy.parameters
         self.ema = EMA(parameters, ema.decay) if ema else None
         self.old = EMA(parameters, 0.0) if self.config.objective.old_policy_is_ema else None
         self.updates = 0
         self.on_policy_error: float | None = None
+
+    @property
+    def config(self) -> Config:
+        """The run's."""
+        return self.session.config
 
     @property
     def averages(self) -> dict[str, EMA | None]:
