@@ -121,7 +121,7 @@ def own(tmp_path, monkeypatch):
         ("import sys; sys.exit(3)\n", "SystemExit: 3."),
         (
             "from reward_models import ScorerSpec\nScorerSpec('caf\\udce9', 'x', (0, 1))\n",
-            "RewardError: The name of a scorer's spec must be text that UTF-8 can store",
+            "RewardError: The spec of the scorer .* name must be text that UTF-8 can store",
         ),
         ("class Panic(BaseException): pass\nraise Panic('caf\\udce9')\n", "Panic: caf\ufffd."),
         ("class Other: pass\n", "AttributeError: module .* has no attribute 'Mine'."),

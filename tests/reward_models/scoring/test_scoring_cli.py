@@ -162,21 +162,18 @@ def test_the_contract_is_checked(command, tmp_path, monkeypatch):
     assert done.code == 3 and "must return the scorer itself" in done.out
     assert "rude:Rude returns Rude. End it with `return self`" in command("rewards", "self-test", "rude:Rude").err
     (tmp_path / "wild.py").write_text(
-        "import dataclasses\nfrom reward_models.images.shapes import ShapesScorer\n"
-        "class Sized(ShapesScorer):\n    spec = dataclasses.replace(ShapesScorer.spec, batch_size=0)\n"
+        "from reward_models.images.shapes import ShapesScorer\n"
         "class Wild(ShapesScorer):\n    def __call__(self, batch):\n        return {}[batch.media.shape[0]]\n"
         "class Nowhere(ShapesScorer):\n    def to(self, device):\n        pass\n"
         "class Stuck(ShapesScorer):\n    def to(self, device):\n        raise KeyError('no such place')\n"
     )
     for name, sentence in (
-        ("Sized", "batch_size must be a whole number of at least 1"),
         ("Wild", "raised KeyError"),
         ("Nowhere", "must return the scorer itself. Got NoneType"),
     ):
         done = command("rewards", "check", f"wild:{name}")
         assert done.code == 3 and sentence in done.out, done
     assert "cannot be moved to cpu: KeyError: 'no such place'" in command("rewards", "check", "wild:Stuck").err
-    assert "batch_size must be a whole number" in command("rewards", "self-test", "wild:Sized").err
     assert "could not be scored: KeyError: 1" in command("rewards", "self-test", "wild:Wild").out
 
 
