@@ -1,6 +1,8 @@
 """AWM, advantage-weighted matching: the loss of pretraining on the policy's own samples, weighted by advantages.
 
-AWM, arXiv 2509.25050. With weighting `normalised`, on its own policy, it is DiffusionNFT.
+AWM, arXiv 2509.25050. With weighting `normalised`, on its own policy, it is DiffusionNFT. Departures
+(docs/methods/awm.md): 1. one old policy, which is the trained one or an average of it; 2. noise levels are stratified;
+3. samples without advantage are skipped; 4. the loss is computed in float32.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """CRD, centred reward distillation: rewards that the policy implies differ within a group as the given ones do.
 
-CRD, arXiv 2603.14128. Centring removes what cannot be computed, the normalising constant of the optimum.
+CRD, arXiv 2603.14128. Centring removes what cannot be computed, the normalising constant of the optimum. Departures
+(docs/methods/crd.md): 1. one old policy for two; 2. one weight of the KL for all samples; 3. centring is uniform;
+4. means are over a prompt; 5. noise levels are stratified.
 """
 
 from __future__ import annotations

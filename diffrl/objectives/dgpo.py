@@ -1,6 +1,8 @@
 """DGPO, direct group preference optimisation: a group's samples against each other, measured from the reference policy.
 
-DGPO, arXiv 2510.08425. The samples of a prompt share noise levels and noise, so that their errors compare.
+DGPO, arXiv 2510.08425. The samples of a prompt share noise levels and noise, so that their errors compare. Departures
+(docs/methods/dgpo.md): 1. one old policy, which draws and clips; 2. noise levels are stratified; 3. samples without
+advantage count in their group and are not evaluated.
 """
 
 from __future__ import annotations

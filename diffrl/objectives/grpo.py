@@ -1,7 +1,8 @@
 """GRPO over denoising steps: the clipped surrogate of each edge, with an optional distance to the reference policy.
 
 Flow-GRPO (arXiv 2505.05470, eq. 4-7), with log-probabilities averaged over latent dimensions. Siblings leave the same
-latents, so one network evaluation serves all of them.
+latents, so one network evaluation serves all of them. Departures (docs/methods/flow_grpo.md): 1. the distance to the
+reference is off by default, and mean |v - v_ref|^2 unless kl_form is mean; 2. the groups of an iteration are its batch.
 """
 
 from __future__ import annotations

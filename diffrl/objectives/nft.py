@@ -1,6 +1,7 @@
 """DiffusionNFT: two contrasted velocities on noised samples; neither a path nor a density is needed.
 
-DiffusionNFT, arXiv 2509.16117; what Sol-RL (arXiv 2604.06916) trains with.
+DiffusionNFT, arXiv 2509.16117; what Sol-RL (arXiv 2604.06916) trains with. Departures (docs/methods/diffusion_nft.md):
+1. samples without advantage are skipped; 2. noise levels are stratified; 3. v_old is computed once, before the updates.
 """
 
 from __future__ import annotations

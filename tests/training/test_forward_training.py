@@ -157,7 +157,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
     assert plan.network_evaluations["rollout"] == 2 * plan.velocities["rollout"]
 
 
-@pytest.mark.parametrize("kind", daily(["awm", "dgpo", "crd"], ["dgpo"]))
+@pytest.mark.parametrize("kind", daily(["nft", "awm", "dgpo", "crd"], ["dgpo"]))
 def test_micro_batches_change_nothing(random_sd3, tmp_path, kind):
     found = []
     for size in (3, 128):

@@ -5,7 +5,6 @@ import torch
 
 import diffrl.training.update as update
 from diffrl.training.gradient import LossTerm, accumulate_gradient
-from tests.tiers import daily
 from tests.tolerances import SQUARED
 from tests.training.harness import FOREST, distance, flat, make_trainer, settings, weights_of
 
@@ -88,15 +87,3 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
         assert found.evaluated == nft.evaluated + grpo.evaluated
         assert found.metrics.keys() == nft.metrics.keys() | grpo.metrics.keys()
     assert {"update/velocity_gap", "update/ratio", "update/reference_kl"} <= metrics.keys()
-
-
-@pytest.mark.parametrize("micro_batch", daily([1, 3], [3]))
-def test_micro_batches_change_nothing(random_sd3, tmp_path, micro_batch):
-    found = []
-    for size in (micro_batch, 128):
-        train = {"micro_batch": size, "epsilon": 1e-3}
-        trainer = nft_trainer(random_sd3, tmp_path / str(size), train=train, levels=2)
-        before = flat(weights_of(trainer))
-        trainer.iterate()
-        found.append(flat(weights_of(trainer)) - before)
-    assert distance(*found) < 1e-3
